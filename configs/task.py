@@ -1,0 +1,21 @@
+"""Any task by its module, with the task's own defaults: for a task of your own.
+
+    python run.py --config=configs/task.py:my_package.my_task --config.task.seq_len=64
+
+The argument is the name of a file in loglinear_jax/tasks/ or an import path; the module names its Task subclass TASK.
+"""
+
+import dataclasses
+
+from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.tasks import find_task
+
+
+def get_config(name=None):
+    if not name:
+        raise ConfigError("name the task's module: --config=configs/task.py:my_package.my_task")
+    config = default_config()
+    config.task.name = name
+    for field in dataclasses.fields(find_task(name)):
+        config.task[field.name] = field.default
+    return config

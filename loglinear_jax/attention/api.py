@@ -1,0 +1,206 @@
+"""The public functions: checks, and the choice of a form."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from loglinear_jax.attention import common, recurrent
+from loglinear_jax.attention.decay import MIN_LOG_DECAY
+from loglinear_jax.attention.parallel import parallel
+from loglinear_jax.attention.xla import chunkwise
+from loglinear_jax.fenwick import FenwickState, num_levels
+
+Implementation = Literal["parallel", "recurrent", "xla"]
+
+
+def log_linear_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    lam: Float[Array, "B T H L"],
+    *,
+    initial_state: FenwickState | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    implementation: Implementation | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
+    """Log-linear attention over a Fenwick tree of the past (Guo et al. 2026; λ as in "Adaptive Memory Decay").
+
+        o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} log_decay_r) · (q_t · k_s) · v_s
+
+    with level(t, s) = bit_length(t XOR s). Nothing is scaled or normalised: divide q by √K beforehand if you want that.
+    Differentiable in every array and in the initial state.
+
+    Args:
+      q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
+        or (under x64) float64.
+      v: values, [B, T, H, V], H a multiple of G.
+      log_decay: natural log of the decay, [B, T, H], ≤ 0 (not checked), one scalar per token and head; -inf forgets
+        everything before the token. Called g in flash-linear-attention. Used in float32 or wider.
+      lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
+        level_scales in flash-linear-attention. Used in float32 or wider.
+      initial_state: state after earlier tokens; these tokens then start at initial_state.position, which may be traced.
+      return_state: also return the state after the last token.
+      chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
+        does not depend on it.
+      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
+        O(T log T), any backend), or None for the best that works here.
+      precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
+
+    Returns:
+      o: [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if
+        that has more).
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
+        a chunk_size that is not a power of two, or an unknown implementation.
+    """
+    _check_shapes(
+        q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
+    )
+    length = q.shape[1]
+    if length < 1:
+        raise ValueError(f"q has shape {q.shape}: expected at least one token (T ≥ 1)")
+    check_attention_settings(chunk_size, implementation)
+    if initial_state is None:
+        _check_levels(lam, length, "T tokens")
+    else:
+        _check_state(initial_state, q, v, "initial_state")
+        position = _concrete(initial_state.position)
+        if position is None:
+            _check_levels(lam, length, "T tokens")
+        else:
+            _check_levels(lam, position + length, "initial_state.position + T tokens")
+
+    dtype = common.accumulation_dtype(q, k, v)
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = lam.astype(dtype)
+    q, k, out_dtype = q.astype(jnp.result_type(q, k)), k.astype(jnp.result_type(q, k)), v.dtype
+    if initial_state is not None:
+        levels = max(initial_state.levels.shape[2], lam.shape[-1])
+        lam = _with_levels(lam, levels, axis=3)
+        initial_state = FenwickState(
+            levels=_with_levels(initial_state.levels.astype(dtype), levels, axis=2),
+            position=jnp.asarray(initial_state.position, jnp.int32),
+        )
+
+    kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
+    if implementation == "parallel":
+        out, state = parallel(q, k, v, log_decay, lam, **kwargs)
+    elif implementation == "recurrent":
+        out, state = recurrent.recurrent(q, k, v, log_decay, lam, **kwargs)
+    else:
+        out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
+    out = out.astype(out_dtype)
+    return (out, state) if return_state else out
+
+
+def fenwick_step(
+    state: FenwickState,
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    log_decay: Float[Array, "B H"],
+    lam: Float[Array, "B H L"],
+) -> tuple[Float[Array, "B H V"], FenwickState]:
+    """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
+
+    Merges the buckets that the new token's partition merges, decays every level by exp(log_decay), puts k vᵀ at level 0
+    and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. The arguments are those of `log_linear_attention` without their time axis.
+
+    Returns (o [B, H, V] in v's dtype, the next state, of the same shape as `state`).
+
+    Raises:
+      ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
+        lam's. A traced position cannot be checked: size the state by init_fenwick_state's max_length.
+    """
+    _check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
+    _check_state(state, q, v, "state")
+    levels = state.levels.shape[2]
+    position = _concrete(state.position)
+    if position is not None:
+        _check_levels(lam, position + 1, "state.position + 1 tokens")
+        if levels < num_levels(position + 1):
+            raise ValueError(
+                f"state.levels has {levels} levels, room for {1 << (levels - 1)} tokens: expected at least "
+                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger max_length"
+            )
+    dtype = state.levels.dtype
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = _with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
+    out, new_state = recurrent.step(state, q, k, v, log_decay, lam)
+    return out.astype(v.dtype), new_state
+
+
+def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
+    """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
+    if chunk_size is not None:
+        is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
+        if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
+            raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
+    if implementation is not None and implementation not in get_args(Implementation):
+        names = ", ".join(map(repr, get_args(Implementation)))
+        raise ValueError(f"implementation must be one of {names} or None, got {implementation!r}")
+
+
+def _with_levels(x, levels: int, axis: int):
+    """x with zeros for the levels that it lacks."""
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, max(levels - x.shape[axis], 0))
+    return jnp.pad(x, pad)
+
+
+def _concrete(position) -> int | None:
+    """The position as an int, or None where it is traced."""
+    return None if isinstance(position, jax.core.Tracer) else int(position)
+
+
+def _check_shapes(**named) -> None:
+    """Every array is floating and fits its axis names; a name stands for one size throughout."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, (x, axes) in named.items():
+        shape, axes = jnp.shape(x), axes.split()
+        spelled = f"[{', '.join(axes)}]"
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            raise ValueError(f"{name} has dtype {jnp.result_type(x)}: expected a floating dtype")
+        if len(shape) != len(axes):
+            raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
+        for axis, size in zip(axes, shape, strict=True):
+            known, source = sizes.setdefault(axis, (size, name))
+            if size != known:
+                raise ValueError(f"{name} has shape {shape}: expected {spelled} with {axis} = {known}, as in {source}")
+    heads, groups = sizes["H"][0], sizes["G"][0]
+    if groups == 0 or heads % groups:
+        raise ValueError(
+            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups of q and k"
+        )
+
+
+def _check_levels(lam, end: int, what: str) -> None:
+    levels = jnp.shape(lam)[-1]
+    if levels < num_levels(end):
+        raise ValueError(
+            f"lam has shape {jnp.shape(lam)} with L = {levels} levels: expected L ≥ num_levels({end}) = {num_levels(end)} "
+            f"for {what}"
+        )
+
+
+def _check_state(state: FenwickState, q, v, name: str) -> None:
+    shape = jnp.shape(state.levels)
+    expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
+    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
+        batch, heads, key_dim, value_dim = expected
+        raise ValueError(
+            f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
+        )
+    if jnp.shape(state.position) != ():
+        raise ValueError(
+            f"{name}.position has shape {jnp.shape(state.position)}: expected one scalar for the whole batch"
+        )

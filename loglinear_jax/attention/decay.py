@@ -1,0 +1,41 @@
+"""Products of decays, formed so that neither overflow nor cancellation can touch them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# exp of this is 0 in float64 too, while sums over a chunk stay finite: log_decay = -inf (forget everything) becomes usable.
+MIN_LOG_DECAY = -1e4
+
+
+def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"], Float[Array, "... T"]]:
+    """Inclusive cumulative sum over the last axis as a pair (sum, correction).
+
+    Differences of a plain float32 cumulative sum lose the small decays that follow large ones. `correction` is what
+    rounding took from `sum` (found exactly by Knuth's TwoSum), so a difference of both keeps full precision. The
+    gradient flows through `sum` alone, which is the gradient of the exact sum.
+    """
+    total = jnp.cumsum(x, axis=-1)
+    rounded, term = jax.lax.stop_gradient((total, x))
+    before = jnp.concatenate([jnp.zeros_like(rounded[..., :1]), rounded[..., :-1]], axis=-1)
+    step = before + term
+    term_in_step = step - before
+    rounding = (before - (step - term_in_step)) + (term - term_in_step)
+    return total, jnp.cumsum((step - rounded) + rounding, axis=-1)
+
+
+def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:
+    """exp(sum of log_decay over s < r ≤ t) for every t ≥ s, and 0 above the diagonal."""
+    total, correction = compensated_cumsum(log_decay)
+    between = (total[..., :, None] - total[..., None, :]) + (correction[..., :, None] - correction[..., None, :])
+    length = log_decay.shape[-1]
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    return jnp.exp(jnp.where(causal, between, -jnp.inf))
+
+
+def decay_to_end(log_decay: Float[Array, "... T"]) -> Float[Array, "... T"]:
+    """exp(sum of log_decay over r > s) for every s: what is left of token s at the end."""
+    later = jnp.concatenate([log_decay[..., 1:], jnp.zeros_like(log_decay[..., :1])], axis=-1)
+    return jnp.exp(jax.lax.cumsum(later, axis=later.ndim - 1, reverse=True))

@@ -1,0 +1,209 @@
+"""The chunkwise form in plain JAX: quadratic inside chunks of C tokens, a binary tree between them. O(T log T).
+
+Chunk c reads, for each set bit i of c, the state of one left sibling: chunks [((c >> i) - 1) << i, (c >> i) << i). So
+only left children of the perfect binary tree over the chunks are ever read; they are built bottom-up, with no scan
+over time. Runs on any backend; differentiated by JAX.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from loglinear_jax.attention import common
+from loglinear_jax.attention.decay import decay_matrix, decay_to_end
+from loglinear_jax.fenwick import FenwickState, fenwick_level, num_levels, right_siblings, tree_heights
+
+DEFAULT_CHUNK = 64
+
+
+def default_chunk_size(length: int) -> int:
+    """The smallest power of two that holds the sequence, at most DEFAULT_CHUNK."""
+    return min(DEFAULT_CHUNK, 1 << (num_levels(length) - 1))
+
+
+def chunkwise(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+    """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
+    length, groups = q.shape[1:3]
+    chunk_size = chunk_size or default_chunk_size(length)
+    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+    v, log_decay, lam = (common.split_heads(x, groups) for x in (v, log_decay, lam))
+    if initial_state is None:
+        out, levels = _aligned(q, k, v, log_decay, lam, length - 1, chunk_size, return_state, precision)
+        position = jnp.asarray(length, jnp.int32)
+    else:
+        out, levels = _continued(q, k, v, log_decay, lam, initial_state, chunk_size, return_state, precision)
+        position = initial_state.position + length
+    if return_state:
+        levels = levels.reshape(levels.shape[0], -1, *levels.shape[3:])
+        return common.merge_heads(out), FenwickState(levels=levels, position=position)
+    return common.merge_heads(out), None
+
+
+def _continued(q, k, v, log_decay, lam, initial, chunk_size, return_state, precision):
+    """Tokens that follow an initial state, at a position that may be traced and lie anywhere in a chunk.
+
+    The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
+    buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
+    except the topmost: pairs across the window boundary meet at the level where the boundary's position does.
+    """
+    length, levels = lam.shape[-2:]
+    window = max(1 << (num_levels(length) - 1), chunk_size)
+    top = num_levels(2 * window) - 1
+    offset = initial.position % window
+    boundary = initial.position - offset + window
+    # Clipped where no token lies beyond the boundary, and the level is not used.
+    boundary_level = jnp.minimum(fenwick_level(boundary, boundary - 1), levels - 1)
+
+    def lay(x, time_axis):
+        pad = [(0, 0)] * x.ndim
+        pad[time_axis] = (0, 2 * window - length)
+        return jnp.roll(jnp.pad(x, pad), offset, axis=time_axis)
+
+    known = min(top, levels)
+    local_lam = jnp.pad(lam[..., :known], [(0, 0)] * 4 + [(0, top - known)])
+    at_boundary = jax.lax.dynamic_index_in_dim(lam, boundary_level, axis=4)
+    local_lam = jnp.concatenate([local_lam, at_boundary], axis=4)
+    laid = lay(q, 2), lay(k, 2), lay(v, 3), lay(log_decay, 3), lay(local_lam, 3)
+    out, local_levels = _aligned(*laid, offset + length - 1, chunk_size, return_state, precision)
+    out = jax.lax.dynamic_slice_in_dim(out, offset, length, axis=3)
+
+    from_initial, initial_at_end = common.read_initial_state(q, log_decay, lam, initial, precision)
+    out += from_initial
+    if not return_state:
+        return out, None
+    below = jnp.pad(local_levels[:, :, :, :known], [(0, 0)] * 3 + [(0, levels - known)] + [(0, 0)] * 2)
+    above = jax.nn.one_hot(boundary_level, levels, dtype=below.dtype)[:, None, None] * local_levels[:, :, :, top, None]
+    return out, below + above + initial_at_end()
+
+
+def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision):
+    """Outputs of tokens at positions 0 .. T-1 and, if asked, the levels after token `last` (an int, or traced).
+
+    q, k [B, G, T, K]; v [B, G, R, T, V]; log_decay [B, G, R, T]; lam [B, G, R, T, L].
+    """
+    length = q.shape[2]
+    num_chunks = -(-length // chunk_size)
+
+    def into_chunks(x, axis):
+        pad = [(0, 0)] * x.ndim
+        pad[axis] = (0, num_chunks * chunk_size - length)
+        return jnp.pad(x, pad).reshape(*x.shape[:axis], num_chunks, chunk_size, *x.shape[axis + 1 :])
+
+    q, k = into_chunks(q, 2), into_chunks(k, 2)
+    v, log_decay, lam = into_chunks(v, 3), into_chunks(log_decay, 3), into_chunks(lam, 3)
+    levels_inside = min(num_levels(chunk_size), lam.shape[-1])
+
+    out = _inside_chunks(q, k, v, log_decay, lam[..., :levels_inside], precision)
+    if num_chunks == 1 and not return_state:
+        return out.reshape(*out.shape[:3], chunk_size, -1)[:, :, :, :length], None
+
+    values = decay_to_end(log_decay)[..., None] * v
+    state = common.dot("bgnsk,bgrnsv->bgrnkv", k, values.astype(v.dtype), precision)
+    chunk_decay = jnp.sum(log_decay, axis=-1)
+    from_chunk = jnp.cumsum(log_decay, axis=-1)
+    since_sibling = jnp.zeros_like(chunk_decay)  # log decay from the end of the left sibling to the chunk's start
+    node_decay = chunk_decay
+    states, since_siblings = [], []
+    for height in range(tree_heights(num_chunks)):
+        lam_height = lam[..., levels_inside + height]
+        weight = lam_height * jnp.exp(since_sibling[..., None] + from_chunk)
+        out = _add_left_siblings(out, q, weight, state, height, precision)
+        states.append(state)
+        since_siblings.append(since_sibling)
+        # One level up: parent = right child + what is left of the left child after it.
+        nodes = state.shape[3] // 2
+        left, right = (state[:, :, :, side : 2 * nodes : 2] for side in (0, 1))
+        left_decay, right_decay = (node_decay[..., side : 2 * nodes : 2] for side in (0, 1))
+        bit_set = (np.arange(num_chunks) >> height) & 1 == 1
+        sibling = np.maximum((np.arange(num_chunks) >> height) - 1, 0)
+        since_sibling = since_sibling + jnp.where(bit_set, node_decay[..., sibling * bit_set], 0)
+        state = right + jnp.exp(right_decay)[..., None, None] * left
+        node_decay = left_decay + right_decay
+
+    out = out.reshape(*out.shape[:3], num_chunks * chunk_size, -1)[:, :, :, :length]
+    if not return_state:
+        return out, None
+    tree = from_chunk, states, since_siblings
+    return out, _levels_after(last, k, v, log_decay, *tree, lam.shape[-1], chunk_size, precision)
+
+
+@jax.checkpoint
+def _weights_inside(scores, log_decay, lam):
+    level = np.arange(log_decay.shape[-1])
+    return scores[:, :, None] * decay_matrix(log_decay) * common.select_level(lam, fenwick_level(level[:, None], level))
+
+
+def _inside_chunks(q, k, v, log_decay, lam, precision):
+    """The quadratic form within each chunk: [B, G, R, N, C, V]."""
+    scores = common.dot("bgntk,bgnsk->bgnts", q, k, precision)
+    weights = _weights_inside(scores, log_decay, lam)
+    return common.dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
+
+
+def _add_left_siblings(out, q, weight, state, height, precision):
+    """Add to the chunks whose bit `height` is set what they read from their left sibling's state.
+
+    out [B, G, R, N, C, V], q [B, G, N, C, K], weight [B, G, R, N, C], state [B, G, R, nodes, K, V].
+    """
+    num_chunks = q.shape[2]
+    block = 1 << height
+    pairs, partial = right_siblings(num_chunks, height)
+
+    @jax.checkpoint
+    def read(q, weight, state):
+        return weight[..., None] * common.dot("bgpntk,bgrpkv->bgrpntv", q, state, precision)
+
+    def blocks(x, axis, start, count, size):
+        x = jax.lax.slice_in_dim(x, start, start + count * size, axis=axis)
+        return x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+
+    added = []
+    if pairs:
+        q_pairs = blocks(q, 2, 0, pairs, 2 * block)[:, :, :, block:]
+        weight_pairs = blocks(weight, 3, 0, pairs, 2 * block)[:, :, :, :, block:]
+        full = read(q_pairs, weight_pairs, state[:, :, :, : 2 * pairs : 2])
+        full = jnp.pad(full, [(0, 0)] * 4 + [(block, 0)] + [(0, 0)] * 2)
+        added.append(full.reshape(*full.shape[:3], 2 * block * pairs, *full.shape[5:]))
+    if partial:
+        start = num_chunks - partial
+        last = read(
+            blocks(q, 2, start, 1, partial),
+            blocks(weight, 3, start, 1, partial),
+            state[:, :, :, 2 * pairs : 2 * pairs + 1],
+        )[:, :, :, 0]
+        added.append(jnp.pad(last, [(0, 0)] * 3 + [(start - 2 * block * pairs, 0)] + [(0, 0)] * 2))
+    added = jnp.concatenate(added, axis=3)
+    missing = num_chunks - added.shape[3]
+    return out + jnp.pad(added, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * 2)
+
+
+def _levels_after(
+    last, k, v, log_decay, from_chunk, states, since_siblings, levels_out, chunk_size, precision
+) -> Float[Array, "B G R L K V"]:
+    """Levels of the partition after token `last`, an index into the chunked sequence: its chunk's own, then siblings'."""
+    acc_dtype = common.accumulation_dtype(k, v)
+    chunk, place = last // chunk_size, last % chunk_size
+
+    def at_chunk(x, axis):
+        return jax.lax.dynamic_index_in_dim(x, chunk, axis=axis, keepdims=False)
+
+    seen = jnp.arange(chunk_size) <= place
+    decay = decay_to_end(jnp.where(seen, at_chunk(log_decay, 3), 0))
+    level = jnp.where(seen, fenwick_level(jnp.asarray(place, jnp.int32), jnp.arange(chunk_size, dtype=jnp.int32)), -1)
+    in_level = jax.nn.one_hot(level, levels_out, dtype=acc_dtype)
+    values = decay[..., None] * at_chunk(v, 3)
+    levels = jnp.einsum(
+        "sl,bgsk,bgrsv->bgrlkv", in_level, at_chunk(k, 2).astype(acc_dtype), values, precision=precision
+    )
+
+    since_chunk = jax.lax.dynamic_index_in_dim(at_chunk(from_chunk, 3), place, axis=3, keepdims=False)
+    for height, (state, since_sibling) in enumerate(zip(states, since_siblings, strict=True)):
+        sibling = jnp.maximum((chunk >> height) - 1, 0)
+        bit_set = (chunk >> height) & 1
+        weight = jnp.exp(at_chunk(since_sibling, 3) + since_chunk) * bit_set
+        sibling_state = jax.lax.dynamic_index_in_dim(state, sibling, axis=3, keepdims=False)
+        levels = levels.at[:, :, :, num_levels(chunk_size) + height].add(weight[..., None, None] * sibling_state)
+    return levels

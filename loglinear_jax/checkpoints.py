@@ -1,0 +1,83 @@
+"""Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past a damaged newest one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+log = logging.getLogger(__name__)
+
+KEEP = 3
+
+
+class NoReadableCheckpoint(Exception):
+    """Checkpoints exist, but none can be read."""
+
+
+class Checkpoints:
+    """The checkpoints in one directory, one a step; the newest KEEP stay."""
+
+    def __init__(self, directory: Path, read_only: bool = False):
+        self.directory = directory.absolute()
+        self._read_only = read_only
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, read_only=read_only, create=not read_only)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, step: int, state: Any) -> None:
+        """Start saving `state` (arrays are copied off the devices before this returns)."""
+        self._manager.save(step, args=ocp.args.StandardSave(state))
+
+    def wait(self) -> None:
+        """Until everything saved lies on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait, and free the manager's threads."""
+        self._manager.close()
+
+    def restore_latest(self, abstract_state: Any) -> Any | None:
+        """The newest readable state, or None if there is no checkpoint.
+
+        A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one
+        before it is tried. Raises NoReadableCheckpoint if there are some, but none can be read.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            try:
+                return self._manager.restore(step, args=ocp.args.StandardRestore(abstract_state))
+            except Exception as error:  # Orbax and TensorStore raise many types for damaged files
+                reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+                log.warning(
+                    "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reason
+                )
+                if not self._read_only:
+                    self._set_aside(step)
+        if steps:
+            raise NoReadableCheckpoint(
+                f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(steps)))}) can be read"
+            )
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        path = self.directory / str(step)
+        target, count = path.with_name(f"{step}.damaged"), 1
+        while target.exists():
+            target, count = path.with_name(f"{step}.damaged{count}"), count + 1
+        path.rename(target)
+        self._manager.reload()
+
+
+def on_this_machine(abstract_state: Any) -> Any:
+    """The same shapes on this machine's first device, whatever devices the state was saved from."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract_state)
+
+
+def to_numpy(tree: Any) -> Any:
+    """Every leaf as a NumPy array."""
+    return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,239 @@
+"""Configs: every setting with its default, presets by argument, checks, and what is built from them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from loglinear_jax.lam import LAMS
+from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.tasks import Task, load_task
+from loglinear_jax.train import PRECISIONS, TrainSettings
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist or cannot be; the message is one line that names it."""
+
+
+def default_config() -> ConfigDict:
+    """Every setting of a recall experiment in the paper's setting; a file in configs/ adds its task.
+
+    Where 0 or '' stands for "choose for me", the comment says so.
+    """
+    config = ConfigDict()
+    # What to train side by side with the same seeds and data, comma-separated. Each is a λ by name, or settings joined
+    # by '+': 'mixer=softmax', 'lam=mlp_softplus+lam_hidden=32', 'linear+train.learning_rate=0.003'.
+    config.variants = "linear,mlp_softmax,mlp_softplus"
+
+    config.task = ConfigDict()
+
+    model = config.model = ConfigDict()
+    model.mixer = "log_linear"  # or linear (gated linear attention, one state), softmax
+    model.lam = "mlp_softplus"  # fixed, linear, mlp_softplus, mlp_softmax, rope; a variant that names a λ sets this
+    model.lam_hidden = 64  # width d_h of the λ MLP; 0: twice the number of levels
+    model.lam_activation = "gelu"  # or identity, as in the paper's equation 3
+    model.hidden = 64
+    model.layers = 2
+    model.heads = 2
+    model.head_dim = 32
+    model.key_dim = 32
+    model.key_groups = 0  # heads share keys in this many groups; 0: one per head
+    model.max_length = 0  # longest sequence that λ has levels for; 0: the task's seq_len
+    model.init_scheme = "paper"  # or released
+    model.chunk_size = 0  # 0: chosen from the shapes
+    model.implementation = ""  # of log_linear_attention; '': the best that works here
+
+    train = config.train = ConfigDict()
+    train.num_seeds = 5
+    train.first_seed = 0
+    train.num_steps = 5_000
+    train.batch_size = 64
+    train.learning_rate = 1e-3
+    train.grad_clip = 1.0  # global norm; 0: none. The paper does not say, the released code clips at 1
+    train.stream = False  # True: fresh sequences for ever, instead of num_train fixed ones
+    train.num_train = 10_000
+    train.num_validation = 1_000
+    train.eval_batch_size = 250  # sequences per seed evaluated at once: memory, not results
+    train.eval_every = 100
+    train.stop_at = 0.99  # validation accuracy at which a seed stops; 0: never
+    train.precision = "float32"  # or tf32, bfloat16
+    train.steps_per_dispatch = 50  # steps in one call of the device; signals are heard in between
+    train.checkpoint_every = 500  # a multiple of eval_every
+    return config
+
+
+def smoke_config(config: ConfigDict) -> None:
+    """Shrinks training to what two CPU cores do in under three minutes; the task must be shrunk to match."""
+    config.train.update(
+        num_seeds=5,
+        num_steps=800,
+        batch_size=32,
+        learning_rate=2e-3,
+        num_validation=250,
+        eval_every=50,
+        checkpoint_every=200,
+        steps_per_dispatch=25,
+    )
+
+
+def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
+    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name.
+
+    presets: name -> function of the config, or, for a preset with a value, "name=" -> function of (config, value).
+    Raises ConfigError for an unknown name or a value that is not an integer.
+    """
+    for item in filter(None, (argument or "").split(",")):
+        name, equals, value = item.partition("=")
+        if name + equals not in presets:
+            known = ", ".join(key + ("N" if key.endswith("=") else "") for key in presets)
+            raise ConfigError(f"no preset {item!r}: there are {known}")
+        if not equals:
+            presets[name](config)
+            continue
+        if not value.isdecimal():
+            raise ConfigError(f"preset {item!r}: expected a whole number after '{name}='")
+        presets[name + equals](config, int(value))
+    return config
+
+
+def released_config(config: ConfigDict) -> None:
+    """The released code's model where it differs from the paper's text."""
+    config.model.update(heads=1, head_dim=64, key_dim=64, init_scheme="released")
+
+
+# --- Variants -------------------------------------------------------------------------------------------------------
+
+
+def variant_names(config: ConfigDict) -> list[str]:
+    """The names in config.variants. Raises ConfigError if there are none, or one appears twice."""
+    names = [name.strip() for name in config.variants.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("variants is empty: expected at least one, such as 'mlp_softplus'")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"variants names {repeated[0]!r} twice")
+    return names
+
+
+def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
+    """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
+    config = ConfigDict(config.to_dict())
+    for setting in variant.split("+"):
+        path, equals, text = setting.partition("=")
+        if not equals:
+            if setting not in LAMS:
+                raise ConfigError(
+                    f"variants: {setting!r} is no λ ({', '.join(LAMS)}) and no setting such as mixer=softmax"
+                )
+            path, text = "lam", setting
+        path = path if "." in path else f"model.{path}"
+        section, _, field = path.partition(".")
+        if section not in ("model", "train", "task") or field not in config[section]:
+            raise ConfigError(f"variants: {setting!r}: there is no setting {path}")
+        current = config[section][field]
+        try:
+            value = text if isinstance(current, str) else type(current)(ast.literal_eval(text))
+        except (ValueError, SyntaxError, TypeError):
+            raise ConfigError(f"variants: {setting!r}: expected {type(current).__name__}, got {text!r}") from None
+        config[section][field] = value
+    return config
+
+
+# --- From config to objects -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What one variant of a config stands for."""
+
+    task: Task
+    model: RecallModel
+    train: TrainSettings
+    seeds: list[int]
+
+
+def build(config: ConfigDict, variant: str) -> Experiment:
+    """The task, model and training settings of one variant. Raises ConfigError naming an impossible setting."""
+    config = variant_config(config, variant)
+    try:
+        task = load_task(**config.task)
+        model_settings = dict(config.model)
+        for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
+            model_settings[name] = model_settings[name] or None
+        model_settings["max_length"] = model_settings["max_length"] or task.seq_len
+        dtype = "bfloat16" if config.train.precision == "bfloat16" else "float32"
+        settings = RecallSettings(vocab_size=task.vocab_size, dtype=dtype, **model_settings)
+        settings.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if settings.max_length < task.seq_len:
+        raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
+    return Experiment(task, RecallModel(settings), _train_settings(config.train), _seeds(config.train))
+
+
+def _seeds(train: ConfigDict) -> list[int]:
+    return list(range(train.first_seed, train.first_seed + train.num_seeds))
+
+
+def _train_settings(train: ConfigDict) -> TrainSettings:
+    positive = (
+        "num_seeds", "num_steps", "batch_size", "num_train", "num_validation", "eval_batch_size", "eval_every",
+        "steps_per_dispatch", "checkpoint_every",
+    )  # fmt: skip
+    for name in positive:
+        if train[name] < 1:
+            raise ConfigError(f"train.{name} must be at least 1, got {train[name]}")
+    for name in ("first_seed", "grad_clip"):
+        if train[name] < 0:
+            raise ConfigError(f"train.{name} must not be negative, got {train[name]}")
+    if not train.learning_rate > 0:
+        raise ConfigError(f"train.learning_rate must be positive, got {train.learning_rate}")
+    if not 0 <= train.stop_at <= 1:
+        raise ConfigError(f"train.stop_at is an accuracy from 0 (never) to 1, got {train.stop_at}")
+    if train.precision not in PRECISIONS:
+        raise ConfigError(f"train.precision must be one of {', '.join(PRECISIONS)}, got {train.precision!r}")
+    if train.checkpoint_every % train.eval_every:
+        raise ConfigError(
+            f"train.checkpoint_every={train.checkpoint_every} must be a multiple of train.eval_every={train.eval_every}"
+        )
+    fields = {field.name for field in dataclasses.fields(TrainSettings)}
+    settings = {name: value for name, value in train.items() if name in fields}
+    settings["num_train"] = None if train.stream else train.num_train
+    settings["grad_clip"] = train.grad_clip or None
+    settings["stop_at"] = train.stop_at or None
+    return TrainSettings(**settings)
+
+
+# --- On disk --------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> ConfigDict:
+    """The config that a run was started with. Raises ConfigError if the file can't be read as one."""
+    try:
+        return ConfigDict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} can't be read as a config: {error}") from error
+
+
+def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """One "field: old → new" for each field in which two configs differ."""
+
+    def flat(config):
+        return {
+            f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
+            for section, value in config.to_dict().items()
+            for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
+        }
+
+    a, b = flat(old), flat(new)
+    absent = "(absent)"
+    return [
+        f"{name}: {a.get(name, absent)} → {b.get(name, absent)}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name, absent) != b.get(name, absent)
+    ]

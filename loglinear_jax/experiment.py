@@ -1,0 +1,179 @@
+"""The loop around training: schedule, log, save, resume. Everything that is computed is in loglinear_jax.train."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tensorboardX import SummaryWriter
+
+from loglinear_jax.analysis import draw_learning_curves
+from loglinear_jax.checkpoints import Checkpoints
+from loglinear_jax.config import Experiment, build, variant_names
+from loglinear_jax.progress import StopOnSignal, progress_bar
+from loglinear_jax.summary import summarize
+from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer
+from loglinear_jax.workdir import Workdir, write_json
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run came to: its summary.json, or the place where it was interrupted."""
+
+    summary: dict[str, Any] | None
+    interrupted_at: Path | None = None
+
+
+def run(config: ConfigDict, workdir: str | Path) -> Outcome:
+    """Trains every variant of the config with the same seeds and data; goes on from where an earlier call stopped.
+
+    Raises ConfigError before any training if a setting can't be, or the workdir can't be used.
+    """
+    experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    directory = Workdir(workdir)
+    resumed = directory.prepare(config)
+    log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
+
+    started = time.monotonic()
+    summaries: dict[str, Any] = {}
+    with StopOnSignal() as stop:
+        for variant, experiment in experiments.items():
+            loop = VariantLoop(directory, config, variant, experiment, stop)
+            state = loop.run()
+            if stop.requested:
+                return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
+            summaries[variant] = summarize(state) | loop.throughput()
+    summary = {"variants": summaries, "seconds_in_this_process": time.monotonic() - started, **versions()}
+    write_json(directory.summary_file, summary)
+    draw_learning_curves(directory.path, directory.curves_file)
+    return Outcome(summary=summary)
+
+
+def versions() -> dict[str, Any]:
+    """What the numbers were measured with."""
+    devices = jax.devices()
+    return {
+        "device": f"{len(devices)} × {devices[0].device_kind}",
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+
+
+class VariantLoop:
+    """Trains one variant to its end, or until a stop is asked for."""
+
+    def __init__(
+        self, directory: Workdir, config: ConfigDict, variant: str, experiment: Experiment, stop: StopOnSignal
+    ):
+        self.directory, self.variant, self.stop = directory, variant, stop
+        self.steps_per_dispatch = config.train.steps_per_dispatch
+        self.checkpoint_every = config.train.checkpoint_every
+        self.settings, self.task = experiment.train, experiment.task
+        self.seeds = ManySeeds(SeedTrainer(experiment.model, experiment.task, experiment.train), experiment.seeds)
+
+    def run(self) -> SeedState:
+        """The last state, which is also the newest checkpoint."""
+        checkpoints = Checkpoints(self.directory.checkpoints(self.variant))
+        state = checkpoints.restore_latest(self.seeds.abstract_state())
+        saved = None if state is None else _step(state)
+        if state is None:
+            state = self.seeds.init(self.seeds.seeds)
+        step = _step(state)
+        self.directory.drop_metrics_after(self.variant, step)
+        self._reported = set()
+        self._report_diverged(state)
+
+        if not self._finished(state):
+            if saved is not None:
+                log.info("%s: going on from step %d", self.variant, saved)
+            mesh = self.seeds.mesh
+            log.info("%s: %d seeds on %d device(s)", self.variant, len(self.seeds.seeds), mesh.size)
+            data = self.seeds.data(self.seeds.seeds)
+            writer = SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1)
+            with progress_bar(self.variant, self.settings.num_steps, step) as bar:
+                while not self._finished(state) and not self.stop.requested:
+                    state = self._one_period(state, data, writer, bar)
+                    step = _step(state)
+                    if step % self.checkpoint_every == 0 and step % self.settings.eval_every == 0:
+                        checkpoints.save(step, state)
+                        saved = step
+            writer.close()
+        if saved != step:
+            checkpoints.save(step, state)
+        checkpoints.close()
+        return state
+
+    def _finished(self, state: SeedState) -> bool:
+        return _step(state) >= self.settings.num_steps or not np.asarray(state.active).any()
+
+    def _one_period(self, state: SeedState, data: Any, writer: SummaryWriter, bar: Any) -> SeedState:
+        """Steps up to the next evaluation, and that evaluation."""
+        start = _step(state)
+        end = min((start // self.settings.eval_every + 1) * self.settings.eval_every, self.settings.num_steps)
+        began = time.perf_counter()
+        loss_sum = np.zeros(len(self.seeds.seeds))
+        while (step := _step(state)) < end:
+            num_steps = min(self.steps_per_dispatch, end - step)
+            state, losses = self.seeds.train_steps(state, data, num_steps)
+            loss_sum += np.asarray(losses, np.float64)
+            bar.update(num_steps)
+        state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data)
+        accuracy = np.asarray(val_accuracy, np.float64)
+        rate = (end - start) * len(accuracy) / (time.perf_counter() - began)
+
+        record = {
+            "variant": self.variant,
+            "step": end,
+            "train_loss": (loss_sum / (end - start)).tolist(),
+            "val_loss": np.asarray(val_loss, np.float64).tolist(),
+            "val_accuracy": accuracy.tolist(),
+            "active": np.asarray(state.active).tolist(),
+            "seed_steps_per_second": rate,
+            "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
+        }
+        self.directory.append_metrics(record)
+        self._report_diverged(state)
+        bar.set_postfix_str(
+            f"accuracy {accuracy.mean():.3f} ({accuracy.min():.3f} to {accuracy.max():.3f})", refresh=False
+        )
+        for name, value in {
+            "val_accuracy/mean": accuracy.mean(),
+            "val_accuracy/min": accuracy.min(),
+            "val_accuracy/max": accuracy.max(),
+            "val_loss/mean": np.mean(record["val_loss"]),
+            "train_loss/mean": np.mean(record["train_loss"]),
+            "active_seeds": np.sum(record["active"]),
+            "seed_steps_per_second": rate,
+            "tokens_per_second": record["tokens_per_second"],
+        }.items():
+            writer.add_scalar(name, value, end)
+        return state
+
+    def _report_diverged(self, state: SeedState) -> None:
+        for seed, step in zip(np.asarray(state.seed), np.asarray(state.diverged_step), strict=True):
+            if step >= 0 and seed not in self._reported:
+                self._reported.add(seed)
+                log.warning(
+                    "%s: seed %d: loss or gradient not finite at step %d; frozen there, the others go on",
+                    self.variant, seed, step,
+                )  # fmt: skip
+
+    def throughput(self) -> dict[str, float | None]:
+        """Median rates over the evaluations so far (evaluation included, compilation only in the first)."""
+        records = [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
+        return {
+            name: float(np.median([r[name] for r in records])) if records else None
+            for name in ("seed_steps_per_second", "tokens_per_second")
+        }
+
+
+def _step(state: SeedState) -> int:
+    return int(np.asarray(state.step)[0])

@@ -1,0 +1,114 @@
+"""Fenwick-tree arithmetic over positions, and the state that lives on the tree.
+
+Every other module asks this one which level a pair of tokens meets at, which buckets a new token merges, and which
+left-sibling states a chunk reads; none re-derives it.
+
+The partition (Guo et al., "Log-Linear Attention"): the past [0, t] of token t is split into the token itself (level 0)
+and, for each set bit i of t, one bucket of 2**i tokens (level i + 1). Positions count from 0.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+def num_levels(length: int) -> int:
+    """Levels needed for positions 0 .. length-1: ceil(log2 length) + 1.
+
+    Raises ValueError if `length` is not a positive integer.
+    """
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
+        raise ValueError(f"length must be an integer ≥ 1, got {length!r}")
+    return int(length - 1).bit_length() + 1
+
+
+def bit_length(x):
+    """Number of bits of each non-negative integer in `x` (0 for 0); int32, vectorised. Plain NumPy in, NumPy out."""
+    if isinstance(x, (int, np.integer, np.ndarray)):
+        x = np.asarray(x)
+        # frexp is exact for every integer below 2**53: x = m * 2**e with 0.5 <= m < 1.
+        return np.frexp(x.astype(np.float64))[1].astype(np.int32)
+    x = jnp.asarray(x)
+    return jnp.iinfo(x.dtype).bits - jax.lax.clz(x).astype(jnp.int32)
+
+
+def fenwick_level(t, s):
+    """Level of the bucket of token t's past that holds token s: bit_length(t XOR s).
+
+    t, s: integers or integer arrays that broadcast, t ≥ s ≥ 0. Returns an int32 array of the broadcast shape: 0 where
+    t == s, otherwise one plus the index of the highest bit in which they differ.
+    """
+    if all(isinstance(x, (int, np.integer, np.ndarray)) for x in (t, s)):
+        return bit_length(np.bitwise_xor(t, s))
+    return bit_length(jnp.bitwise_xor(t, s))
+
+
+def bucket_level_after(level, last_position, t):
+    """Level at which token t finds a bucket that stood at `level` after token `last_position` < t.
+
+    Counting from last_position to t carries every bucket up to fenwick_level(t, last_position) into that level and
+    leaves the higher ones where they are.
+    """
+    return jnp.maximum(level, fenwick_level(t, last_position))
+
+
+# --- The tree over chunks -------------------------------------------------------------------------------------------
+
+
+def tree_heights(num_chunks: int) -> int:
+    """Heights at which some chunk reads a left sibling's state: bit_length(num_chunks - 1)."""
+    return int(num_chunks - 1).bit_length()
+
+
+def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
+    """How the right siblings at `height` lie among `num_chunks` chunks: (full pairs, chunks of a partial one).
+
+    The first 2 * pairs * 2**height chunks are `pairs` (left, right) blocks of equal size; behind them follow one more
+    complete left block and `partial` chunks of its right sibling, if partial > 0.
+    """
+    block = 1 << height
+    pairs = num_chunks // (2 * block)
+    partial = max(num_chunks - (2 * pairs + 1) * block, 0)
+    return pairs, partial
+
+
+# --- The recurrent state --------------------------------------------------------------------------------------------
+
+
+@flax.struct.dataclass
+class FenwickState:
+    """What decoding remembers: one linear-attention state per level.
+
+    levels:   [B, H, L, K, V] float32 (float64 under x64): the bucket at each level of the last token's partition,
+              decayed up to that token; zero where the partition has no bucket.
+    position: int32 scalar, the number of tokens seen, which is also the next token's position.
+    """
+
+    levels: Float[Array, "B H L K V"]
+    position: Int[Array, ""]
+
+
+def init_fenwick_state(
+    batch: int, heads: int, key_dim: int, value_dim: int, max_length: int, dtype=jnp.float32
+) -> FenwickState:
+    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim, value_dim]."""
+    levels = jnp.zeros((batch, heads, num_levels(max_length), key_dim, value_dim), dtype)
+    return FenwickState(levels=levels, position=jnp.zeros((), jnp.int32))
+
+
+def merge_for_token(levels: Float[Array, "B H L K V"], t) -> Float[Array, "B H L K V"]:
+    """The carry chain: add every bucket that token t's partition merges into the level it moves to.
+
+    Token t = ...1000 (binary, z trailing zeros) merges levels 0 .. z into level z + 1, like the increment of a binary
+    counter. Before token 0 nothing exists, so everything is cleared.
+    """
+    t = jnp.asarray(t, jnp.int32)
+    level = jnp.arange(levels.shape[2], dtype=jnp.int32)[:, None, None]
+    merged_level = jnp.where(t == 0, levels.shape[2], fenwick_level(t, t - 1))  # = z + 1
+    merges = level < merged_level
+    merged = jnp.sum(jnp.where(merges, levels, 0), axis=2, keepdims=True)
+    return jnp.where(merges, 0, levels) + jnp.where(level == merged_level, merged, 0)

@@ -1,0 +1,163 @@
+"""λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
+
+Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
+one class here and one entry in `LAMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+INITS = ("paper", "released")
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "identity": lambda x: x,
+}
+
+# softplus of this is 1.
+UNIT = float(np.log(np.e - 1))
+# The released code re-initialises every linear layer: weights normal(0.02), biases 0.
+released_weights = nn.initializers.normal(0.02)
+
+
+class FixedLam(nn.Module):
+    """λ = softplus(Λ) with Λ [H, L] learned: the same for every token. Starts at λ = 1, plain linear attention."""
+
+    needs_input = False
+
+    @nn.compact
+    def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
+        bias = self.param("bias", nn.initializers.constant(UNIT), d.shape[-2:])
+        return jnp.broadcast_to(nn.softplus(bias), d.shape)
+
+
+class LinearLam(nn.Module):
+    """λ = softplus(Λ ⊙ d) with Λ [H, L] from 1: the paper's "baseline λ" (Guo et al.). Starts near softplus(0) = 0.69."""
+
+    needs_input = True
+
+    @nn.compact
+    def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
+        scale = self.param("scale", nn.initializers.ones, d.shape[-2:])
+        return nn.softplus(scale * d.astype(jnp.float32))
+
+
+class MlpLam(nn.Module):
+    """λ = out(W2 · activation(W1 · d + b1) + b2) over the level axis, shared by the heads (paper, equation 3).
+
+    out is softplus (levels independent; b2 = 0.54, so λ ≈ 1.0 at the start) or softmax over the levels (b2 = 0: uniform at
+    the start). 2·L·d_h weights and d_h + L biases. With init = "released" every weight is normal(0.02) and every bias 0.
+    """
+
+    out: str
+    hidden: int | None = 64  # d_h; None: 2 L
+    activation: str = "gelu"
+    init: str = "paper"
+
+    needs_input = True
+
+    @nn.compact
+    def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
+        levels = d.shape[-1]
+        paper = self.init == "paper"
+        hidden = nn.Dense(
+            self.hidden or 2 * levels,
+            kernel_init=nn.initializers.xavier_uniform() if paper else released_weights,
+            name="hidden",
+        )(d.astype(jnp.float32))
+        start = 0.54 if paper and self.out == "softplus" else 0.0
+        logits = nn.Dense(
+            levels,
+            kernel_init=nn.initializers.zeros if paper else released_weights,
+            bias_init=nn.initializers.constant(start),
+            name="out_proj",
+        )(ACTIVATIONS[self.activation](hidden))
+        return nn.softplus(logits) if self.out == "softplus" else nn.softmax(logits, axis=-1)
+
+
+class RopeLam(nn.Module):
+    """λ_ℓ = softplus(a_ℓ c_ℓ) with a_ℓ = w0 · rope(Λ, ℓ) + b and c_ℓ = w1 · rope(d, ℓ) + b'.
+
+    rope(x, ℓ) rotates the pairs of the L-vector x of a head by angles ℓ · 10000^(-2j/L): position here is the level's
+    index. The variant that Guo et al. tried and set aside (paper, equation 2). Λ [H, L] starts at 1, w0 at 0 and b at 1, so
+    a = 1; w1 is normal(1/√L) and b' = 0.54, so that λ starts near 1.0, as in `mlp_softplus`.
+    """
+
+    init: str = "paper"
+
+    needs_input = True
+
+    @nn.compact
+    def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
+        levels = d.shape[-1]
+        paper = self.init == "paper"
+        weight_init = nn.initializers.normal(levels**-0.5) if paper else released_weights
+        base = self.param("base", nn.initializers.ones, d.shape[-2:])
+        w0 = self.param("w0", nn.initializers.zeros if paper else released_weights, (levels,))
+        w1 = self.param("w1", weight_init, (levels,))
+        b0 = self.param("b0", nn.initializers.constant(1.0 if paper else 0.0), ())
+        b1 = self.param("b1", nn.initializers.constant(0.54 if paper else 0.0), ())
+        # w · rope(x, ℓ) = rope(w, -ℓ) · x: rotate the few weights, not every token.
+        a = base @ rotate_by_level(w0, levels) + b0
+        c = d.astype(jnp.float32) @ rotate_by_level(w1, levels) + b1
+        return nn.softplus(a * c)
+
+
+def rotate_by_level(weight: Float[Array, " D"], levels: int) -> Float[Array, "D L"]:
+    """Column ℓ is `weight` rotated by -ℓ, pair by pair, so that x @ result = weight · rope(x, ℓ) for every ℓ."""
+    pairs = weight.shape[0] // 2
+    frequency = 10000.0 ** (-2.0 * np.arange(pairs) / weight.shape[0])
+    angle = jnp.asarray(frequency[:, None] * np.arange(levels), jnp.float32)
+    even, odd = weight[: 2 * pairs : 2, None], weight[1 : 2 * pairs : 2, None]
+    rotated = jnp.stack(
+        [even * jnp.cos(angle) + odd * jnp.sin(angle), odd * jnp.cos(angle) - even * jnp.sin(angle)], axis=1
+    )
+    unpaired = jnp.broadcast_to(weight[2 * pairs :, None], (weight.shape[0] - 2 * pairs, levels))
+    return jnp.concatenate([rotated.reshape(2 * pairs, levels), unpaired])
+
+
+LAMS: dict[str, Callable[..., nn.Module]] = {
+    "fixed": lambda hidden, activation, init, **kw: FixedLam(**kw),
+    "linear": lambda hidden, activation, init, **kw: LinearLam(**kw),
+    "mlp_softplus": lambda **kw: MlpLam(out="softplus", **kw),
+    "mlp_softmax": lambda **kw: MlpLam(out="softmax", **kw),
+    "rope": lambda hidden, activation, **kw: RopeLam(**kw),
+}
+
+
+def make_lam(
+    lam: str, *, hidden: int | None = 64, activation: str = "gelu", init: str = "paper", **module_kwargs: Any
+) -> nn.Module:
+    """The λ module called `lam` in `LAMS`. hidden, activation: of the MLPs; init: "paper" or "released".
+
+    Raises ValueError for an unknown name, activation or init, or a hidden width below 1.
+    """
+    for argument, value, known in (
+        ("lam", lam, LAMS),
+        ("lam_activation", activation, ACTIVATIONS),
+        ("init", init, INITS),
+    ):
+        if value not in known:
+            raise ValueError(f"{argument} must be one of {', '.join(known)}, got {value!r}")
+    if hidden is not None and hidden < 1:
+        raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
+    return LAMS[lam](hidden=hidden, activation=activation, init=init, **module_kwargs)
+
+
+def count_lam_params(params: Any) -> tuple[int, int]:
+    """(parameters inside λ modules, all other parameters) of a model's parameter tree."""
+    lam = other = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        size = int(np.prod(leaf.shape))
+        if any(getattr(key, "key", None) == "lam" for key in path):
+            lam += size
+        else:
+            other += size
+    return lam, other

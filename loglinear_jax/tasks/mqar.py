@@ -1,0 +1,54 @@
+"""Multi-query associative recall (Arora et al. 2023), laid out as in the paper's released code."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.tasks.base import Task
+from loglinear_jax.tasks.draws import distinct
+
+
+@dataclasses.dataclass(frozen=True)
+class Mqar(Task):
+    """k key-value pairs, then filler, then each key once more: answer every key with its value.
+
+    Positions 0 .. 2k-1 hold the pairs, key before value; keys are distinct in 1 .. V/2-1, values distinct in V/2 .. V-1.
+    Of the last 2k positions every second one holds a key, in random order. All other positions are filler, uniform in
+    1 .. V-1. Scored at the query keys only.
+    """
+
+    num_pairs: int = 8
+
+    def check(self) -> None:
+        pairs, half = self.num_pairs, self.vocab_size // 2
+        if pairs < 1:
+            raise ValueError(f"task.num_pairs must be at least 1, got {pairs}")
+        if self.seq_len < 4 * pairs:
+            raise ValueError(
+                f"task.seq_len={self.seq_len} is too short for num_pairs={pairs}: it takes at least {4 * pairs}"
+            )
+        if half - 1 < pairs:
+            raise ValueError(
+                f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at least {2 * pairs + 2}"
+            )
+
+    def sample(self, key, num):
+        pairs, half = self.num_pairs, self.vocab_size // 2
+        key_keys, key_values, key_order, key_filler = jax.random.split(key, 4)
+        keys = 1 + distinct(key_keys, num, pairs, half - 1)
+        values = half + distinct(key_values, num, pairs, self.vocab_size - half)
+        order = distinct(key_order, num, pairs, pairs)
+        queries, answers = (jnp.take_along_axis(x, order, axis=1) for x in (keys, values))
+        filler = jax.random.randint(key_filler, (num, self.seq_len), 1, self.vocab_size)
+
+        first_query = self.seq_len - 2 * pairs
+        tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)
+        tokens = tokens.at[:, first_query::2].set(queries)
+        targets = jnp.full_like(tokens, -1).at[:, first_query::2].set(answers)
+        return tokens, targets
+
+
+TASK = Mqar

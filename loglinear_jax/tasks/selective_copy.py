@@ -1,0 +1,66 @@
+"""Selective copying (Gu & Dao 2023), laid out as in the paper's released code."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.tasks.base import Task
+from loglinear_jax.tasks.draws import distinct, increasing
+
+SEPARATOR, BLANK, FIRST_DATA = 1, 2, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveCopy(Task):
+    """Distinct data tokens at random places in noise, then a separator and blanks: output the data tokens in order.
+
+    With n data tokens: seq_len - n - 1 positions of noise (uniform in V/2+3 .. V-1) with data tokens (3 .. V/2+1) in it,
+    the separator (1), then n blanks (2). Scored at the separator and the first n-1 blanks.
+    """
+
+    seq_len: int = 256
+    num_tokens: int = 16
+
+    @property
+    def num_data_ids(self) -> int:
+        return self.vocab_size // 2 - 1
+
+    @property
+    def first_noise(self) -> int:
+        return FIRST_DATA + self.num_data_ids + 1
+
+    def check(self) -> None:
+        count = self.num_tokens
+        if count < 1:
+            raise ValueError(f"task.num_tokens must be at least 1, got {count}")
+        if self.seq_len < 2 * count + 1:
+            raise ValueError(
+                f"task.seq_len={self.seq_len} is too short for num_tokens={count}: it takes at least {2 * count + 1}"
+            )
+        smallest = max(2 * (count + 1), 8)
+        if self.vocab_size < smallest:
+            raise ValueError(
+                f"task.vocab_size={self.vocab_size} is too small for num_tokens={count} distinct tokens and noise: "
+                f"it takes at least {smallest}"
+            )
+
+    def sample(self, key, num):
+        count = self.num_tokens
+        context = self.seq_len - count - 1
+        key_noise, key_data, key_place = jax.random.split(key, 3)
+        noise = jax.random.randint(key_noise, (num, context), self.first_noise, self.vocab_size)
+        data = FIRST_DATA + distinct(key_data, num, count, self.num_data_ids)
+        place = increasing(key_place, num, count, context)
+
+        context_tokens = jax.vmap(lambda row, at, tokens: row.at[at].set(tokens))(noise, place, data)
+        separator = jnp.full((num, 1), SEPARATOR, noise.dtype)
+        blanks = jnp.full((num, count), BLANK, noise.dtype)
+        tokens = jnp.concatenate([context_tokens, separator, blanks], axis=1)
+        targets = jnp.full_like(tokens, -1).at[:, context : context + count].set(data)
+        return tokens, targets
+
+
+TASK = SelectiveCopy

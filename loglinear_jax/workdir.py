@@ -1,0 +1,120 @@
+"""What a run writes: config.json, metrics.jsonl, summary.json, TensorBoard events, checkpoints. And how it is read.
+
+    config.json           the config, as started
+    metrics.jsonl         one line an evaluation: variant, step, and per-seed lists
+    summary.json          outcomes of every variant, per seed and together
+    learning_curves.png   accuracy against step, every seed
+    tensorboard/<variant>/
+    checkpoints/<variant>/<step>/
+
+Files are replaced whole or appended line by line, so that a kill at any moment leaves something to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from loglinear_jax.config import ConfigError, config_differences, read_config
+
+
+class Workdir:
+    """Paths and records of one run's directory."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path).absolute()
+        self.config_file = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.curves_file = self.path / "learning_curves.png"
+
+    def checkpoints(self, variant: str) -> Path:
+        return self.path / "checkpoints" / variant
+
+    def tensorboard(self, variant: str) -> Path:
+        return self.path / "tensorboard" / variant
+
+    def prepare(self, config: ConfigDict) -> bool:
+        """Makes the directory ready for a run with this config; True if there is a run of it to go on with.
+
+        Raises ConfigError if it can't be written, or holds a run with another config (naming each differing field).
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise ConfigError(f"workdir {self.path} can't be written: {error.strerror or error}") from error
+        if self.config_file.exists():
+            differences = config_differences(read_config(self.config_file), config)
+            if differences:
+                raise ConfigError(
+                    f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
+                    "give the same settings, or another --workdir"
+                )
+            return True
+        write_json(self.config_file, config.to_dict())
+        return False
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl, on disk when this returns."""
+        with self.metrics_file.open("a") as file:
+            file.write(to_json(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        records = []
+        lines = self.metrics_file.read_text().split("\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                if line:
+                    records.append(json.loads(line))
+            except ValueError:
+                if number < len(lines):
+                    raise ConfigError(f"{self.metrics_file}, line {number}: not JSON") from None
+        return records
+
+    def drop_metrics_after(self, variant: str, step: int) -> None:
+        """Removes what was recorded of a variant past the checkpoint that its run goes on from."""
+        kept = [r for r in self.read_metrics() if r["variant"] != variant or r["step"] <= step]
+        _replace(self.metrics_file, lambda file: file.writelines(to_json(record) + "\n" for record in kept))
+
+
+def to_json(value: Any, **kwargs: Any) -> str:
+    """Strict JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(value), allow_nan=False, **kwargs)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file, whole or not at all."""
+    _replace(path, lambda file: file.write(to_json(value, indent=2) + "\n"))
+
+
+def _replace(path: Path, write: Callable) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
