@@ -2,7 +2,7 @@
 
     python run.py --config=configs/task.py:my_package.my_task --config.task.seq_len=64
 
-The argument is the name of a file in loglinear_jax/tasks/ or an import path; the module names its Task subclass TASK.
+The argument is the name of a file in loglinear_jax/tasks/, or of any importable module, that names its Task subclass TASK.
 """
 
 import dataclasses

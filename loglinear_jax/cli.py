@@ -16,30 +16,34 @@ from loglinear_jax.config import ConfigError
 BAD_INPUT = 2
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    config_flags.DEFINE_config_file("config", help_string="configs/<task>.py[:preset,...]", flag_values=values)
+def define_flags(values: flags.FlagValues, argv: list[str]) -> None:
+    config_flags.DEFINE_config_file(
+        "config", help_string="configs/<task>.py[:preset,...]", flag_values=values, sys_argv=argv
+    )
     flags.DEFINE_string("workdir", None, "where to write; runs/<config> if not given", flag_values=values)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: 0 when done or interrupted and saved, 2 for bad input."""
-    argv = sys.argv if argv is None else argv
+    argv = list(sys.argv if argv is None else argv)
     # Before JAX is loaded: C++ libraries report on start-up, which nobody asked for.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     values = flags.FlagValues()
-    define_flags(values)
+    define_flags(values, argv)
     try:
-        rest = values(list(argv))[1:]
+        rest = values(argv)[1:]
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}")
         if values.config is None:
             raise ConfigError("name a config: --config=configs/selective_copy.py:smoke")
         workdir = values.workdir or default_workdir(values["config"].config_filename)
         config = values.config
+        config.lock()  # also where the flag's value is an error that only shows when used
     except (flags.Error, ConfigError, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
         fail(error)
 
     from loglinear_jax import experiment, summary
+    from loglinear_jax.checkpoints import NoReadableCheckpoint
 
     log = logging.getLogger("loglinear_jax")
     log.setLevel(logging.INFO)
@@ -49,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     log.handlers = [handler]
     try:
         outcome = experiment.run(config, workdir)
-    except ConfigError as error:
+    except (ConfigError, NoReadableCheckpoint) as error:
         fail(error)
     if outcome.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", outcome.interrupted_at)

@@ -53,20 +53,20 @@ class MlpLam(nn.Module):
     """λ = out(W2 · activation(W1 · d + b1) + b2) over the level axis, shared by the heads (paper, equation 3).
 
     out is softplus (levels independent; b2 = 0.54, so λ ≈ 1.0 at the start) or softmax over the levels (b2 = 0: uniform at
-    the start). 2·L·d_h weights and d_h + L biases. With init = "released" every weight is normal(0.02) and every bias 0.
+    the start). 2·L·d_h weights and d_h + L biases. With init_scheme = "released" every weight is normal(0.02) and every bias 0.
     """
 
     out: str
     hidden: int | None = 64  # d_h; None: 2 L
     activation: str = "gelu"
-    init: str = "paper"
+    init_scheme: str = "paper"
 
     needs_input = True
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
-        paper = self.init == "paper"
+        paper = self.init_scheme == "paper"
         hidden = nn.Dense(
             self.hidden or 2 * levels,
             kernel_init=nn.initializers.xavier_uniform() if paper else released_weights,
@@ -90,14 +90,14 @@ class RopeLam(nn.Module):
     a = 1; w1 is normal(1/√L) and b' = 0.54, so that λ starts near 1.0, as in `mlp_softplus`.
     """
 
-    init: str = "paper"
+    init_scheme: str = "paper"
 
     needs_input = True
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
-        paper = self.init == "paper"
+        paper = self.init_scheme == "paper"
         weight_init = nn.initializers.normal(levels**-0.5) if paper else released_weights
         base = self.param("base", nn.initializers.ones, d.shape[-2:])
         w0 = self.param("w0", nn.initializers.zeros if paper else released_weights, (levels,))
@@ -124,8 +124,8 @@ def rotate_by_level(weight: Float[Array, " D"], levels: int) -> Float[Array, "D 
 
 
 LAMS: dict[str, Callable[..., nn.Module]] = {
-    "fixed": lambda hidden, activation, init, **kw: FixedLam(**kw),
-    "linear": lambda hidden, activation, init, **kw: LinearLam(**kw),
+    "fixed": lambda hidden, activation, init_scheme, **kw: FixedLam(**kw),
+    "linear": lambda hidden, activation, init_scheme, **kw: LinearLam(**kw),
     "mlp_softplus": lambda **kw: MlpLam(out="softplus", **kw),
     "mlp_softmax": lambda **kw: MlpLam(out="softmax", **kw),
     "rope": lambda hidden, activation, **kw: RopeLam(**kw),
@@ -133,22 +133,22 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_lam(
-    lam: str, *, hidden: int | None = 64, activation: str = "gelu", init: str = "paper", **module_kwargs: Any
+    lam: str, *, hidden: int | None = 64, activation: str = "gelu", init_scheme: str = "paper", **module_kwargs: Any
 ) -> nn.Module:
-    """The λ module called `lam` in `LAMS`. hidden, activation: of the MLPs; init: "paper" or "released".
+    """The λ module called `lam` in `LAMS`. hidden, activation: of the MLPs; init_scheme: "paper" or "released".
 
-    Raises ValueError for an unknown name, activation or init, or a hidden width below 1.
+    Raises ValueError for an unknown name, activation or init_scheme, or a hidden width below 1.
     """
     for argument, value, known in (
         ("lam", lam, LAMS),
         ("lam_activation", activation, ACTIVATIONS),
-        ("init", init, INITS),
+        ("init_scheme", init_scheme, INITS),
     ):
         if value not in known:
             raise ValueError(f"{argument} must be one of {', '.join(known)}, got {value!r}")
     if hidden is not None and hidden < 1:
         raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
-    return LAMS[lam](hidden=hidden, activation=activation, init=init, **module_kwargs)
+    return LAMS[lam](hidden=hidden, activation=activation, init_scheme=init_scheme, **module_kwargs)
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class TokenMixer(nn.Module):
     lam: str = "mlp_softplus"
     lam_hidden: int | None = 64
     lam_activation: str = "gelu"
-    init: str = "paper"
+    init_scheme: str = "paper"
     chunk_size: int | None = None
     implementation: str | None = None
 
@@ -63,7 +63,7 @@ class TokenMixer(nn.Module):
         if self.kind == "linear":
             return gated_linear_attention(q, k, v, log_decay, chunk_size=self.chunk_size)
         lam_shape = (*v.shape[:3], self.num_levels)
-        make = dict(hidden=self.lam_hidden, activation=self.lam_activation, init=self.init)
+        make = dict(hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
         lam = make_lam(self.lam, **make, name="lam")(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
         self.sow("intermediates", "lam_value", lam)
         return log_linear_attention(

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from loglinear_jax.attention import check_attention_settings
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.layers import MIXERS, TokenMixer, mixer_input_sizes
 from loglinear_jax.lam import make_lam
+from loglinear_jax.layers import MIXERS, TokenMixer, mixer_input_sizes
 
 small_normal = nn.initializers.normal(0.02)
 
@@ -54,7 +54,7 @@ class RecallSettings:
         """Raises ValueError naming the first setting that cannot be."""
         if self.mixer not in MIXERS:
             raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
-        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init=self.init_scheme)
+        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
         for name in ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups"):
             if getattr(self, name) < 1:
                 shown = "key_groups" if name == "groups" else name
@@ -89,7 +89,7 @@ class RecallLayer(nn.Module):
             lam=m.lam,
             lam_hidden=m.lam_hidden,
             lam_activation=m.lam_activation,
-            init=m.init_scheme,
+            init_scheme=m.init_scheme,
             chunk_size=m.chunk_size,
             implementation=m.implementation,
             name="mixer",

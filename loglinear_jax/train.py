@@ -142,7 +142,7 @@ class SeedTrainer:
     def train_step(self, state: SeedState, batch: Batch) -> tuple[SeedState, Float[Array, ""]]:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
         loss, grads = jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(state.params)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(grads))
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         take = state.active & finite
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from typing import Any
 
 import jax
@@ -30,17 +31,15 @@ class Task:
 
 
 def find_task(name: str) -> type[Task]:
-    """The Task subclass TASK of loglinear_jax/tasks/<name>.py, or of the module of that import path if it has a dot.
+    """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
     Raises ValueError if there is no such module, or it names no TASK.
     """
-    path = name if "." in name else f"loglinear_jax.tasks.{name}"
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not path.startswith(error.name):
-            raise
-        raise ValueError(f"task.name: no task {name!r}: there is no module {path}") from None
+    own = f"loglinear_jax.tasks.{name}"
+    path = own if _exists(own) else name
+    if not _exists(path):
+        raise ValueError(f"task.name: no task {name!r}: there is no module {own} and no module {name}")
+    module = importlib.import_module(path)
     if not hasattr(module, "TASK"):
         raise ValueError(f"task.name: {path} names no TASK, the Task subclass to use")
     return module.TASK
@@ -55,3 +54,10 @@ def load_task(name: str, **settings: Any) -> Task:
     task = task_class(**settings)
     task.check()
     return task
+
+
+def _exists(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except ModuleNotFoundError:  # of a package on the way
+        return False

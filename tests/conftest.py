@@ -1,0 +1,35 @@
+"""Four virtual CPU devices for the sharding tests, and GPU tests skipped where there is no GPU."""
+
+import os
+import shutil
+import tempfile
+
+import hypothesis
+import jax
+import pytest
+
+hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
+hypothesis.settings.load_profile("default")
+jax.config.update("jax_num_cpu_devices", 4)
+
+# The same small programs are compiled again and again, also in the workers of pytest-xdist and in the processes that
+# tests start, which inherit the environment: keep them for the session.
+OWN_CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="loglinear_jax-tests-")
+if OWN_CACHE:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = OWN_CACHE
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def pytest_unconfigure():
+    if OWN_CACHE:
+        shutil.rmtree(OWN_CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items):
+    if any(device.platform == "gpu" for device in jax.devices()):
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no GPU here"))

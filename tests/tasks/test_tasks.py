@@ -1,0 +1,110 @@
+"""Every property that the tasks promise, on drawn sequences."""
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from loglinear_jax.tasks import load_task
+from loglinear_jax.tasks.draws import distinct, increasing
+
+
+def sample(task, num=400, seed=0):
+    return (np.asarray(x) for x in jax.jit(lambda key: task.sample(key, num))(jax.random.key(seed)))
+
+
+@pytest.mark.parametrize(("seq_len", "pairs", "vocab"), [(128, 4, 128), (128, 32, 128), (256, 8, 128), (20, 3, 10)])
+def test_mqar(seq_len, pairs, vocab):
+    tokens, targets = sample(load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=vocab))
+    half, start = vocab // 2, seq_len - 2 * pairs
+    keys, values = tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2]
+    assert keys.min() >= 1 and keys.max() <= half - 1 and values.min() >= half and values.max() <= vocab - 1
+    assert all(len(set(row)) == pairs for row in keys) and all(len(set(row)) == pairs for row in values)
+    for key_row, value_row, row, target in zip(keys, values, tokens, targets, strict=True):
+        answer = dict(zip(key_row, value_row, strict=True))
+        assert sorted(row[start::2]) == sorted(key_row)
+        np.testing.assert_array_equal(target[start::2], [answer[key] for key in row[start::2]])
+    scored = np.zeros(seq_len, bool)
+    scored[start::2] = True
+    assert (targets[:, ~scored] == -1).all()
+    filler = np.concatenate([tokens[:, 2 * pairs : start].ravel(), tokens[:, start + 1 :: 2].ravel()])
+    assert set(filler) == set(range(1, vocab))
+    assert chisquare(np.bincount(filler, minlength=vocab)[1:]).pvalue > 1e-4
+    # Query order is random: the first query is any of the pairs.
+    first = np.argmax(keys == tokens[:, start, None], axis=1)
+    assert chisquare(np.bincount(first, minlength=pairs)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("vocab", "data", "noise"), [(128, range(3, 66), range(67, 128)), (64, range(3, 34), range(35, 64))]
+)
+@pytest.mark.parametrize("seq_len", [40, 256])
+def test_selective_copy(vocab, data, noise, seq_len):
+    tokens, targets = sample(load_task("selective_copy", seq_len=seq_len, vocab_size=vocab, num_tokens=16))
+    context = seq_len - 17
+    assert (tokens[:, context] == 1).all() and (tokens[:, context + 1 :] == 2).all()
+    seen_data, seen_noise, places = set(), set(), collections.Counter()
+    for row, target in zip(tokens[:, :context], targets, strict=True):
+        is_data = np.isin(row, data)
+        assert is_data.sum() == 16 and len(set(row[is_data])) == 16
+        assert np.isin(row[~is_data], noise).all()
+        np.testing.assert_array_equal(target[context : context + 16], row[is_data])
+        seen_data |= set(row[is_data])
+        seen_noise |= set(row[~is_data])
+        places.update(np.flatnonzero(is_data).tolist())
+    assert (targets[:, :context] == -1).all() and (targets[:, -1] == -1).all()
+    assert seen_data == set(data) and seen_noise == set(noise)
+    assert chisquare([places[p] for p in range(context)]).pvalue > 1e-4
+
+
+def test_draws_are_uniform():
+    rows = np.asarray(distinct(jax.random.key(0), 6000, 2, 3))
+    assert chisquare(list(collections.Counter(map(tuple, rows.tolist())).values())).pvalue > 1e-4
+    assert len({tuple(row) for row in rows.tolist()}) == 6  # every ordered pair
+    subsets = collections.Counter(map(tuple, np.asarray(increasing(jax.random.key(1), 6000, 3, 5)).tolist()))
+    assert len(subsets) == 10 and all(a < b < c for a, b, c in subsets)
+    assert chisquare(list(subsets.values())).pvalue > 1e-4
+    np.testing.assert_array_equal(increasing(jax.random.key(2), 3, 4, 4), [[0, 1, 2, 3]] * 3)
+
+
+@pytest.mark.parametrize("name", ["mqar", "selective_copy"])
+def test_one_seed_is_one_data_set(name):
+    task = load_task(name, seq_len=128)
+    a, b, c = (next(sample(task, 10, seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mqar", {"seq_len": 63, "num_pairs": 16}, "seq_len=63 is too short for num_pairs=16: it takes at least 64"),
+        ("mqar", {"vocab_size": 32, "num_pairs": 16}, "vocab_size=32 is too small for num_pairs=16"),
+        ("mqar", {"num_pairs": 0}, "num_pairs must be at least 1, got 0"),
+        ("selective_copy", {"seq_len": 32}, "seq_len=32 is too short for num_tokens=16: it takes at least 33"),
+        ("selective_copy", {"vocab_size": 32}, "vocab_size=32 is too small for num_tokens=16"),
+        ("selective_copy", {"pairs": 3}, "task.pairs: selective_copy has no such setting; it has num_tokens"),
+        ("copying", {}, "no task 'copying'"),
+        ("base", {}, "names no TASK"),
+    ],
+)
+def test_bad_settings_are_named(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        load_task(name, **settings)
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("mqar", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}), ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3})])  # fmt: skip
+def test_the_smallest_instances_exist(name, smallest):
+    tokens, targets = sample(load_task(name, **smallest))
+    assert tokens.min() >= 0 and tokens.max() < smallest["vocab_size"]
+    assert ((targets >= 0).sum(1) == 3).all()
+
+
+@pytest.mark.parametrize("name", ["mqar", "selective_copy"])
+def test_the_published_layout_is_shaped_for_ten_thousand(name):
+    task = load_task(name, seq_len=1024)
+    draw = jax.jit(lambda key: task.sample(key, 10_000))
+    tokens, targets = draw(jax.random.key(0))
+    assert tokens.shape == targets.shape == (10_000, 1024) and tokens.dtype == targets.dtype == np.int32

@@ -1,0 +1,94 @@
+"""The tree's arithmetic against the sets it stands for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loglinear_jax import fenwick_level, num_levels
+from loglinear_jax.fenwick import bit_length, bucket_level_after, merge_for_token, right_siblings, tree_heights
+
+
+def partition(t):
+    """The Fenwick partition of [0, t]: level -> set of tokens, one bucket for each set bit of t."""
+    buckets = {0: {t}}
+    end = t
+    for bit in range(t.bit_length()):
+        if t >> bit & 1:
+            buckets[bit + 1] = set(range(end - 2**bit, end))
+            end -= 2**bit
+    assert end == 0
+    return buckets
+
+
+@given(st.integers(0, 300))
+def test_levels_are_the_fenwick_partition(t):
+    for level, tokens in partition(t).items():
+        assert all(fenwick_level(t, s) == level for s in tokens)
+
+
+@given(st.integers(1, 2**20))
+def test_num_levels(length):
+    assert num_levels(length) == int(np.ceil(np.log2(length))) + 1
+    assert fenwick_level(length - 1, 0) <= num_levels(length) - 1
+    assert max(fenwick_level(np.arange(length), 0), default=0) == num_levels(length) - 1 if length < 5000 else True
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.0, True, "8"])
+def test_num_levels_refuses(length):
+    with pytest.raises(ValueError, match="length must be an integer ≥ 1"):
+        num_levels(length)
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_bit_length_of_numpy_and_jax(x):
+    assert bit_length(x) == bit_length(jnp.int32(x)) == x.bit_length()
+
+
+def test_level_is_vectorised_and_traceable():
+    t, s = np.arange(16)[:, None], np.arange(16)
+    expected = fenwick_level(t, s)
+    assert expected.shape == (16, 16) and expected.dtype == np.int32
+    np.testing.assert_array_equal(jax.jit(fenwick_level)(t, s), expected)
+
+
+@given(st.integers(0, 200), st.integers(1, 100))
+def test_buckets_move_as_the_partition_says(last, later):
+    t = last + later
+    for level, tokens in partition(last).items():
+        found = int(bucket_level_after(level, last, t))
+        assert tokens <= partition(t)[found]
+
+
+@given(st.integers(1, 127))
+def test_merging_keeps_every_bucket_at_its_level(t):
+    """Each level holds the number and the sum of its tokens."""
+    num = num_levels(128)
+
+    def sums(position):
+        levels = np.zeros((1, 1, num, 1, 2))
+        for level, tokens in partition(position).items():
+            levels[0, 0, level, 0] = (len(tokens), sum(tokens))
+        return levels
+
+    merged = merge_for_token(jnp.asarray(sums(t - 1), jnp.float32), t)
+    expected = sums(t)
+    expected[0, 0, 0] = 0  # token t itself is put there afterwards
+    np.testing.assert_array_equal(merged, expected)
+
+
+def test_nothing_is_carried_into_token_zero():
+    assert not np.any(merge_for_token(jnp.ones((1, 1, 5, 1, 1)), 0))
+
+
+@given(st.integers(1, 300))
+def test_right_siblings_cover_the_chunks_whose_bit_is_set(num_chunks):
+    for height in range(tree_heights(num_chunks)):
+        pairs, partial = right_siblings(num_chunks, height)
+        block = 1 << height
+        chunks = [c for p in range(pairs) for c in range((2 * p + 1) * block, (2 * p + 2) * block)]
+        chunks += range(num_chunks - partial, num_chunks)
+        assert chunks == [c for c in range(num_chunks) if c >> height & 1]
+    assert num_chunks - 1 < 1 << tree_heights(num_chunks)

@@ -1,0 +1,118 @@
+"""Initial values, parameter counts and definitions of the λ parameterisations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf, softmax
+
+from loglinear_jax.lam import LAMS, count_lam_params, make_lam, rotate_by_level
+
+HEADS, LEVELS = 3, 7
+
+
+def d_of_a_fresh_model(seed=0):
+    """What a normal(0.02) projection of 64 unit-variance features gives: d ≈ normal(0.16)."""
+    return 0.16 * jax.random.normal(jax.random.key(seed), (5, 11, HEADS, LEVELS))
+
+
+def init_and_apply(name, d, **settings):
+    module = make_lam(name, **settings)
+    params = module.init(jax.random.key(1), d)
+    return module.apply(params, d), params["params"]
+
+
+@pytest.mark.parametrize("name", LAMS)
+def test_shape_dtype_and_sign(name):
+    lam, _ = init_and_apply(name, d_of_a_fresh_model().astype(jnp.bfloat16))
+    assert lam.shape == (5, 11, HEADS, LEVELS) and lam.dtype == jnp.float32
+    assert (lam > 0).all()
+
+
+def test_initial_values_of_the_paper():
+    d = d_of_a_fresh_model()
+    np.testing.assert_allclose(init_and_apply("mlp_softplus", d)[0], 1.0, atol=1e-2)
+    np.testing.assert_allclose(init_and_apply("mlp_softmax", d)[0], 1 / LEVELS, rtol=1e-6)
+    np.testing.assert_allclose(init_and_apply("fixed", d)[0], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(init_and_apply("linear", jnp.zeros_like(d))[0], np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(init_and_apply("rope", jnp.zeros_like(d))[0], 1.0, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "rope"])
+def test_initial_values_of_the_released_code(name):
+    lam, params = init_and_apply(name, d_of_a_fresh_model(), init_scheme="released")
+    expected = 1 / LEVELS if name == "mlp_softmax" else np.log(2)  # the paper's figure shows 0.688 to 0.698
+    np.testing.assert_allclose(lam, expected, rtol=2e-2)
+    if name != "rope":
+        assert 0.01 < np.std(params["out_proj"]["kernel"]) < 0.03 and not np.any(params["out_proj"]["bias"])
+
+
+def test_mlp_first_layer_is_xavier_uniform():
+    _, params = init_and_apply("mlp_softplus", d_of_a_fresh_model())
+    kernel, limit = np.asarray(params["hidden"]["kernel"]), np.sqrt(6 / (LEVELS + 64))
+    assert np.abs(kernel).max() <= limit and np.std(kernel) == pytest.approx(limit / np.sqrt(3), rel=0.1)
+    assert not np.any(params["out_proj"]["kernel"])
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(64, 64), (32, 32), (128, 128), (None, 2 * LEVELS)])
+def test_mlp_parameter_count_is_the_papers_formula(hidden, width):
+    """W1 [L, d_h], W2 [d_h, L] and their biases; the heads share them."""
+    _, params = init_and_apply("mlp_softplus", d_of_a_fresh_model(), hidden=hidden)
+    assert count_lam_params({"lam": params}) == (2 * LEVELS * width + width + LEVELS, 0)
+
+
+@pytest.mark.parametrize(("name", "count"), [("fixed", HEADS * LEVELS), ("linear", HEADS * LEVELS), ("rope", HEADS * LEVELS + 2 * LEVELS + 2)])  # fmt: skip
+def test_other_parameter_counts(name, count):
+    assert count_lam_params({"lam": init_and_apply(name, d_of_a_fresh_model())[1], "rest": np.zeros(3)}) == (count, 3)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "identity"])
+@pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax"])
+def test_mlp_is_its_formula(name, activation):
+    d = d_of_a_fresh_model()
+    module = make_lam(name, hidden=4, activation=activation)
+    params = module.init(jax.random.key(0), d)
+    params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+    p = jax.tree.map(np.asarray, params["params"])
+    h = np.asarray(d, np.float64) @ p["hidden"]["kernel"] + p["hidden"]["bias"]
+    if activation == "gelu":
+        h = h * (1 + erf(h / np.sqrt(2))) / 2
+    logits = h @ p["out_proj"]["kernel"] + p["out_proj"]["bias"]
+    expected = np.log1p(np.exp(logits)) if name == "mlp_softplus" else softmax(logits, axis=-1)
+    np.testing.assert_allclose(module.apply(params, d), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_linear_and_fixed_are_their_formulas():
+    d = d_of_a_fresh_model()
+    scale = np.random.default_rng(0).normal(size=(HEADS, LEVELS)).astype(np.float32)
+    linear = make_lam("linear").apply({"params": {"scale": scale}}, d)
+    np.testing.assert_allclose(linear, np.log1p(np.exp(scale * np.asarray(d))), rtol=1e-5)
+    fixed = make_lam("fixed").apply({"params": {"bias": scale}}, d)
+    np.testing.assert_allclose(fixed, np.broadcast_to(np.log1p(np.exp(scale)), d.shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_rope_rotates_pairs_by_the_level(size):
+    rng = np.random.default_rng(0)
+    weight, x = rng.normal(size=size), rng.normal(size=size)
+    for level in range(4):
+        rotated = x.copy()
+        for pair in range(size // 2):
+            turn = np.exp(1j * level * 10000 ** (-2 * pair / size))
+            z = (x[2 * pair] + 1j * x[2 * pair + 1]) * turn
+            rotated[2 * pair : 2 * pair + 2] = z.real, z.imag
+        assert x @ np.asarray(rotate_by_level(jnp.asarray(weight), 4))[:, level] == pytest.approx(weight @ rotated, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lam": "mlp"}, "lam must be one of fixed, .*, got 'mlp'"),
+        ({"lam": "linear", "activation": "relu"}, "lam_activation must be one of gelu, identity"),
+        ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of paper, released"),
+        ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be at least 1"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_lam(**settings)

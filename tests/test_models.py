@@ -1,0 +1,147 @@
+"""The recall model: shapes, causality, initial values, every mixer and λ, and reading λ out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax import log_linear_attention, num_levels
+from loglinear_jax.lam import LAMS
+from loglinear_jax.layers import init_dt_bias, rotate_by_position, softmax_attention
+from loglinear_jax.models import RecallModel, RecallSettings
+
+TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 16)
+
+
+def build(**settings):
+    model = RecallModel(RecallSettings(**({"vocab_size": 16, "max_length": 24} | settings)))
+    return model, model.init(jax.random.key(1), TOKENS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lam": name} for name in LAMS] + [{"mixer": "linear"}, {"mixer": "softmax"}, {"mixer": "softmax", "key_dim": 8},
+    {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3}, {"dtype": "bfloat16"}],
+    ids=str,
+)  # fmt: skip
+def test_logits_are_causal_and_every_parameter_learns(settings):
+    model, params = build(**settings)
+    logits = model.apply(params, TOKENS)
+    assert logits.shape == (2, 24, 16) and logits.dtype == jnp.float32
+    changed = model.apply(params, TOKENS.at[:, 10:].set(3))
+    np.testing.assert_allclose(changed[:, :10], logits[:, :10], atol=1e-6)
+    assert np.abs(changed[:, 10:] - logits[:, 10:]).max() > 1e-3
+
+    # From random parameters (zeros at the start would hide a parameter that does nothing).
+    keys = iter(jax.random.split(jax.random.key(2), 100))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+    weights = jax.random.normal(jax.random.key(3), logits.shape)
+    grads = jax.grad(lambda p: jnp.sum(weights * model.apply(p, TOKENS)))(params)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
+
+
+def test_initial_values():
+    model, params = build(layers=2, hidden=64)
+    p = params["params"]
+    assert np.std(p["layer_0"]["in_proj"]["kernel"]) == pytest.approx(0.02, rel=0.1)
+    assert np.std(p["layer_0"]["out_proj"]["kernel"]) == pytest.approx(0.01, rel=0.1)
+    assert np.std(p["embed"]["embedding"]) == pytest.approx(0.02, rel=0.1)
+    assert np.std(p["head"]["kernel"]) == pytest.approx(0.02, rel=0.15)
+    np.testing.assert_allclose(p["layer_1"]["mixer"]["a_log"], np.log([1, 2]), rtol=1e-6)
+    dt = np.log1p(np.exp(init_dt_bias(jax.random.key(0), (10_000,))))
+    assert 0.001 <= dt.min() < 0.00105 and 0.095 < dt.max() <= 0.1001
+    assert np.median(dt) == pytest.approx(0.01, rel=0.1)  # log-uniform
+
+
+def test_size_of_the_papers_model():
+    """q, k, v, d, dt from 64 features, W_o, λ MLP, decays, norm: counted by hand for two layers and T = 128."""
+    _, params = build(vocab_size=128, max_length=128)
+    levels, heads = num_levels(128), 2
+    layer = 64 * (3 * 64 + heads + heads * levels) + 64 * 64 + 2 * levels * 64 + 64 + levels + 2 * heads + 2 * 64
+    assert sum(x.size for x in jax.tree.leaves(params)) == 2 * 128 * 64 + 2 * layer + 2 * 64
+
+
+def test_lam_can_be_read_and_costs_nothing_unread():
+    model, params = build(lam="linear")
+    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    for layer in ("layer_0", "layer_1"):
+        (lam,) = sown["intermediates"][layer]["mixer"]["lam_value"]
+        assert lam.shape == (2, 24, 2, num_levels(24))
+    assert model.apply(params, TOKENS).shape == (2, 24, 16)  # no intermediates unless asked for
+    unread = jax.jit(lambda p, x: model.apply(p, x)).lower(params, TOKENS).compile().cost_analysis()["flops"]
+    read = jax.jit(lambda p, x: model.apply(p, x, mutable=["intermediates"])).lower(params, TOKENS)
+    assert unread <= read.compile().cost_analysis()["flops"]
+
+
+def test_linear_mixer_is_log_linear_with_lambda_one():
+    model, params = build(mixer="linear")
+    with_lam, lam_params = build(lam="fixed")  # starts at λ = 1 and takes no input
+    assert jax.tree.structure(params) != jax.tree.structure(lam_params)
+    for layer in ("layer_0", "layer_1"):
+        params["params"][layer]["mixer"]["lam"] = lam_params["params"][layer]["mixer"]["lam"]
+    np.testing.assert_allclose(with_lam.apply(params, TOKENS), model.apply(params, TOKENS), atol=2e-5)
+
+
+def test_softmax_attention_is_its_formula():
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 9, 1, 4)), jnp.float32) for _ in range(2))
+    v = jnp.asarray(rng.normal(size=(1, 9, 2, 6)), jnp.float32)
+    scores = np.einsum("btgk,bsgk->ts", rotate_by_position(q), rotate_by_position(k)) / 2
+    weights = np.tril(np.exp(scores))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(softmax_attention(q, k, v), np.einsum("ts,bshv->bthv", weights, v), rtol=2e-5, atol=1e-6)
+    far = rotate_by_position(jnp.ones((1, 50, 1, 4)))[0, :, 0]  # a score depends on the distance alone
+    np.testing.assert_allclose(far[10] @ far[7], far[40] @ far[37], rtol=1e-4)
+
+
+def test_lam_for_longer_sequences_than_seen():
+    model, params = build(max_length=64)
+    assert model.apply(params, jnp.zeros((1, 64), jnp.int32)).shape == (1, 64, 16)
+    with pytest.raises(ValueError, match="lam has shape .* expected L ≥ num_levels"):
+        model.apply(params, jnp.zeros((1, 65), jnp.int32))
+
+
+def test_chunk_size_does_not_matter():
+    outs = [model.apply(params, TOKENS) for model, params in (build(chunk_size=c) for c in (4, 16, None))]
+    np.testing.assert_allclose(outs[1], outs[0], atol=2e-6)
+    np.testing.assert_allclose(outs[2], outs[0], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, linear, softmax, got 'mamba'"),
+        ({"heads": 3, "key_groups": 2}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
+        ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
+        ({"chunk_size": 3}, "chunk_size must be a power of two"),
+        ({"lam": "none"}, "lam must be one of"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RecallSettings(**({"vocab_size": 16, "max_length": 24} | settings)).check()
+
+
+def test_a_model_reads_like_the_attention_it_wraps():
+    """One head's output from the sown λ and the projections, without the module: the wiring of q, k, v, dt, d."""
+    model, params = build(layers=1, heads=1, head_dim=8, key_dim=4, hidden=8, lam="linear")
+    captured = {}
+
+    def capture(next_function, args, kwargs, context):
+        out = next_function(*args, **kwargs)
+        if context.module.name == "mixer":
+            captured["args"], captured["out"] = args, out
+        return out
+
+    import flax.linen as nn
+
+    with nn.intercept_methods(capture):
+        _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    q, k, v, dt, d = captured["args"]
+    mixer = params["params"]["layer_0"]["mixer"]
+    log_decay = -np.exp(mixer["a_log"]) * np.log1p(np.exp(dt + mixer["dt_bias"]))
+    lam = np.log1p(np.exp(np.asarray(d).reshape(2, 24, 1, -1) * mixer["lam"]["scale"]))
+    np.testing.assert_allclose(sown["intermediates"]["layer_0"]["mixer"]["lam_value"][0], lam, rtol=1e-5)
+    expected = log_linear_attention(q, k, v, log_decay, jnp.asarray(lam), implementation="parallel")
+    np.testing.assert_allclose(captured["out"], expected, rtol=1e-4, atol=1e-7)

@@ -1,0 +1,164 @@
+"""Many seeds in one program: the same as alone, sharded, frozen where they diverge, stopped where they converge."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.tasks import load_task
+from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, mean_loss, scored_loss, seed_mesh
+
+TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
+MODEL = RecallModel(RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1))
+SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation=30, eval_batch_size=20, stop_at=None)
+
+
+def train(seeds, settings=SETTINGS, num_devices=1, loss=mean_loss, periods=(3, 3)):
+    trainer = SeedTrainer(MODEL, TASK, settings, loss)
+    many = ManySeeds(trainer, seeds, seed_mesh(len(seeds), jax.devices()[:num_devices]))
+    state, data = many.init(many.seeds), many.data(many.seeds)
+    losses, accuracies = [], []
+    for num_steps in periods:
+        state, loss_sum = many.train_steps(state, data, num_steps)
+        state, _, accuracy = many.evaluate_and_record(state, data)
+        losses.append(np.asarray(loss_sum))
+        accuracies.append(np.asarray(accuracy))
+    return jax.device_get(state), np.array(losses), np.array(accuracies), jax.device_get(data)
+
+
+def assert_equal_trees(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_seed_of_many_is_the_seed_alone(stream):
+    settings = dataclasses.replace(SETTINGS, num_train=None) if stream else SETTINGS
+    state, losses, accuracies, data = train([3, 4, 5], settings)
+    for index, seed in enumerate([3, 4, 5]):
+        alone, loss, accuracy, alone_data = train([seed], settings)
+        np.testing.assert_array_equal(data["validation"][0][index], alone_data["validation"][0][0])
+        np.testing.assert_allclose(losses[:, index], loss[:, 0], rtol=1e-5)
+        np.testing.assert_allclose(accuracies[:, index], accuracy[:, 0], atol=1e-6)
+        assert_equal_trees(jax.tree.map(lambda x: x[index], state.params), jax.tree.map(lambda x: x[0], alone.params), rtol=1e-3, atol=1e-5)  # fmt: skip
+
+
+def test_seeds_differ_in_everything():
+    state, losses, _, data = train([0, 1])
+    for purpose in ("train", "validation"):
+        assert (data[purpose][0][0] != data[purpose][0][1]).any()
+    assert (data["train"][0][0, :30] != data["validation"][0][0]).any()
+    assert losses[0, 0] != losses[0, 1]
+    assert np.abs(np.diff(state.params["params"]["embed"]["embedding"], axis=0)).max() > 0
+
+
+def test_four_devices_give_what_one_gives():
+    one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], num_devices=1)
+    four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], num_devices=4)
+    np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
+    np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
+    assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
+
+
+def test_state_is_sharded_over_the_devices_that_divide_the_seeds():
+    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3])
+    leaf = jax.tree.leaves(many.init(many.seeds).params)[0]
+    assert len(leaf.sharding.device_set) == 4 and leaf.addressable_shards[0].data.shape[0] == 1
+    assert seed_mesh(6, jax.devices()).size == 3 and seed_mesh(5, jax.devices()).size == 1
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
+    """One seed's loss becomes nan from its third batch on, or its gradient does while the loss stays finite."""
+    before, _, _, data = train([0, 1, 2], periods=(2,))
+    healthy, *_ = train([0, 1, 2], periods=(2, 2, 2))
+    sequences = data["train"][0][1]
+    rows = jax.random.randint(jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 3), 2), (8,), 0, 50)
+    third_batch = jnp.asarray(sequences[np.asarray(rows)])
+
+    @jax.custom_vjp
+    def scale_gradient(x, factor):
+        return x
+
+    scale_gradient.defvjp(lambda x, factor: (x, factor), lambda factor, grad: (grad * factor, jnp.zeros_like(factor)))
+
+    def loss(model, params, batch):
+        poison = jnp.where(jnp.all(batch[0] == third_batch), jnp.nan, 1.0)
+        value = mean_loss(model, params, batch)
+        return value * poison if what == "loss" else scale_gradient(value, poison)
+
+    state, losses, _, _ = train([0, 1, 2], loss=loss, periods=(2, 2, 2))
+    np.testing.assert_array_equal(state.diverged_step, [-1, 2, -1])
+    np.testing.assert_array_equal(state.step, [6, 6, 6])
+    for index in range(3):
+        pick = lambda tree: jax.tree.map(lambda x: x[index], tree)  # noqa: B023, E731
+        expected = before if index == 1 else healthy
+        assert_equal_trees(pick(state.params), pick(expected.params), rtol=1e-4, atol=1e-6)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(pick(state.opt_state)))
+
+
+def test_early_stopping_and_the_records_of_a_seed():
+    """With a bar that one seed passes at its first evaluation, that seed stops there; another goes on."""
+    _, _, accuracies, _ = train([0, 1, 2, 3], periods=(2, 2, 2))
+    bar = float(np.sort(accuracies[0])[-1])
+    state, _, again, _ = train([0, 1, 2, 3], dataclasses.replace(SETTINGS, stop_at=bar), periods=(2, 2, 2))
+    first = accuracies[0] >= bar
+    np.testing.assert_array_equal(state.stopped[first], True)
+    np.testing.assert_array_equal(state.best_step[first], 2)
+    np.testing.assert_allclose(again[1][first], accuracies[0][first])  # its parameters no longer move
+    for index in np.flatnonzero(~first):
+        seen = accuracies[:, index]
+        stop = np.argmax(seen >= bar) + 1 if (seen >= bar).any() else 3
+        assert state.best_accuracy[index] == pytest.approx(seen[:stop].max())
+        assert state.best_step[index] == 2 * (np.argmax(seen[:stop]) + 1)
+    np.testing.assert_array_equal(state.converged_step, -1)
+
+
+def test_best_parameters_are_those_of_the_best_evaluation():
+    periods = (2,) * 4
+    state, _, accuracies, data = train([0, 1, 2], dataclasses.replace(SETTINGS, learning_rate=0.05), periods=periods)
+    trainer = SeedTrainer(MODEL, TASK, SETTINGS)
+    for index in range(3):
+        params = jax.tree.map(lambda x: x[index], state.best_params)
+        validation = jax.tree.map(lambda x: x[index], data["validation"])
+        _, accuracy = trainer.evaluate(params, validation)
+        assert accuracy == pytest.approx(accuracies[:, index].max(), abs=1e-6) == state.best_accuracy[index]
+
+
+def test_evaluation_counts_a_partial_batch_once():
+    trainer = SeedTrainer(MODEL, TASK, SETTINGS)
+    params = trainer.init(jnp.int32(0)).params
+    tokens, targets = TASK.sample(jax.random.key(0), 30)
+    loss, correct, scored = scored_loss(MODEL.apply(params, tokens), targets)
+    assert scored == 60
+    got_loss, got_accuracy = trainer.evaluate(params, (tokens, targets))
+    np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
+
+
+def test_loss_counts_scored_positions_only():
+    logits = jnp.asarray([[[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]])
+    loss, correct, scored = scored_loss(logits, jnp.asarray([[0, -1, 1]]))
+    expected = np.log1p(np.exp(-2)) + np.log1p(np.exp(3))
+    assert loss == pytest.approx(expected, rel=1e-6) and correct == 1 and scored == 2
+
+
+def test_gradient_clipping_is_by_global_norm():
+    params = {"w": jnp.array([3.0, 4.0])}
+    grads = {"w": jnp.array([30.0, 40.0])}
+    for clip, norm in ((1.0, 1.0), (None, 50.0)):
+        trainer = SeedTrainer(MODEL, TASK, dataclasses.replace(SETTINGS, grad_clip=clip))
+        _, opt_state = trainer.optimizer.update(grads, trainer.optimizer.init(params), params)
+        first_moment = jax.tree.leaves(opt_state[1][0].mu)[0]
+        assert np.linalg.norm(first_moment) == pytest.approx(0.1 * norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_lower_precision_still_learns_about_the_same(precision):
+    _, exact, _, _ = train([0])
+    settings = dataclasses.replace(SETTINGS, precision=precision)
+    model = dataclasses.replace(MODEL.settings, dtype="bfloat16" if precision == "bfloat16" else "float32")
+    many = ManySeeds(SeedTrainer(RecallModel(model), TASK, settings), [0], seed_mesh(1, jax.devices()[:1]))
+    _, losses = many.train_steps(many.init(many.seeds), many.data(many.seeds), 3)
+    np.testing.assert_allclose(losses, exact[0], rtol=2e-2)
