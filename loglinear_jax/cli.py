@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from absl import flags
 from ml_collections import config_flags
@@ -14,6 +16,13 @@ from ml_collections import config_flags
 from loglinear_jax.config import ConfigError
 
 BAD_INPUT = 2
+USAGE = """Trains what a config says, or goes on with it.
+
+  python run.py --config=configs/selective_copy.py:smoke
+  python run.py --config=configs/mqar.py:kv=32 --config.train.num_seeds=64 --workdir=runs/mqar-32
+
+Any field of the config can be set as --config.section.field=value; loglinear_jax/config.py lists them all.
+"""
 
 
 def define_flags(values: flags.FlagValues, argv: list[str]) -> None:
@@ -30,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     values = flags.FlagValues()
     define_flags(values, argv)
+    if {"-h", "-help", "--help"} & set(argv):
+        print(f"{USAGE}\n{values.get_help()}")
+        return
     try:
         rest = values(argv)[1:]
         if rest:
@@ -62,9 +74,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\nWritten to {Path(workdir).absolute()}")
 
 
-def fail(error: Exception) -> None:
-    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-    print(f"run.py: {text}", file=sys.stderr)
+def fail(error: BaseException) -> NoReturn:
+    """One line on stderr, exit code 2."""
+    if "Traceback" in str(error):  # ml_collections wraps what a config file raises in its whole traceback
+        while error.__cause__ or error.__context__:
+            error = error.__cause__ or error.__context__
+    text = str(error)
+    while text[:1] in ("'", '"') and text[-1:] == text[:1]:  # it also wraps messages in repr, sometimes twice
+        text = ast.literal_eval(text)
+    if isinstance(error, AttributeError):
+        text = f"there is no setting {text}"
+    print("run.py:", " ".join(text.split()), file=sys.stderr)
     sys.exit(BAD_INPUT)
 
 

@@ -101,7 +101,9 @@ def test_rope_rotates_pairs_by_the_level(size):
             turn = np.exp(1j * level * 10000 ** (-2 * pair / size))
             z = (x[2 * pair] + 1j * x[2 * pair + 1]) * turn
             rotated[2 * pair : 2 * pair + 2] = z.real, z.imag
-        assert x @ np.asarray(rotate_by_level(jnp.asarray(weight), 4))[:, level] == pytest.approx(weight @ rotated, rel=1e-5)
+        assert x @ np.asarray(rotate_by_level(jnp.asarray(weight), 4))[:, level] == pytest.approx(
+            weight @ rotated, rel=1e-5
+        )
 
 
 @pytest.mark.parametrize(

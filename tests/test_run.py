@@ -257,8 +257,12 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
     [
         ([], "name a config: --config="),
         (["--config=configs/nothing.py"], "nothing.py"),
-        (["--config=configs/mqar.py:smok"], "no preset 'smok'"),
-        (["--config=configs/mqar.py", "--config.train.num_sedes=3"], "num_se"),
+        (["--config=configs/mqar.py:smok"], "run.py: no preset 'smok': there are smoke, released, kv=N, seq=N"),
+        (["--config=configs/task.py:nothing"], "run.py: task.name: no task 'nothing'"),
+        (
+            ["--config=configs/mqar.py", "--config.train.num_sedes=3"],
+            """no setting 'num_sedes' Did you mean "num_seeds\"""",
+        ),
         (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
         (["--config=configs/mqar.py", "--sedes=3"], "sedes"),
         (["--config=configs/mqar.py", "extra"], "unexpected argument 'extra'"),

@@ -51,7 +51,10 @@ def test_one_seed_that_never_converges():
 
 
 def test_table_shows_every_variant():
-    rows = {"linear": summarize(state([0.03, 0.99], [-1, 250])), "rope": summarize(state([0.5, 0.6], [-1, -1], [3, -1]))}
+    rows = {
+        "linear": summarize(state([0.03, 0.99], [-1, 250])),
+        "rope": summarize(state([0.5, 0.6], [-1, -1], [3, -1])),
+    }
     text = table(rows)
     assert "| linear" in text and "51.0 ± 67.9" in text and "99.0" in text and "1/2 = 0.50 [0.09, 0.91]" in text
     assert "250" in text and "25.00 %" in text and "diverged" in text

@@ -7,6 +7,8 @@ over time. Runs on any backend; differentiated by JAX.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,8 @@ from loglinear_jax.attention.decay import decay_matrix, decay_to_end
 from loglinear_jax.fenwick import FenwickState, fenwick_level, num_levels, right_siblings, tree_heights
 
 DEFAULT_CHUNK = 64
+# Elements of each C x C intermediate at a time: what fits a CPU's cache; on others, what is small beside their memory.
+MAX_SCORES_CPU, MAX_SCORES = 1 << 19, 1 << 26
 
 
 def default_chunk_size(length: int) -> int:
@@ -107,10 +111,12 @@ def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision)
     since_sibling = jnp.zeros_like(chunk_decay)  # log decay from the end of the left sibling to the chunk's start
     node_decay = chunk_decay
     states, since_siblings = [], []
-    for height in range(tree_heights(num_chunks)):
-        lam_height = lam[..., levels_inside + height]
-        weight = lam_height * jnp.exp(since_sibling[..., None] + from_chunk)
-        out = _add_left_siblings(out, q, weight, state, height, precision)
+    heights = tree_heights(num_chunks)
+    # A split, whose gradient is one concatenation, not a padded sum for each level.
+    lam_between = jax.lax.split(lam[..., levels_inside : levels_inside + heights], [1] * heights, axis=-1)
+    for height in range(heights):
+        read = jax.checkpoint(functools.partial(_read_left_siblings, height=height, precision=precision))
+        out = out + read(q, lam_between[height][..., 0], since_sibling, from_chunk, state)
         states.append(state)
         since_siblings.append(since_sibling)
         # One level up: parent = right child + what is left of the left child after it.
@@ -130,29 +136,50 @@ def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision)
     return out, _levels_after(last, k, v, log_decay, *tree, lam.shape[-1], chunk_size, precision)
 
 
-@jax.checkpoint
-def _weights_inside(scores, log_decay, lam):
-    level = np.arange(log_decay.shape[-1])
-    return scores[:, :, None] * decay_matrix(log_decay) * common.select_level(lam, fenwick_level(level[:, None], level))
-
-
 def _inside_chunks(q, k, v, log_decay, lam, precision):
-    """The quadratic form within each chunk: [B, G, R, N, C, V]."""
-    scores = common.dot("bgntk,bgnsk->bgnts", q, k, precision)
-    weights = _weights_inside(scores, log_decay, lam)
-    return common.dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
+    """The quadratic form within each chunk: [B, G, R, N, C, V].
 
-
-def _add_left_siblings(out, q, weight, state, height, precision):
-    """Add to the chunks whose bit `height` is set what they read from their left sibling's state.
-
-    out [B, G, R, N, C, V], q [B, G, N, C, K], weight [B, G, R, N, C], state [B, G, R, nodes, K, V].
+    Its C x C matrices take more memory than everything else. So long sequences go through in segments, each of at most
+    MAX_SCORES of their elements; none is kept for the backward pass.
     """
+    batch, groups, reps, num_chunks, chunk_size = log_decay.shape
+    level = np.arange(chunk_size)
+    level = fenwick_level(level[:, None], level)
+
+    @jax.checkpoint
+    def attend(q, k, v, log_decay, lam):
+        scores = common.dot("bgntk,bgnsk->bgnts", q, k, precision)[:, :, None]
+        weights = scores * decay_matrix(log_decay) * common.select_level(lam, level)
+        return common.dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
+
+    max_scores = MAX_SCORES_CPU if jax.default_backend() == "cpu" else MAX_SCORES
+    segment = max(max_scores // (batch * groups * reps * chunk_size**2), 1)
+    if num_chunks <= segment:
+        return attend(q, k, v, log_decay, lam)
+    num_segments = -(-num_chunks // segment)
+
+    def split(x, axis):
+        pad = [(0, 0)] * x.ndim
+        pad[axis] = (0, num_segments * segment - num_chunks)
+        x = jnp.pad(x, pad).reshape(*x.shape[:axis], num_segments, segment, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    segments = split(q, 2), split(k, 2), split(v, 3), split(log_decay, 3), split(lam, 3)
+    out = jnp.moveaxis(jax.lax.map(lambda x: attend(*x), segments), 0, 3)
+    return out.reshape(*out.shape[:3], num_segments * segment, *out.shape[5:])[:, :, :, :num_chunks]
+
+
+def _read_left_siblings(q, lam, since_sibling, from_chunk, state, *, height, precision):
+    """What the chunks whose bit `height` is set read from their left sibling's state; 0 for the others.
+
+    q [B, G, N, C, K]; lam, from_chunk [B, G, R, N, C]; since_sibling [B, G, R, N]; state [B, G, R, nodes, K, V]. Returns
+    [B, G, R, N, C, V].
+    """
+    weight = lam * jnp.exp(since_sibling[..., None] + from_chunk)
     num_chunks = q.shape[2]
     block = 1 << height
     pairs, partial = right_siblings(num_chunks, height)
 
-    @jax.checkpoint
     def read(q, weight, state):
         return weight[..., None] * common.dot("bgpntk,bgrpkv->bgrpntv", q, state, precision)
 
@@ -177,7 +204,7 @@ def _add_left_siblings(out, q, weight, state, height, precision):
         added.append(jnp.pad(last, [(0, 0)] * 3 + [(start - 2 * block * pairs, 0)] + [(0, 0)] * 2))
     added = jnp.concatenate(added, axis=3)
     missing = num_chunks - added.shape[3]
-    return out + jnp.pad(added, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * 2)
+    return jnp.pad(added, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * 2)
 
 
 def _levels_after(

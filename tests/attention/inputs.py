@@ -22,7 +22,9 @@ def in_float64(test):
     return wrapped
 
 
-def random_inputs(seed, batch, length, groups, heads, key_dim, value_dim, levels=None, dtype=np.float64, min_decay=-2.0):
+def random_inputs(
+    seed, batch, length, groups, heads, key_dim, value_dim, levels=None, dtype=np.float64, min_decay=-2.0
+):
     """q, k, v, log_decay, lam; log_decay is uniform in [min_decay, 0]."""
     rng = np.random.default_rng(seed)
     levels = num_levels(length) if levels is None else levels

@@ -58,7 +58,21 @@ def test_forms_agree_in_values_states_and_gradients(
         assert relative_error(state.levels, expected_state.levels) < 1e-10
         assert state.position == expected_state.position == length + (start or 0)
         for name, grad in grads.items():
-            assert np.linalg.norm(grad - expected_grads[name]) <= 1e-10 * (1 + np.linalg.norm(expected_grads[name])), name
+            assert np.linalg.norm(grad - expected_grads[name]) <= 1e-10 * (1 + np.linalg.norm(expected_grads[name])), (
+                name
+            )
+
+
+@in_float64
+def test_segments_of_chunks_change_nothing(monkeypatch):
+    inputs = random_inputs(11, 2, 45, 1, 2, 3, 4)
+    expected = outputs_and_gradients(inputs, implementation="parallel")
+    monkeypatch.setattr("loglinear_jax.attention.xla.MAX_SCORES_CPU", 4 * 5 * 4 * 4)  # 5 of 12 chunks at a time
+    monkeypatch.setattr("loglinear_jax.attention.xla.MAX_SCORES", 4 * 5 * 4 * 4)
+    out, state, grads = outputs_and_gradients(inputs, implementation="xla", chunk_size=4)
+    assert relative_error(out, expected[0]) < 1e-12
+    assert relative_error(state.levels, expected[1].levels) < 1e-12
+    assert all(relative_error(grads[name], expected[2][name]) < 1e-12 for name in grads)
 
 
 @in_float64
@@ -177,7 +191,9 @@ def test_bfloat16_inputs_accumulate_in_float32(form):
         exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
         expected = log_linear_attention(*exact, implementation="parallel")
     assert relative_error(out, expected) < 1e-2
-    grads = jax.grad(lambda *x: log_linear_attention(*x, implementation=form).astype(jnp.float32).sum(), argnums=(2, 3, 4))
+    grads = jax.grad(
+        lambda *x: log_linear_attention(*x, implementation=form).astype(jnp.float32).sum(), argnums=(2, 3, 4)
+    )
     dv, d_decay, d_lam = grads(*inputs)
     assert dv.dtype == jnp.bfloat16 and d_decay.dtype == d_lam.dtype == jnp.float32
 
