@@ -110,7 +110,7 @@ def draw_learning_curves(workdir: str | os.PathLike, path: str | os.PathLike) ->
     config = read_config(directory.config_file)
     names = variant_names(config)
     figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
     colors = matplotlib.colormaps["tab10"].colors
     for axis, name, color in zip(axes, names, (colors * len(names))[: len(names)], strict=True):
         metrics = load_metrics(directory, name)
@@ -120,7 +120,7 @@ def draw_learning_curves(workdir: str | os.PathLike, path: str | os.PathLike) ->
             axis.plot(metrics["step"], median, color=color, linewidth=2.5, label="median of seeds")
             axis.legend(loc="lower right", frameon=False)
         axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle="--")
-        axis.set(title=f"λ: {name}", xlabel="step", ylim=(0, 102))
+        axis.set(title=name if "=" in name else f"λ: {name}", xlabel="step", ylim=(0, 102))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("validation accuracy, %")
     task = config.task.to_dict()

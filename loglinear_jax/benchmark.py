@@ -30,7 +30,7 @@ KEY_DIM = flags.DEFINE_integer("key_dim", 32, "key dim")
 VALUE_DIM = flags.DEFINE_integer("value_dim", 32, "value dim")
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "dtype of q, k, v")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls, of which the median counts")
-MAX_SCORES = flags.DEFINE_integer("max_scores", 1 << 29, "skip the parallel form above this many scores (B·H·T²)")
+MAX_SCORES = flags.DEFINE_integer("max_scores", 1 << 26, "skip the parallel form above this many scores (B·H·T²)")
 
 GROWTH = 8
 

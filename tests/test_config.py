@@ -34,7 +34,13 @@ def test_the_papers_settings():
         experiment = build(get_config(name), "mlp_softplus")
         model, train = experiment.model.settings, experiment.train
         assert (model.heads, model.head_dim, model.key_dim, model.hidden, model.layers) == (2, 32, 32, 64, 2)
-        assert (train.num_steps, train.batch_size, train.learning_rate, train.num_train, train.num_validation) == (steps, 64, 1e-3, 10_000, 1_000)  # fmt: skip
+        assert (train.num_steps, train.batch_size, train.learning_rate, train.num_train, train.num_validation) == (
+            steps,
+            64,
+            1e-3,
+            10_000,
+            1_000,
+        )
         assert (train.eval_every, train.stop_at) == (100, 0.99)
     assert build(get_config("mqar"), "linear").task.vocab_size == 128
     assert build(get_config("selective_copy"), "linear").task.vocab_size == 64

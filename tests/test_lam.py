@@ -61,7 +61,10 @@ def test_mlp_parameter_count_is_the_papers_formula(hidden, width):
     assert count_lam_params({"lam": params}) == (2 * LEVELS * width + width + LEVELS, 0)
 
 
-@pytest.mark.parametrize(("name", "count"), [("fixed", HEADS * LEVELS), ("linear", HEADS * LEVELS), ("rope", HEADS * LEVELS + 2 * LEVELS + 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("fixed", HEADS * LEVELS), ("linear", HEADS * LEVELS), ("rope", HEADS * LEVELS + 2 * LEVELS + 2)],
+)
 def test_other_parameter_counts(name, count):
     assert count_lam_params({"lam": init_and_apply(name, d_of_a_fresh_model())[1], "rest": np.zeros(3)}) == (count, 3)
 
@@ -79,7 +82,8 @@ def test_mlp_is_its_formula(name, activation):
         h = h * (1 + erf(h / np.sqrt(2))) / 2
     logits = h @ p["out_proj"]["kernel"] + p["out_proj"]["bias"]
     expected = np.log1p(np.exp(logits)) if name == "mlp_softplus" else softmax(logits, axis=-1)
-    np.testing.assert_allclose(module.apply(params, d), expected, rtol=1e-4, atol=1e-6)
+    with jax.default_matmul_precision("highest"):
+        np.testing.assert_allclose(module.apply(params, d), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_linear_and_fixed_are_their_formulas():

@@ -20,10 +20,16 @@ def build(**settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lam": name} for name in LAMS] + [{"mixer": "linear"}, {"mixer": "softmax"}, {"mixer": "softmax", "key_dim": 8},
-    {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3}, {"dtype": "bfloat16"}],
+    [{"lam": name} for name in LAMS]
+    + [
+        {"mixer": "linear"},
+        {"mixer": "softmax"},
+        {"mixer": "softmax", "key_dim": 8},
+        {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3},
+        {"dtype": "bfloat16"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_logits_are_causal_and_every_parameter_learns(settings):
     model, params = build(**settings)
     logits = model.apply(params, TOKENS)

@@ -42,7 +42,12 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
         np.testing.assert_array_equal(data["validation"][0][index], alone_data["validation"][0][0])
         np.testing.assert_allclose(losses[:, index], loss[:, 0], rtol=1e-5)
         np.testing.assert_allclose(accuracies[:, index], accuracy[:, 0], atol=1e-6)
-        assert_equal_trees(jax.tree.map(lambda x: x[index], state.params), jax.tree.map(lambda x: x[0], alone.params), rtol=1e-3, atol=1e-5)  # fmt: skip
+        assert_equal_trees(
+            jax.tree.map(lambda x: x[index], state.params),
+            jax.tree.map(lambda x: x[0], alone.params),
+            rtol=1e-3,
+            atol=1e-5,
+        )
 
 
 def test_seeds_differ_in_everything():
@@ -93,7 +98,7 @@ def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
     np.testing.assert_array_equal(state.diverged_step, [-1, 2, -1])
     np.testing.assert_array_equal(state.step, [6, 6, 6])
     for index in range(3):
-        pick = lambda tree: jax.tree.map(lambda x: x[index], tree)  # noqa: B023, E731
+        pick = lambda tree: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
         expected = before if index == 1 else healthy
         assert_equal_trees(pick(state.params), pick(expected.params), rtol=1e-4, atol=1e-6)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(pick(state.opt_state)))

@@ -21,6 +21,8 @@ from loglinear_jax.fenwick import FenwickState, fenwick_level, num_levels, right
 DEFAULT_CHUNK = 64
 # Elements of each C x C intermediate at a time: what fits a CPU's cache; on others, what is small beside their memory.
 MAX_SCORES_CPU, MAX_SCORES = 1 << 19, 1 << 26
+# On a CPU, sequences of a batch are taken so many at a time that their values have at most this many elements.
+MAX_VALUES_CPU = 1 << 21
 
 
 def default_chunk_size(length: int) -> int:
@@ -88,6 +90,22 @@ def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision)
 
     q, k [B, G, T, K]; v [B, G, R, T, V]; log_decay [B, G, R, T]; lam [B, G, R, T, L].
     """
+
+    def sequences(q, k, v, log_decay, lam):
+        return _aligned_at_once(q, k, v, log_decay, lam, last, chunk_size, return_state, precision)
+
+    at_once = max(MAX_VALUES_CPU // v[0].size, 1)
+    if jax.default_backend() != "cpu" or v.shape[0] <= at_once:
+        return sequences(q, k, v, log_decay, lam)
+
+    def one_sequence(inputs):
+        return jax.tree.map(lambda x: x[0], sequences(*(x[None] for x in inputs)))
+
+    return jax.lax.map(one_sequence, (q, k, v, log_decay, lam), batch_size=at_once)
+
+
+def _aligned_at_once(q, k, v, log_decay, lam, last, chunk_size, return_state, precision):
+    """`_aligned`, with intermediates of the whole batch in memory."""
     length = q.shape[2]
     num_chunks = -(-length // chunk_size)
 

@@ -95,7 +95,13 @@ def test_bad_settings_are_named(name, settings, message):
         load_task(name, **settings)
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("mqar", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}), ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "smallest"),
+    [
+        ("mqar", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}),
+        ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3}),
+    ],
+)
 def test_the_smallest_instances_exist(name, smallest):
     tokens, targets = sample(load_task(name, **smallest))
     assert tokens.min() >= 0 and tokens.max() < smallest["vocab_size"]
