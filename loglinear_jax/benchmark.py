@@ -22,7 +22,9 @@ from loglinear_jax.attention import log_linear_attention
 from loglinear_jax.fenwick import num_levels
 
 IMPLEMENTATIONS = flags.DEFINE_list("implementations", ["xla", "parallel"], "forms to time")
-LENGTHS = flags.DEFINE_list("lengths", ["1024", "2048", "4096", "8192", "16384", "32768"], "sequence lengths")
+LENGTHS = flags.DEFINE_list(
+    "lengths", ["256", "512", "1024", "2048", "4096", "8192", "16384", "32768"], "sequence lengths"
+)
 BATCH = flags.DEFINE_integer("batch", 4, "sequences")
 HEADS = flags.DEFINE_integer("heads", 2, "heads")
 GROUPS = flags.DEFINE_integer("groups", 2, "key groups")
@@ -91,11 +93,10 @@ def main(argv: list[str]) -> None:
         times = {length: time_implementation(implementation, length) for length in lengths}
         row = {"": implementation}
         row |= {f"T={n}": "–" if t is None else f"{t[0]:.1f} / {t[1]:.1f}" for n, t in times.items()}
-        long, short = times[lengths[-1]], times.get(lengths[-1] // GROWTH)
-        if long and short:
-            row[f"growth T={lengths[-1] // GROWTH} → {lengths[-1]}"] = " / ".join(
-                f"{a / b:.1f}×" for a, b in zip(long, short, strict=True)
-            )
+        longest = max(length for length, t in times.items() if t)
+        if short := times.get(longest // GROWTH):
+            factors = " / ".join(f"{a / b:.1f}×" for a, b in zip(times[longest], short, strict=True))
+            row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {factors}"
         rows.append(row)
     print(tabulate(rows, headers="keys", tablefmt="github", missingval="–"))
 

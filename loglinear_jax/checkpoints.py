@@ -25,7 +25,8 @@ class Checkpoints:
     def __init__(self, directory: Path, read_only: bool = False):
         self.directory = directory.absolute()
         self._read_only = read_only
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, read_only=read_only, create=not read_only)
+        policy = {"read_only": True, "create": False, "save_interval_steps": 0} if read_only else {"max_to_keep": KEEP}
+        options = ocp.CheckpointManagerOptions(**policy)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def save(self, step: int, state: Any) -> None:
@@ -44,19 +45,22 @@ class Checkpoints:
         """The newest readable state, or None if there is no checkpoint.
 
         A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one
-        before it is tried. Raises NoReadableCheckpoint if there are some, but none can be read.
+        before it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but none can be read.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
-        for step in steps:
+        for index, step in enumerate(steps):
             try:
-                return self._manager.restore(step, args=ocp.args.StandardRestore(abstract_state))
+                state = self._manager.restore(step, args=ocp.args.StandardRestore(abstract_state))
             except Exception as error:  # Orbax and TensorStore raise many types for damaged files
                 reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
                 log.warning(
                     "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reason
                 )
+            else:
                 if not self._read_only:
-                    self._set_aside(step)
+                    for damaged in steps[:index]:
+                        self._set_aside(damaged)
+                return state
         if steps:
             raise NoReadableCheckpoint(
                 f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(steps)))}) can be read"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +35,6 @@ def define_flags(values: flags.FlagValues, argv: list[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: 0 when done or interrupted and saved, 2 for bad input."""
     argv = list(sys.argv if argv is None else argv)
-    # Before JAX is loaded: C++ libraries report on start-up, which nobody asked for.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     values = flags.FlagValues()
     define_flags(values, argv)
     if {"-h", "-help", "--help"} & set(argv):
@@ -51,7 +49,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         workdir = values.workdir or default_workdir(values["config"].config_filename)
         config = values.config
         config.lock()  # also where the flag's value is an error that only shows when used
-    except (flags.Error, ConfigError, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
+    except (
+        flags.Error,
+        LookupError,
+        AttributeError,
+        ValueError,
+        TypeError,
+        OSError,
+        SyntaxError,
+        ImportError,
+    ) as error:
         fail(error)
 
     from loglinear_jax import experiment, summary
@@ -80,10 +87,13 @@ def fail(error: BaseException) -> NoReturn:
         while error.__cause__ or error.__context__:
             error = error.__cause__ or error.__context__
     text = str(error)
-    while text[:1] in ("'", '"') and text[-1:] == text[:1]:  # it also wraps messages in repr, sometimes twice
-        text = ast.literal_eval(text)
-    if isinstance(error, AttributeError):
+    if isinstance(error, (AttributeError, KeyError)):
+        with contextlib.suppress(SyntaxError, ValueError):
+            while text[:1] in ("'", '"'):  # it also wraps messages in repr, sometimes twice
+                text = ast.literal_eval(text)
         text = f"there is no setting {text}"
+    elif isinstance(error, (SyntaxError, ImportError)):
+        text = f"the config can't be read: {text}"
     print("run.py:", " ".join(text.split()), file=sys.stderr)
     sys.exit(BAD_INPUT)
 

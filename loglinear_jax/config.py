@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ def default_config() -> ConfigDict:
 
     model = config.model = ConfigDict()
     model.mixer = "log_linear"  # or linear (gated linear attention, one state), softmax
-    model.lam = "mlp_softplus"  # fixed, linear, mlp_softplus, mlp_softmax, rope; a variant that names a λ sets this
+    model.lam = (
+        "mlp_softplus"  # of variants that name no λ, such as 'lam_hidden=32'; the names are in loglinear_jax.lam
+    )
     model.lam_hidden = 64  # width d_h of the λ MLP; 0: twice the number of levels
     model.lam_activation = "gelu"  # or identity, as in the paper's equation 3
     model.hidden = 64
@@ -133,15 +136,32 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
             path, text = "lam", setting
         path = path if "." in path else f"model.{path}"
         section, _, field = path.partition(".")
-        if section not in ("model", "train", "task") or field not in config[section]:
-            raise ConfigError(f"variants: {setting!r}: there is no setting {path}")
+        if section not in ("model", "train") or field not in config[section]:
+            raise ConfigError(f"variants: {setting!r}: there is no setting {path} of the model or of training")
+        if field in ("num_seeds", "first_seed"):
+            raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
         current = config[section][field]
         try:
-            value = text if isinstance(current, str) else type(current)(ast.literal_eval(text))
-        except (ValueError, SyntaxError, TypeError):
-            raise ConfigError(f"variants: {setting!r}: expected {type(current).__name__}, got {text!r}") from None
+            value = text if isinstance(current, str) else ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = None
+        if isinstance(current, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(current):
+            raise ConfigError(f"variants: {setting!r}: expected {type(current).__name__}, got {text!r}")
         config[section][field] = value
     return config
+
+
+def check_variants(config: ConfigDict) -> None:
+    """Raises ConfigError for a model.lam that no variant would use."""
+    default = default_config().model.lam
+    names = variant_names(config)
+    if config.model.lam != default and all(variant_config(config, n).model.lam != config.model.lam for n in names):
+        raise ConfigError(
+            f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
+            f"set variants={config.model.lam}"
+        )
 
 
 # --- From config to objects -----------------------------------------------------------------------------------------
@@ -188,11 +208,12 @@ def _train_settings(train: ConfigDict) -> TrainSettings:
     for name in positive:
         if train[name] < 1:
             raise ConfigError(f"train.{name} must be at least 1, got {train[name]}")
-    for name in ("first_seed", "grad_clip"):
-        if train[name] < 0:
-            raise ConfigError(f"train.{name} must not be negative, got {train[name]}")
-    if not train.learning_rate > 0:
-        raise ConfigError(f"train.learning_rate must be positive, got {train.learning_rate}")
+    if train.first_seed < 0 or train.first_seed + train.num_seeds > 2**31:
+        raise ConfigError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {train.first_seed}")
+    if not 0 <= train.grad_clip < math.inf:
+        raise ConfigError(f"train.grad_clip must be finite and not negative, got {train.grad_clip}")
+    if not 0 < train.learning_rate < math.inf:
+        raise ConfigError(f"train.learning_rate must be finite and positive, got {train.learning_rate}")
     if not 0 <= train.stop_at <= 1:
         raise ConfigError(f"train.stop_at is an accuracy from 0 (never) to 1, got {train.stop_at}")
     if train.precision not in PRECISIONS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import platform
 import time
@@ -16,7 +17,7 @@ from tensorboardX import SummaryWriter
 
 from loglinear_jax.analysis import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
-from loglinear_jax.config import Experiment, build, variant_names
+from loglinear_jax.config import Experiment, build, check_variants, variant_config, variant_names
 from loglinear_jax.progress import StopOnSignal, progress_bar
 from loglinear_jax.summary import summarize
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer
@@ -38,6 +39,7 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
 
     Raises ConfigError before any training if a setting can't be, or the workdir can't be used.
     """
+    check_variants(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
     directory = Workdir(workdir)
     resumed = directory.prepare(config)
@@ -45,6 +47,7 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
 
     started = time.monotonic()
     summaries: dict[str, Any] = {}
+    trained = False
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
             loop = VariantLoop(directory, config, variant, experiment, stop)
@@ -52,6 +55,9 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
             if stop.requested:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
             summaries[variant] = summarize(state) | loop.throughput()
+            trained |= loop.trained
+    if not trained and directory.summary_file.exists():  # finished before, maybe on another machine
+        return Outcome(summary=json.loads(directory.summary_file.read_text()))
     summary = {"variants": summaries, "seconds_in_this_process": time.monotonic() - started, **versions()}
     write_json(directory.summary_file, summary)
     draw_learning_curves(directory.path, directory.curves_file)
@@ -59,7 +65,7 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
 
 
 def versions() -> dict[str, Any]:
-    """What the numbers were measured with."""
+    """What this process measures with."""
     devices = jax.devices()
     return {
         "device": f"{len(devices)} × {devices[0].device_kind}",
@@ -74,9 +80,10 @@ class VariantLoop:
         self, directory: Workdir, config: ConfigDict, variant: str, experiment: Experiment, stop: StopOnSignal
     ):
         self.directory, self.variant, self.stop = directory, variant, stop
-        self.steps_per_dispatch = config.train.steps_per_dispatch
-        self.checkpoint_every = config.train.checkpoint_every
+        train = variant_config(config, variant).train
+        self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
         self.settings, self.task = experiment.train, experiment.task
+        self.trained = False
         self.seeds = ManySeeds(SeedTrainer(experiment.model, experiment.task, experiment.train), experiment.seeds)
 
     def run(self) -> SeedState:
@@ -96,16 +103,23 @@ class VariantLoop:
                 log.info("%s: going on from step %d", self.variant, saved)
             mesh = self.seeds.mesh
             log.info("%s: %d seeds on %d device(s)", self.variant, len(self.seeds.seeds), mesh.size)
+            if idle := len(jax.devices()) - mesh.size:
+                log.warning(
+                    "%d devices stay idle: train.num_seeds should be a multiple of %d", idle, len(jax.devices())
+                )
+            self.trained = True
             data = self.seeds.data(self.seeds.seeds)
             writer = SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1)
             with progress_bar(self.variant, self.settings.num_steps, step) as bar:
                 while not self._finished(state) and not self.stop.requested:
-                    state = self._one_period(state, data, writer, bar)
+                    state = self._to_next_evaluation(state, data, writer, bar)
                     step = _step(state)
-                    if step % self.checkpoint_every == 0 and step % self.settings.eval_every == 0:
+                    if step % self.checkpoint_every == 0:
                         checkpoints.save(step, state)
                         saved = step
             writer.close()
+            if self.stop.requested:
+                log.info("%s: stopping at step %d", self.variant, step)
         if saved != step:
             checkpoints.save(step, state)
         checkpoints.close()
@@ -114,17 +128,20 @@ class VariantLoop:
     def _finished(self, state: SeedState) -> bool:
         return _step(state) >= self.settings.num_steps or not np.asarray(state.active).any()
 
-    def _one_period(self, state: SeedState, data: Any, writer: SummaryWriter, bar: Any) -> SeedState:
-        """Steps up to the next evaluation, and that evaluation."""
-        start = _step(state)
-        end = min((start // self.settings.eval_every + 1) * self.settings.eval_every, self.settings.num_steps)
+    def _to_next_evaluation(self, state: SeedState, data: Any, writer: SummaryWriter, bar: Any) -> SeedState:
+        """Steps up to the next evaluation, and that evaluation; fewer steps and none if a stop is asked for meanwhile."""
+        start, every = _step(state), self.settings.eval_every
+        last_evaluation = start // every * every
+        end = min(last_evaluation + every, self.settings.num_steps)
         began = time.perf_counter()
-        loss_sum = np.zeros(len(self.seeds.seeds))
         while (step := _step(state)) < end:
+            if self.stop.requested:
+                return state
             num_steps = min(self.steps_per_dispatch, end - step)
-            state, losses = self.seeds.train_steps(state, data, num_steps)
-            loss_sum += np.asarray(losses, np.float64)
+            state = self.seeds.train_steps(state, data, num_steps)
+            jax.block_until_ready(state.step)
             bar.update(num_steps)
+        train_loss = np.asarray(state.loss_sum, np.float64) / (end - last_evaluation)
         state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data)
         accuracy = np.asarray(val_accuracy, np.float64)
         rate = (end - start) * len(accuracy) / (time.perf_counter() - began)
@@ -132,7 +149,7 @@ class VariantLoop:
         record = {
             "variant": self.variant,
             "step": end,
-            "train_loss": (loss_sum / (end - start)).tolist(),
+            "train_loss": train_loss.tolist(),
             "val_loss": np.asarray(val_loss, np.float64).tolist(),
             "val_accuracy": accuracy.tolist(),
             "active": np.asarray(state.active).tolist(),
@@ -148,13 +165,14 @@ class VariantLoop:
             "val_accuracy/mean": accuracy.mean(),
             "val_accuracy/min": accuracy.min(),
             "val_accuracy/max": accuracy.max(),
-            "val_loss/mean": np.mean(record["val_loss"]),
-            "train_loss/mean": np.mean(record["train_loss"]),
+            "val_loss/mean": _finite_mean(record["val_loss"]),
+            "train_loss/mean": _finite_mean(record["train_loss"]),
             "active_seeds": np.sum(record["active"]),
             "seed_steps_per_second": rate,
             "tokens_per_second": record["tokens_per_second"],
         }.items():
-            writer.add_scalar(name, value, end)
+            if value is not None:
+                writer.add_scalar(name, value, end)
         return state
 
     def _report_diverged(self, state: SeedState) -> None:
@@ -173,6 +191,12 @@ class VariantLoop:
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")
         }
+
+
+def _finite_mean(values: list[float]) -> float | None:
+    """The mean over the seeds that have not diverged."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
 
 
 def _step(state: SeedState) -> int:

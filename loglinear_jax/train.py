@@ -56,7 +56,7 @@ class TrainSettings:
 class SeedState:
     """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
 
-    converged_step is the first evaluated step with accuracy ≥ CONVERGED; diverged_step the step whose loss or gradient
+    loss_sum is over the steps since the last evaluation. converged_step is the first evaluated step with accuracy ≥ CONVERGED; diverged_step the step whose loss or gradient
     was not finite, which was not taken; both -1 while that has not happened. A seed that stopped or diverged no longer
     changes its parameters.
     """
@@ -71,6 +71,7 @@ class SeedState:
     converged_step: Int[Array, ""]
     diverged_step: Int[Array, ""]
     stopped: Bool[Array, ""]
+    loss_sum: Float[Array, ""]
 
     @property
     def active(self) -> Bool[Array, ""]:
@@ -123,6 +124,7 @@ class SeedTrainer:
             converged_step=jnp.full((), -1, jnp.int32),
             diverged_step=jnp.full((), -1, jnp.int32),
             stopped=jnp.zeros((), bool),
+            loss_sum=jnp.zeros((), jnp.float32),
         )
 
     def data(self, seed: Int[Array, ""]) -> dict[str, Batch]:
@@ -139,7 +141,7 @@ class SeedTrainer:
         rows = jax.random.randint(key, (self.settings.batch_size,), 0, self.settings.num_train)
         return jax.tree.map(lambda x: x[rows], data["train"])
 
-    def train_step(self, state: SeedState, batch: Batch) -> tuple[SeedState, Float[Array, ""]]:
+    def train_step(self, state: SeedState, batch: Batch) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
         loss, grads = jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(state.params)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
@@ -150,22 +152,21 @@ class SeedTrainer:
         def keep(new, old):
             return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
 
-        state = state.replace(
+        return state.replace(
             step=state.step + 1,
             params=keep(params, state.params),
             opt_state=keep(opt_state, state.opt_state),
             diverged_step=jnp.where(state.active & ~finite, state.step, state.diverged_step),
+            loss_sum=state.loss_sum + loss,
         )
-        return state, loss
 
-    def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> tuple[SeedState, Array]:
-        """`num_steps` steps in one scan; also the sum of their losses."""
+    def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> SeedState:
+        """`num_steps` steps in one scan."""
 
         def body(state, _):
-            return self.train_step(state, self._batch(state, data))
+            return self.train_step(state, self._batch(state, data)), None
 
-        state, losses = jax.lax.scan(body, state, length=num_steps)
-        return state, jnp.sum(losses)
+        return jax.lax.scan(body, state, length=num_steps)[0]
 
     def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """(mean loss in nats, accuracy) over the scored positions of `data`."""
@@ -183,7 +184,7 @@ class SeedTrainer:
     def evaluate_and_record(self, state: SeedState, data: dict[str, Batch]) -> tuple[SeedState, Array, Array]:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
         loss, accuracy = self.evaluate(state.params, data["validation"])
-        better = state.active & (accuracy > state.best_accuracy)
+        better = accuracy > state.best_accuracy  # also of a seed that diverged since: its last finite state counts
         stop_at = self.settings.stop_at
         state = state.replace(
             best_params=jax.tree.map(lambda a, b: jnp.where(better, a, b), state.params, state.best_params),
@@ -193,6 +194,7 @@ class SeedTrainer:
                 state.active & (accuracy >= CONVERGED) & (state.converged_step < 0), state.step, state.converged_step
             ),
             stopped=state.stopped | (state.active & (accuracy >= stop_at)) if stop_at is not None else state.stopped,
+            loss_sum=jnp.zeros_like(state.loss_sum),
         )
         return state, loss, accuracy
 
@@ -220,7 +222,7 @@ class ManySeeds:
         self.evaluate_and_record = self._jit(trainer.evaluate_and_record, donate=True)
         self._train_steps: dict[int, Callable] = {}
 
-    def train_steps(self, state: SeedState, data: Any, num_steps: int) -> tuple[SeedState, Array]:
+    def train_steps(self, state: SeedState, data: Any, num_steps: int) -> SeedState:
         """`SeedTrainer.train_steps` for every seed."""
         if num_steps not in self._train_steps:
             steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731

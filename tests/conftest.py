@@ -11,6 +11,7 @@ import pytest
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
 jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_default_matmul_precision", "highest")  # a GPU's own default is TF32
 
 # The same small programs are compiled again and again, also in the workers of pytest-xdist and in the processes that
 # tests start, which inherit the environment: keep them for the session.

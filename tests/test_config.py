@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, config_differences, variant_config, variant_names
+from loglinear_jax.config import ConfigError, build, check_variants, config_differences, variant_config, variant_names
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -77,11 +77,11 @@ def test_any_task_by_its_module():
 
 def test_variants():
     config = get_config("mqar")
-    config.variants = "linear, mixer=softmax,lam=mlp_softplus+lam_hidden=32+train.learning_rate=3e-3,task.num_pairs=4"
+    config.variants = "linear, mixer=softmax,lam=mlp_softplus+lam_hidden=32+train.learning_rate=3e-3,train.grad_clip=2"
     names = variant_names(config)
     assert names[:2] == ["linear", "mixer=softmax"]
     a, b, c, d = (variant_config(config, name) for name in names)
-    assert a.model.lam == "linear" and b.model.mixer == "softmax" and d.task.num_pairs == 4
+    assert a.model.lam == "linear" and b.model.mixer == "softmax" and d.train.grad_clip == 2.0
     assert (c.model.lam, c.model.lam_hidden, c.train.learning_rate) == ("mlp_softplus", 32, 0.003)
     assert config.model.lam_hidden == 64
 
@@ -94,6 +94,9 @@ def test_variants():
         ("mlp", "variants: 'mlp' is no λ"),
         ("lam_width=3", "'lam_width=3': there is no setting model.lam_width"),
         ("run.seed=3", "there is no setting run.seed"),
+        ("train.num_seeds=3", "all variants are trained with the same seeds"),
+        ("task.num_pairs=3", "there is no setting task.num_pairs of the model or of training"),
+        ("lam_hidden=32.9", "'lam_hidden=32.9': expected int, got '32.9'"),
         ("lam_hidden=wide", "'lam_hidden=wide': expected int, got 'wide'"),
     ],
 )
@@ -114,11 +117,13 @@ def test_bad_variants(variants, message):
         ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
         ("model.mixer", "mamba", "model.mixer must be one of"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
-        ("train.learning_rate", 0.0, "train.learning_rate must be positive"),
+        ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
+        ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),
+        ("train.first_seed", 2**31 - 1, "train.first_seed must leave all seeds within"),
         ("train.stop_at", 99.0, "train.stop_at is an accuracy"),
         ("train.precision", "fp8", "train.precision must be one of float32, tf32, bfloat16"),
         ("train.checkpoint_every", 150, "checkpoint_every=150 must be a multiple of train.eval_every=100"),
-        ("train.grad_clip", -1.0, "train.grad_clip must not be negative"),
+        ("train.grad_clip", -1.0, "train.grad_clip must be finite and not negative"),
     ],
 )
 def test_impossible_settings(field, value, message):
@@ -128,6 +133,16 @@ def test_impossible_settings(field, value, message):
         config[section][name] = value
     with pytest.raises(ConfigError, match=message):
         build(config, "linear")
+
+
+def test_a_lam_that_no_variant_uses_is_refused():
+    config = get_config("mqar")
+    check_variants(config)
+    config.model.lam = "rope"
+    with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
+        check_variants(config)
+    config.variants = "linear,lam_hidden=32"
+    check_variants(config)
 
 
 def test_zero_and_false_stand_for_none():

@@ -82,8 +82,7 @@ def test_mlp_is_its_formula(name, activation):
         h = h * (1 + erf(h / np.sqrt(2))) / 2
     logits = h @ p["out_proj"]["kernel"] + p["out_proj"]["bias"]
     expected = np.log1p(np.exp(logits)) if name == "mlp_softplus" else softmax(logits, axis=-1)
-    with jax.default_matmul_precision("highest"):
-        np.testing.assert_allclose(module.apply(params, d), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(module.apply(params, d), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_linear_and_fixed_are_their_formulas():

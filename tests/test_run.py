@@ -138,10 +138,11 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
 
 def test_a_finished_run_only_shows_its_table_again(undisturbed):
     workdir, out, _ = undisturbed
-    before = (workdir / "metrics.jsonl").read_bytes()
+    files = [workdir / "metrics.jsonl", workdir / "summary.json"]
+    before = [path.read_bytes() for path in files]
     code, again, _ = finish(start(workdir))
     assert code == 0 and again == out
-    assert (workdir / "metrics.jsonl").read_bytes() == before
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
@@ -177,10 +178,29 @@ def test_a_signal_saves_says_where_and_exits(undisturbed, tmp_path, number):
     assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
     saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
     last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert saved == last < 60
+    assert last == saved < 60 and f"linear: stopping at step {saved}" in err
     code, _, err = finish(start(workdir))
     assert code == 0 and f"linear: going on from step {saved}" in err
     assert_same_run(workdir, undisturbed[0])
+
+
+def test_a_signal_is_heard_between_evaluations(tmp_path):
+    """And what a period had come to before the stop is in its record when the run goes on."""
+    rarely = [f"--config.train.{x}=6000" for x in ("eval_every", "checkpoint_every", "num_steps")]
+    rarely += ["--config.variants=linear", "--config.train.steps_per_dispatch=1"]
+    code, _, err = finish(start(tmp_path / "whole", *rarely))
+    assert code == 0, err
+    process = start(tmp_path / "halved", *rarely)
+    next(line for line in process.stderr if "linear:   0%" in line)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 0 and "linear: stopping at step" in err, err
+    assert not (tmp_path / "halved" / "metrics.jsonl").read_text()
+    code, _, err = finish(start(tmp_path / "halved", *rarely))
+    assert code == 0 and "linear: going on from step" in err, err
+    whole, halved = (load_run(tmp_path / name) for name in ("whole", "halved"))
+    jax.tree.map(np.testing.assert_array_equal, (whole.last, whole.metrics), (halved.last, halved.metrics))
 
 
 @pytest.fixture
@@ -209,8 +229,9 @@ def test_a_truncated_newest_checkpoint_falls_back(undisturbed, copied):
 def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied):
     for path in (copied / "checkpoints" / "linear").iterdir():
         truncate(path)
-    code, _, err = finish(start(copied))
-    assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
+    for _ in range(2):
+        code, _, err = finish(start(copied))
+        assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
     with pytest.raises((NoReadableCheckpoint, ConfigError)):
         load_run(copied, "linear")
     assert load_run(copied, "mlp_softplus").seeds == [0, 1]
@@ -263,6 +284,10 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
             ["--config=configs/mqar.py", "--config.train.num_sedes=3"],
             """no setting 'num_sedes' Did you mean "num_seeds\"""",
         ),
+        (["--config=configs/mqar.py", "--config.nosuch.field=1"], "no setting nosuch"),
+        (["--config=configs/mqar.py", "--config.task.name=.."], "task.name: no task '..'"),
+        (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam=nope has no effect"),
+        (["--config=README.md"], "the config can't be read"),
         (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
         (["--config=configs/mqar.py", "--sedes=3"], "sedes"),
         (["--config=configs/mqar.py", "extra"], "unexpected argument 'extra'"),

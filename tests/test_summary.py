@@ -22,6 +22,7 @@ def state(best, converged, diverged=None):
         converged_step=jnp.asarray(converged),
         diverged_step=jnp.asarray(diverged or [-1] * count),
         stopped=jnp.zeros(count, bool),
+        loss_sum=jnp.zeros(count),
     )
 
 

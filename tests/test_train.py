@@ -22,9 +22,9 @@ def train(seeds, settings=SETTINGS, num_devices=1, loss=mean_loss, periods=(3, 3
     state, data = many.init(many.seeds), many.data(many.seeds)
     losses, accuracies = [], []
     for num_steps in periods:
-        state, loss_sum = many.train_steps(state, data, num_steps)
+        state = many.train_steps(state, data, num_steps)
+        losses.append(np.array(state.loss_sum))  # a copy: the state is donated next
         state, _, accuracy = many.evaluate_and_record(state, data)
-        losses.append(np.asarray(loss_sum))
         accuracies.append(np.asarray(accuracy))
     return jax.device_get(state), np.array(losses), np.array(accuracies), jax.device_get(data)
 
@@ -104,6 +104,14 @@ def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(pick(state.opt_state)))
 
 
+def test_a_seed_that_diverges_at_once_is_scored_as_it_started():
+    state, _, accuracies, _ = train([0, 1], loss=lambda *args: mean_loss(*args) * jnp.nan, periods=(2, 2))
+    np.testing.assert_array_equal(state.diverged_step, [0, 0])
+    np.testing.assert_array_equal(state.best_accuracy, accuracies[0])
+    fresh, *_ = train([0, 1], periods=())
+    assert_equal_trees(state.best_params, fresh.params)
+
+
 def test_early_stopping_and_the_records_of_a_seed():
     """With a bar that one seed passes at its first evaluation, that seed stops there; another goes on."""
     _, _, accuracies, _ = train([0, 1, 2, 3], periods=(2, 2, 2))
@@ -165,5 +173,5 @@ def test_lower_precision_still_learns_about_the_same(precision):
     settings = dataclasses.replace(SETTINGS, precision=precision)
     model = dataclasses.replace(MODEL.settings, dtype="bfloat16" if precision == "bfloat16" else "float32")
     many = ManySeeds(SeedTrainer(RecallModel(model), TASK, settings), [0], seed_mesh(1, jax.devices()[:1]))
-    _, losses = many.train_steps(many.init(many.seeds), many.data(many.seeds), 3)
-    np.testing.assert_allclose(losses, exact[0], rtol=2e-2)
+    state = many.train_steps(many.init(many.seeds), many.data(many.seeds), 3)
+    np.testing.assert_allclose(state.loss_sum, exact[0], rtol=2e-2)

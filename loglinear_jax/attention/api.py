@@ -66,8 +66,6 @@ def log_linear_attention(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
     )
     length = q.shape[1]
-    if length < 1:
-        raise ValueError(f"q has shape {q.shape}: expected at least one token (T ≥ 1)")
     check_attention_settings(chunk_size, implementation)
     if initial_state is None:
         _check_levels(lam, length, "T tokens")
@@ -82,7 +80,8 @@ def log_linear_attention(
     dtype = common.accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = lam.astype(dtype)
-    q, k, out_dtype = q.astype(jnp.result_type(q, k)), k.astype(jnp.result_type(q, k)), v.dtype
+    out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
+    q, k, v = (x.astype(widest) for x in (q, k, v))
     if initial_state is not None:
         levels = max(initial_state.levels.shape[2], lam.shape[-1])
         lam = _with_levels(lam, levels, axis=3)
@@ -115,7 +114,9 @@ def fenwick_step(
     Merges the buckets that the new token's partition merges, decays every level by exp(log_decay), puts k vᵀ at level 0
     and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. The arguments are those of `log_linear_attention` without their time axis.
 
-    Returns (o [B, H, V] in v's dtype, the next state, of the same shape as `state`).
+    Computed in the state's dtype, whatever the inputs': give init_fenwick_state dtype=float64 for float64.
+
+    Returns (o [B, H, V] in v's dtype, the next state, of the same shape and dtype as `state`).
 
     Raises:
       ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
@@ -173,11 +174,15 @@ def _check_shapes(**named) -> None:
         if len(shape) != len(axes):
             raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
         for axis, size in zip(axes, shape, strict=True):
+            if size < 1:
+                raise ValueError(
+                    f"{name} has shape {shape}: expected {spelled} with at least one of each (no {axis} here)"
+                )
             known, source = sizes.setdefault(axis, (size, name))
             if size != known:
                 raise ValueError(f"{name} has shape {shape}: expected {spelled} with {axis} = {known}, as in {source}")
     heads, groups = sizes["H"][0], sizes["G"][0]
-    if groups == 0 or heads % groups:
+    if heads % groups:
         raise ValueError(
             f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups of q and k"
         )

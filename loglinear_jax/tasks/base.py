@@ -59,5 +59,5 @@ def load_task(name: str, **settings: Any) -> Task:
 def _exists(path: str) -> bool:
     try:
         return importlib.util.find_spec(path) is not None
-    except ModuleNotFoundError:  # of a package on the way
+    except (ImportError, ValueError):  # no such package on the way, or no module's name
         return False

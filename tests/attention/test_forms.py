@@ -261,9 +261,24 @@ def test_bad_arguments_are_named(arguments, message):
         log_linear_attention(**arguments)
 
 
-def test_no_tokens_is_an_error():
-    with pytest.raises(ValueError, match="at least one token"):
-        log_linear_attention(**{name: x[:, :0] for name, x in bad().items()})
+@pytest.mark.parametrize(("axis", "name"), [(0, "B"), (1, "T"), (3, "V")])
+def test_empty_arrays_are_an_error(axis, name):
+    arguments = bad()
+    which = ["v"] if name == "V" else list(arguments)
+    empty = {n: np.take(np.asarray(x), [], axis) if n in which else x for n, x in arguments.items()}
+    with pytest.raises(ValueError, match=rf"with at least one of each \(no {name} here\)"):
+        log_linear_attention(**empty)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_widest_of_mixed_dtypes_counts(form):
+    q, k, v, log_decay, lam = random_inputs(12, 1, 150, 1, 1, 8, 8, dtype=np.float32)
+    q, k = q.astype(jnp.bfloat16), k.astype(jnp.bfloat16)
+    out = log_linear_attention(q, k, v, log_decay, lam, implementation=form)
+    with jax.enable_x64(True):
+        exact = (jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v, log_decay, lam))
+        expected = log_linear_attention(*exact, implementation="parallel")
+    assert relative_error(out, expected) < 1e-6
 
 
 def test_a_step_past_the_states_end_is_an_error():
