@@ -13,12 +13,13 @@ from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, mean_loss
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
 MODEL = RecallModel(RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1))
+CPUS = jax.devices("cpu")  # four virtual ones, also beside a GPU
 SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation=30, eval_batch_size=20, stop_at=None)
 
 
-def train(seeds, settings=SETTINGS, num_devices=1, loss=mean_loss, periods=(3, 3)):
+def train(seeds, settings=SETTINGS, devices=None, loss=mean_loss, periods=(3, 3)):
     trainer = SeedTrainer(MODEL, TASK, settings, loss)
-    many = ManySeeds(trainer, seeds, seed_mesh(len(seeds), jax.devices()[:num_devices]))
+    many = ManySeeds(trainer, seeds, seed_mesh(len(seeds), devices or jax.devices()[:1]))
     state, data = many.init(many.seeds), many.data(many.seeds)
     losses, accuracies = [], []
     for num_steps in periods:
@@ -60,18 +61,18 @@ def test_seeds_differ_in_everything():
 
 
 def test_four_devices_give_what_one_gives():
-    one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], num_devices=1)
-    four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], num_devices=4)
+    one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], devices=CPUS[:1])
+    four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], devices=CPUS)
     np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
     np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
     assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
 
 
 def test_state_is_sharded_over_the_devices_that_divide_the_seeds():
-    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3])
+    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3], seed_mesh(4, CPUS))
     leaf = jax.tree.leaves(many.init(many.seeds).params)[0]
     assert len(leaf.sharding.device_set) == 4 and leaf.addressable_shards[0].data.shape[0] == 1
-    assert seed_mesh(6, jax.devices()).size == 3 and seed_mesh(5, jax.devices()).size == 1
+    assert seed_mesh(6, CPUS).size == 3 and seed_mesh(5, CPUS).size == 1
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
