@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from loglinear_jax.checkpoints import Checkpoints, on_this_machine, to_numpy
-from loglinear_jax.config import ConfigError, build, read_config, variant_config, variant_names
+from loglinear_jax.config import ConfigError, build, read_config, variant_names
 from loglinear_jax.models import RecallModel
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import CONVERGED, SeedTrainer
@@ -85,7 +85,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     return Run(
         workdir=directory.path,
         variant=variant,
-        config=variant_config(config, variant),
+        config=experiment.config,
         model=experiment.model,
         task=experiment.task,
         seeds=experiment.seeds,

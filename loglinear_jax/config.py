@@ -169,8 +169,9 @@ def check_variants(config: ConfigDict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What one variant of a config stands for."""
+    """What one variant of a config stands for; `config` has the variant's own settings applied."""
 
+    config: ConfigDict
     task: Task
     model: RecallModel
     train: TrainSettings
@@ -193,7 +194,7 @@ def build(config: ConfigDict, variant: str) -> Experiment:
         raise ConfigError(str(error)) from error
     if settings.max_length < task.seq_len:
         raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
-    return Experiment(task, RecallModel(settings), _train_settings(config.train), _seeds(config.train))
+    return Experiment(config, task, RecallModel(settings), _train_settings(config.train), _seeds(config.train))
 
 
 def _seeds(train: ConfigDict) -> list[int]:

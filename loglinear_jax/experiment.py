@@ -17,7 +17,7 @@ from tensorboardX import SummaryWriter
 
 from loglinear_jax.analysis import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
-from loglinear_jax.config import Experiment, build, check_variants, variant_config, variant_names
+from loglinear_jax.config import Experiment, build, check_variants, variant_names
 from loglinear_jax.progress import StopOnSignal, progress_bar
 from loglinear_jax.summary import summarize
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer
@@ -50,7 +50,7 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
     trained = False
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
-            loop = VariantLoop(directory, config, variant, experiment, stop)
+            loop = VariantLoop(directory, variant, experiment, stop)
             state = loop.run()
             if stop.requested:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
@@ -76,11 +76,9 @@ def versions() -> dict[str, Any]:
 class VariantLoop:
     """Trains one variant to its end, or until a stop is asked for."""
 
-    def __init__(
-        self, directory: Workdir, config: ConfigDict, variant: str, experiment: Experiment, stop: StopOnSignal
-    ):
+    def __init__(self, directory: Workdir, variant: str, experiment: Experiment, stop: StopOnSignal):
         self.directory, self.variant, self.stop = directory, variant, stop
-        train = variant_config(config, variant).train
+        train = experiment.config.train
         self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
         self.settings, self.task = experiment.train, experiment.task
         self.trained = False
@@ -126,7 +124,10 @@ class VariantLoop:
         return state
 
     def _finished(self, state: SeedState) -> bool:
-        return _step(state) >= self.settings.num_steps or not np.asarray(state.active).any()
+        """At the last step, or at an evaluation after which no seed is active (so that its last state was scored)."""
+        step = _step(state)
+        idle = step % self.settings.eval_every == 0 and not np.asarray(state.active).any()
+        return step >= self.settings.num_steps or idle
 
     def _to_next_evaluation(self, state: SeedState, data: Any, writer: SummaryWriter, bar: Any) -> SeedState:
         """Steps up to the next evaluation, and that evaluation; fewer steps and none if a stop is asked for meanwhile."""

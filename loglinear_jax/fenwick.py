@@ -64,6 +64,15 @@ def tree_heights(num_chunks: int) -> int:
     return int(num_chunks - 1).bit_length()
 
 
+def left_sibling(chunk, height: int):
+    """(whether the chunk's bit `height` is set, the node at that height left of the chunk's own): the state it reads.
+
+    The node covers chunks [((chunk >> height) - 1) << height, (chunk >> height) << height); 0 where the bit is not set.
+    """
+    is_right = (chunk >> height) & 1
+    return is_right, ((chunk >> height) - 1) * is_right
+
+
 def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
     """How the right siblings at `height` lie among `num_chunks` chunks: (full pairs, chunks of a partial one).
 

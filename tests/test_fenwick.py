@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loglinear_jax import fenwick_level, num_levels
-from loglinear_jax.fenwick import bit_length, bucket_level_after, merge_for_token, right_siblings, tree_heights
+from loglinear_jax.fenwick import (
+    bit_length,
+    bucket_level_after,
+    left_sibling,
+    merge_for_token,
+    right_siblings,
+    tree_heights,
+)
 
 
 def partition(t):
@@ -92,3 +99,12 @@ def test_right_siblings_cover_the_chunks_whose_bit_is_set(num_chunks):
         chunks += range(num_chunks - partial, num_chunks)
         assert chunks == [c for c in range(num_chunks) if c >> height & 1]
     assert num_chunks - 1 < 1 << tree_heights(num_chunks)
+
+
+@given(st.integers(0, 300))
+def test_a_chunk_reads_left_siblings_that_partition_what_is_before_it(chunk):
+    read = []
+    for height in range(tree_heights(chunk + 1)):
+        is_right, node = left_sibling(chunk, height)
+        read += range(node << height, (node + 1) << height) if is_right else []
+    assert sorted(read) == list(range(chunk))

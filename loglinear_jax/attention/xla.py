@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.attention import common
 from loglinear_jax.attention.decay import decay_matrix, decay_to_end
-from loglinear_jax.fenwick import FenwickState, fenwick_level, num_levels, right_siblings, tree_heights
+from loglinear_jax.fenwick import FenwickState, fenwick_level, left_sibling, num_levels, right_siblings, tree_heights
 
 DEFAULT_CHUNK = 64
 # Elements of each C x C intermediate at a time: what fits a CPU's cache; on others, what is small beside their memory.
@@ -141,9 +141,8 @@ def _aligned_at_once(q, k, v, log_decay, lam, last, chunk_size, return_state, pr
         nodes = state.shape[3] // 2
         left, right = (state[:, :, :, side : 2 * nodes : 2] for side in (0, 1))
         left_decay, right_decay = (node_decay[..., side : 2 * nodes : 2] for side in (0, 1))
-        bit_set = (np.arange(num_chunks) >> height) & 1 == 1
-        sibling = np.maximum((np.arange(num_chunks) >> height) - 1, 0)
-        since_sibling = since_sibling + jnp.where(bit_set, node_decay[..., sibling * bit_set], 0)
+        is_right, sibling = left_sibling(np.arange(num_chunks), height)
+        since_sibling = since_sibling + jnp.where(is_right == 1, node_decay[..., sibling], 0)
         state = right + jnp.exp(right_decay)[..., None, None] * left
         node_decay = left_decay + right_decay
 
@@ -246,9 +245,8 @@ def _levels_after(
 
     since_chunk = jax.lax.dynamic_index_in_dim(at_chunk(from_chunk, 3), place, axis=3, keepdims=False)
     for height, (state, since_sibling) in enumerate(zip(states, since_siblings, strict=True)):
-        sibling = jnp.maximum((chunk >> height) - 1, 0)
-        bit_set = (chunk >> height) & 1
-        weight = jnp.exp(at_chunk(since_sibling, 3) + since_chunk) * bit_set
+        is_right, sibling = left_sibling(chunk, height)
+        weight = jnp.exp(at_chunk(since_sibling, 3) + since_chunk) * is_right
         sibling_state = jax.lax.dynamic_index_in_dim(state, sibling, axis=3, keepdims=False)
         levels = levels.at[:, :, :, num_levels(chunk_size) + height].add(weight[..., None, None] * sibling_state)
     return levels
