@@ -1,0 +1,107 @@
+"""What the kernels can run, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
+MIN_COMPUTE_CAPABILITY = (8, 0)
+MIN_DIM, MAX_DIM = 16, 256
+MAX_LENGTH = 1 << 20
+
+_interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
+
+
+class UnsupportedError(ValueError):
+    """The kernels cannot run this: the message says what, what came, and what can be run."""
+
+
+@contextlib.contextmanager
+def interpret(enabled: bool = True) -> Iterator[None]:
+    """Within it the kernels are traced for Pallas's interpreter, which runs on any device, slowly: for tests.
+
+    The environment variable LOGLINEAR_PALLAS_INTERPRET=1 does the same for a whole process.
+    """
+    token = _interpreting.set(enabled)
+    try:
+        yield
+    finally:
+        _interpreting.reset(token)
+
+
+def interpreting() -> bool:
+    """Whether the interpreter was asked for."""
+    chosen = _interpreting.get()
+    if chosen is not None:
+        return chosen
+    value = os.environ.get(INTERPRET_VARIABLE, "0")
+    if value not in ("0", "1", ""):
+        raise ValueError(f"the environment variable {INTERPRET_VARIABLE} must be 0 or 1, got {value!r}")
+    return value == "1"
+
+
+def why_unsupported(length: int, key_dim: int, value_dim: int, dtype, precision=None) -> str | None:
+    """Why `fenwick_attention` would raise UnsupportedError here for q, k, v of this dtype; None if it would run."""
+    for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
+        if not MIN_DIM <= size <= MAX_DIM:
+            return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
+    if length > MAX_LENGTH:
+        return f"T is {length}: the Pallas kernels take up to {MAX_LENGTH} tokens"
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"
+    if dtype == jnp.float32 and dot_mode(dtype, precision) is None:
+        return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
+    if interpreting():
+        return None
+    return why_no_device()
+
+
+def why_no_device() -> str | None:
+    """Why the kernels cannot run on the default device; None if they can."""
+    hint = f"set {INTERPRET_VARIABLE}=1 or use pallas_kernels.interpret() to run them in Pallas's interpreter"
+    default = jax.config.jax_default_device
+    platform = default if isinstance(default, str) else getattr(default, "platform", None) or jax.default_backend()
+    if platform not in ("gpu", "cuda"):
+        return f"JAX runs on {platform}: the Pallas kernels need an NVIDIA GPU ({hint})"
+    device = jax.local_devices(backend="gpu")[0]
+    capability = getattr(device, "compute_capability", None)
+    try:
+        version = tuple(int(part) for part in capability.split("."))
+    except (AttributeError, ValueError):
+        return f"{device.device_kind} is no NVIDIA GPU with a compute capability: the Pallas kernels need one ({hint})"
+    if version < MIN_COMPUTE_CAPABILITY:
+        needed = ".".join(map(str, MIN_COMPUTE_CAPABILITY))
+        return f"{device.device_kind} has compute capability {capability}: the Pallas kernels need {needed} or newer ({hint})"
+    return None
+
+
+# JAX's names for what multiplies float32: see jax.lax.Precision and jax.lax.DotAlgorithmPreset.
+_F32_MODES = {
+    "DEFAULT": "tf32",
+    "HIGH": "tf32",
+    "TF32_TF32_F32": "tf32",
+    "HIGHEST": "f32",
+    "F32_F32_F32": "f32",
+    "TF32_TF32_F32_X3": "f32",
+}
+
+
+def dot_mode(dtype, precision) -> str | None:
+    """"bf16", "tf32" or "f32": how matrix products of this dtype run under `precision`; None if they cannot."""
+    if dtype == jnp.bfloat16:
+        return "bf16"
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision
+    if isinstance(precision, tuple):
+        first, second = (dot_mode(dtype, part) for part in precision)
+        return first if first == second else None
+    if precision is None:
+        return "tf32"
+    name = getattr(precision, "name", str(precision)).upper()
+    return _F32_MODES.get({"FLOAT32": "HIGHEST", "TENSORFLOAT32": "HIGH", "FASTEST": "DEFAULT"}.get(name, name))

@@ -1,0 +1,137 @@
+"""Finds tiles for a shape on the GPU at hand: times every kernel under every launch, for every chunk.
+
+    python -m pallas_kernels.tune --length=8192 --heads=48 --groups=1 --key_dim=128 --value_dim=64
+
+Prints the fastest launches of each kernel and the sum over the kernels for each chunk: what pallas_kernels/tiles.py holds.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from tabulate import tabulate
+
+from pallas_kernels import attention, kernels, timing
+from pallas_kernels.tiles import Launch, Tiles
+
+BATCH = flags.DEFINE_integer("batch", 2, "sequences")
+LENGTH = flags.DEFINE_integer("length", 8192, "tokens")
+HEADS = flags.DEFINE_integer("heads", 48, "heads")
+GROUPS = flags.DEFINE_integer("groups", 1, "key groups")
+KEY_DIM = flags.DEFINE_integer("key_dim", 128, "key dim")
+VALUE_DIM = flags.DEFINE_integer("value_dim", 64, "value dim")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "dtype of q, k, v")
+PRECISION = flags.DEFINE_enum("precision", "highest", ["highest", "high"], "of float32 products")
+CHUNKS = flags.DEFINE_list("chunks", ["64", "128"], "chunks to try")
+VALUE_BLOCK = flags.DEFINE_integer("value_block", 64, "columns of V a program")
+SPANS = flags.DEFINE_list("spans", ["2", "4", "8"], "chunks whose states one program builds")
+HEADS_A_PROGRAM = flags.DEFINE_list("heads_a_program", ["1", "4", "8", "16"], "heads a program, for kernels that share scores")
+WARPS = flags.DEFINE_list("warps", ["4", "8"], "warps a program")
+STAGES = flags.DEFINE_list("stages", ["1", "2", "3"], "pipeline stages")
+INPUT_SETS = flags.DEFINE_integer("input_sets", 3, "input sets that take turns")
+ONLY = flags.DEFINE_list("only", [], "kernels to tune; all if empty")
+BEST = flags.DEFINE_integer("best", 4, "launches to print for each kernel")
+
+
+def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
+    """Random arrays of every kind that a kernel reads."""
+    keys = iter(jax.random.split(jax.random.key(seed), 8))
+    s = sizes
+
+    def normal(*shape, scale=1.0):
+        return (scale * jax.random.normal(next(keys), shape)).astype(s.dtype)
+
+    log_decay = -0.1 * jax.random.uniform(next(keys), (s.batch, s.length, s.heads))
+    lam = jax.random.uniform(next(keys), (s.batch, s.length, s.heads, s.levels))
+    log2_decay, lam, chunk_decay = attention.prepare(log_decay, lam, s)
+    since, until = attention.decay_sums(chunk_decay)
+    states = (s.batch, s.all_heads, s.num_chunks, s.key_dim, s.value_dim)
+    return dict(
+        q=normal(s.batch, s.length, s.groups, s.key_dim),
+        k=normal(s.batch, s.length, s.groups, s.key_dim),
+        v=normal(s.batch, s.length, s.all_heads, s.value_dim),
+        do=normal(s.batch, s.length, s.all_heads, s.value_dim),
+        log2_decay=log2_decay,
+        lam=lam,
+        since=since,
+        until=until,
+        states=normal(*states),
+    )
+
+
+def candidates(sizes: kernels.Sizes):
+    """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
+    heads = sorted({int(h) for h in HEADS_A_PROGRAM.value if sizes.group_heads % int(h) == 0} | {1})
+    plain = [Launch(1, int(w), int(n)) for w, n in itertools.product(WARPS.value, STAGES.value)]
+    shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
+
+    for launch, span in itertools.product(plain, map(int, SPANS.value)):
+        yield "chunk_states", (launch, span), lambda x, launch=launch, span=span: kernels.chunk_states(
+            x["k"], x["v"], x["log2_decay"], sizes, launch, span
+        )
+    for launch in shared:
+        yield "outputs", launch, lambda x, launch=launch: kernels.outputs(
+            x["q"], x["k"], x["v"], x["log2_decay"], x["lam"], x["since"], x["states"], sizes, launch
+        )
+        common = "q", "k", "v", "do", "log2_decay", "lam"
+        yield "query_gradients", launch, lambda x, launch=launch: kernels.query_gradients(
+            *(x[name] for name in common), x["since"], x["states"], sizes, launch
+        )
+        yield "key_gradients", launch, lambda x, launch=launch: kernels.key_gradients(
+            *(x[name] for name in common), x["until"], x["states"], sizes, launch
+        )
+    for launch in plain:
+        yield "state_gradients", launch, lambda x, launch=launch: kernels.state_gradients(
+            x["q"], x["do"], x["log2_decay"], x["lam"], x["since"], sizes, launch
+        )
+
+
+def tune_chunk(chunk: int) -> None:
+    dtype = jnp.dtype(DTYPE.value)
+    tiles = Tiles(chunk=chunk, value_block=VALUE_BLOCK.value)
+    sizes = attention.sizes_for(
+        BATCH.value, LENGTH.value, GROUPS.value, HEADS.value, KEY_DIM.value, VALUE_DIM.value, dtype, PRECISION.value, tiles
+    )
+    inputs = [draw_inputs(seed, sizes) for seed in range(INPUT_SETS.value)]
+    sets = [(x,) for x in inputs]
+    tried = [c for c in candidates(sizes) if not ONLY.value or c[0] in ONLY.value]
+
+    def compiled(candidate):
+        try:
+            return timing.compile_over(candidate[2], sets)
+        except jax.errors.JaxRuntimeError as error:  # too much shared memory, for one
+            return error
+
+    results: dict[str, list] = {}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        thunks = list(pool.map(compiled, tried))
+    for (name, settings, _), thunk in zip(tried, thunks, strict=True):
+        if isinstance(thunk, Exception):
+            print(f"chunk {chunk} {name} {settings}: {str(thunk).splitlines()[0][:150]}")
+            continue
+        results.setdefault(name, []).append((timing.median_ms(thunk, len(sets)), settings))
+    rows = []
+    for name, timed in results.items():
+        timed.sort(key=lambda t: t[0])
+        rows += [[name, f"{ms:.3f}", str(settings)] for ms, settings in timed[: BEST.value]]
+    total = sum(timed[0][0] for timed in results.values())
+    print(tabulate(rows, headers=[f"chunk {chunk}", "ms", "settings"], tablefmt="github"))
+    print(f"chunk {chunk}: the fastest together {total:.3f} ms\n", flush=True)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}")
+    for chunk in CHUNKS.value:
+        tune_chunk(int(chunk))
+
+
+if __name__ == "__main__":
+    app.run(main)
