@@ -20,6 +20,7 @@ MIN_CHUNK, MAX_CHUNK = 16, 128
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
 MIN_LOG2_DECAY = -150.0
+COARSE = 2.0**9
 # Range sums over chunks go through masks of at most this many chunks at a time.
 MASK_CHUNKS = 64
 
@@ -49,7 +50,7 @@ def fenwick_attention(q, k, v, log_decay, lam, *, chunk_size: int | None = None,
     if chunk_size is not None:
         if not MIN_CHUNK <= chunk_size <= MAX_CHUNK:
             raise UnsupportedError(f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {MAX_CHUNK}")
-        tiles = dataclasses.replace(tiles, chunk=chunk_size, tiles=2 if chunk_size > 64 else 1)
+        tiles = dataclasses.replace(tiles, chunk=chunk_size)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     q, k = (_pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
     v = _pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
@@ -63,11 +64,13 @@ def sizes_for(
     batch: int, length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype, precision, tiles: Tiles
 ) -> Sizes:
     """What the kernels see of a problem of this shape: everything padded to whole tiles."""
+    num_chunks = -(-length // tiles.chunk)
+    if num_chunks > 1:
+        num_chunks = -(-num_chunks // kernels.READ_CHUNKS) * kernels.READ_CHUNKS
     return Sizes(
         batch=batch,
         chunk=tiles.chunk,
-        tiles=tiles.tiles,
-        num_chunks=-(-length // tiles.chunk),
+        num_chunks=num_chunks,
         groups=groups,
         heads=heads,
         value_blocks=-(-value_dim // tiles.value_block),
@@ -132,28 +135,21 @@ def _fold_mapped_axes(function):
 
 def _forward(q, k, v, log_decay, lam, *, sizes: Sizes, tiles: Tiles):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    log2_decay, lam, chunk_decay = prepare(log_decay, lam, sizes)
-    since = states = None
+    decay = _decay_in_chunk(log_decay, sizes)
+    lam_inside, lam_between = _split_lam(lam, sizes)
+    weight = states = None
     if sizes.heights:
-        since = since_block_start(chunk_decay)
-        states = _states(k, v, log2_decay, chunk_decay, sizes, tiles)
-    return kernels.outputs(q, k, v, log2_decay, lam, since, states, sizes, tiles.outputs)
+        chunk_decay = _chunk_decay(decay, sizes)
+        weight = lam_between * _read_decay(decay, since_block_start(chunk_decay), sizes)
+        states = _states(k, v, decay, chunk_decay, sizes, tiles)
+    return kernels.outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles.outputs)
 
 
 def _backward(q, k, v, log_decay, lam, do, *, sizes: Sizes, tiles: Tiles):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    lam_levels = lam.shape[-1]
-    log2_decay, lam, chunk_decay = prepare(log_decay, lam, sizes)
     do = do.astype(v.dtype)
-    since = states = gradients = None
-    if sizes.heights:
-        since, since_vjp = jax.vjp(since_block_start, chunk_decay)
-        states = _states(k, v, log2_decay, chunk_decay, sizes, tiles)
-        gradients = kernels.read_gradients(q, do, log2_decay, lam, since, sizes, tiles.read_gradients)
-        gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
-    shared = q, k, v, do, log2_decay, lam
-    dq, dlam, d_decay, *d_since = kernels.query_gradients(*shared, since, states, sizes, tiles.query_gradients)
-    dk, dv, d_decay_by_key = kernels.key_gradients(*shared, gradients, sizes, tiles.key_gradients)
+    decay = _decay_in_chunk(log_decay, sizes)
+    lam_inside, lam_between = _split_lam(lam, sizes)
 
     def by_head(x):
         """Value blocks of a head summed: [B, R, ...] to [B, H, ...]."""
@@ -161,35 +157,95 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: Sizes, tiles: Tiles):
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    d_decay = by_head(d_decay + d_decay_by_key)
+    gradients = None
     if sizes.heights:
+        chunk_decay = _chunk_decay(decay, sizes)
+        since, since_vjp = jax.vjp(since_block_start, chunk_decay)
+        read_decay = _read_decay(decay, since, sizes)
+        weight = lam_between * read_decay
+        states = _states(k, v, decay, chunk_decay, sizes, tiles)
+        gradients = kernels.read_gradients(q, do, weight, sizes, tiles.read_gradients)
+        gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
+        dq_read, read, d_query_decay = kernels.reader_gradients(q, do, weight, states, sizes, tiles.reader_gradients)
+    dq, dk, dv, dlam, d_decay, *kept = kernels.chunk_gradients(
+        q, k, v, do, decay, lam_inside, gradients, sizes, tiles.chunk_gradients
+    )
+    dq, dk, dlam, d_decay = jnp.sum(dq, axis=0), jnp.sum(dk, axis=0), by_head(dlam), by_head(d_decay)
+    if sizes.heights:
+        dq += jnp.sum(dq_read, axis=0)
+        # Where no state is read, nothing was written.
+        read = by_head(jnp.where(_reads(sizes)[:, :, None], _by_chunk(read, sizes), 0.0))
+        weight, read_decay = _by_chunk(weight, sizes), _by_chunk(read_decay, sizes)
+        d_since = jnp.sum(weight * read, axis=-1)
+        dlam = jnp.concatenate([dlam, (read_decay * read).reshape(*dlam.shape[:2], sizes.heights, -1)], axis=2)
+        d_decay += by_head(d_query_decay)
+    # A token's decay counts for queries from it on, and for keys before it.
+    tokens = np.arange(sizes.chunk)
+    d_token = _sum_tokens(d_decay, tokens[:, None] >= tokens, sizes)
+    if sizes.heights:
+        d_token += _sum_tokens(by_head(kept[0]), tokens[:, None] < tokens, sizes)
         # What lies between the chunks of a query and of a key decays as a whole.
-        (d_chunk,) = since_vjp(by_head(d_since[0]))
-        d_chunk += _sum_over_reads(by_head(d_merge))
-        d_decay += jnp.repeat(d_chunk, sizes.chunk, axis=2)
-    d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, jnp.swapaxes(d_decay, 1, 2), 0.0)
-    dlam = jnp.moveaxis(by_head(dlam), 3, 1)
-    dlam = jnp.pad(dlam[..., :lam_levels], [(0, 0)] * 3 + [(0, max(lam_levels - sizes.levels, 0))])
-    return jnp.sum(dq, axis=0).astype(q.dtype), jnp.sum(dk, axis=0).astype(k.dtype), dv, d_log_decay, dlam
+        (d_chunk,) = since_vjp(jnp.swapaxes(d_since, 2, 3))
+        d_token += (d_chunk + _sum_over_reads(by_head(d_merge)))[..., None]
+    d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
+    d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
+    dlam = jnp.moveaxis(dlam, 3, 1)[..., : lam.shape[-1]]
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv, d_log_decay, _pad(dlam, (3, lam.shape[-1]))
 
 
-def prepare(log_decay, lam, sizes: Sizes):
-    """(log2_decay [B, H, T], lam [B, H, L, T] with exactly the tree's levels, log2 decay of each chunk [B, H, N])."""
+def _by_chunk(x, sizes: Sizes):
+    """[..., T] to [..., N, C]."""
+    return x.reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
+
+
+def _sum_tokens(x, mask, sizes: Sizes):
+    """x [B, H, T] summed over tokens of each chunk where mask [C, C] (summed token, result's token); [B, H, N, C]."""
+    return jnp.einsum("bhnc,cd->bhnd", _by_chunk(x, sizes), mask.astype(np.float32), precision="highest")
+
+
+def _decay_in_chunk(log_decay, sizes: Sizes):
+    """The kernels' `decay`, from [B, T, H] natural logs."""
     log2_decay = jnp.maximum(jnp.swapaxes(log_decay, 1, 2) * LOG2_E, MIN_LOG2_DECAY)
-    lam = lam[..., : sizes.levels]
-    lam = jnp.moveaxis(jnp.pad(lam, [(0, 0)] * 3 + [(0, sizes.levels - lam.shape[-1])]), 1, 3)
-    chunk_decay = jnp.sum(log2_decay.reshape(*log2_decay.shape[:2], sizes.num_chunks, sizes.chunk), axis=3)
-    return log2_decay, lam, chunk_decay
+    parts = [log2_decay]
+    if sizes.decay_parts == 2:
+        # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
+        coarse = jnp.floor(log2_decay * COARSE) / COARSE
+        parts = [coarse, log2_decay - coarse]
+    tokens = np.arange(sizes.chunk)
+    return jnp.stack([_sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
 
 
-def _states(k, v, log2_decay, chunk_decay, sizes: Sizes, tiles: Tiles):
+def _chunk_decay(decay, sizes: Sizes):
+    """log2 decay over each chunk, [B, H, N]."""
+    return jnp.sum(_by_chunk(decay, sizes)[..., -1], axis=0)
+
+
+def _split_lam(lam, sizes: Sizes):
+    """λ [B, T, H, L] of the levels inside a chunk and of those between chunks, each [B, H, levels, T]."""
+    lam = _pad(lam[..., : sizes.levels], (3, sizes.levels))
+    return tuple(jnp.moveaxis(part, 1, 3) for part in jnp.split(lam, [sizes.levels_inside], axis=3))
+
+
+def _reads(sizes: Sizes):
+    """[heights, N]: whether a chunk reads a state at a height."""
+    return (np.arange(sizes.num_chunks) >> np.arange(sizes.heights)[:, None]) & 1 == 1
+
+
+def _read_decay(decay, since, sizes: Sizes):
+    """Decay from the end of the state that a token's chunk reads at each height to the token, [B, H, heights, T]; 0 if none."""
+    since_start = jnp.sum(_by_chunk(decay, sizes), axis=0)[:, :, None]
+    read_decay = jnp.exp2(jnp.swapaxes(since, 2, 3)[..., None] + since_start)
+    read_decay = jnp.where(_reads(sizes)[:, :, None], read_decay, 0.0)
+    return read_decay.reshape(*read_decay.shape[:3], sizes.length)
+
+
+def _states(k, v, decay, chunk_decay, sizes: Sizes, tiles: Tiles):
     """Bottom-up: the state of every node that is read."""
     size = min(tiles.span, 1 << sizes.heights)
-    states = kernels.chunk_states(k, v, log2_decay, sizes, tiles.chunk_states, size)
+    states = kernels.chunk_states(k, v, decay, sizes, tiles.chunk_states, size)
     while 2 * size < sizes.num_chunks:
-        decay = _node_decay(chunk_decay, size)
-        launch = tiles.merge_states
-        states = kernels.merge_states(states, decay, sizes, launch, size, tiles.radix, tiles.elements)
+        node_decay, launch = _node_decay(chunk_decay, size), tiles.merge_states
+        states = kernels.merge_states(states, node_decay, sizes, launch, size, tiles.radix, tiles.elements)
         size *= tiles.radix
     return states
 
@@ -203,9 +259,9 @@ def _chunk_gradients(read_gradients, states, chunk_decay, sizes: Sizes, tiles: T
     above = d_merge = None
     for size in reversed(stages):
         radix = min(tiles.radix, 1 << (-(-sizes.num_chunks // size) - 1).bit_length())
-        decay, launch = _node_decay(chunk_decay, size), tiles.spread_gradients
+        node_decay, launch = _node_decay(chunk_decay, size), tiles.spread_gradients
         above, parts = kernels.spread_gradients(
-            read_gradients, states, above, decay, sizes, launch, size, radix, tiles.elements
+            read_gradients, states, above, node_decay, sizes, launch, size, radix, tiles.elements
         )
         here = jnp.sum(parts, axis=3)
         index = np.arange(here.shape[2])

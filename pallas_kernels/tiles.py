@@ -19,14 +19,13 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """chunk: tokens between two states, cut into `tiles` (1 or 2) tiles. value_block: columns of V a program.
+    """chunk: tokens that are multiplied out, between two states. value_block: columns of V a program.
 
     span: chunks whose tree one program builds in registers. radix: nodes of the tree that are joined, or parted, at once
     above that, in programs of `elements` of K x V each.
     """
 
-    chunk: int = 128
-    tiles: int = 2
+    chunk: int = 64
     value_block: int = 64
     span: int = 4
     radix: int = 16
@@ -36,16 +35,16 @@ class Tiles:
     outputs: Launch = Launch()
     read_gradients: Launch = Launch()
     spread_gradients: Launch = Launch()
-    query_gradients: Launch = Launch()
-    key_gradients: Launch = Launch()
+    reader_gradients: Launch = Launch()
+    chunk_gradients: Launch = Launch()
 
 
 def choose_tiles(length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype: str) -> Tiles:
     """Tiles for a shape; key_dim a power of two, value_dim not necessarily."""
-    chunk = 128
+    chunk = 64
     while chunk > 16 and chunk >= 2 * length:
         chunk //= 2
     value_block = 16
     while value_block < min(value_dim, 64):
         value_block *= 2
-    return Tiles(chunk=chunk, tiles=2 if chunk > 64 else 1, value_block=value_block)
+    return Tiles(chunk=chunk, value_block=value_block)

@@ -31,7 +31,9 @@ PRECISION = flags.DEFINE_enum("precision", "highest", ["highest", "high"], "of f
 CHUNKS = flags.DEFINE_list("chunks", ["64", "128"], "chunks to try")
 VALUE_BLOCK = flags.DEFINE_integer("value_block", 64, "columns of V a program")
 SPANS = flags.DEFINE_list("spans", ["2", "4", "8"], "chunks whose states one program builds")
-HEADS_A_PROGRAM = flags.DEFINE_list("heads_a_program", ["1", "4", "8", "16"], "heads a program, for kernels that share scores")
+HEADS_A_PROGRAM = flags.DEFINE_list("heads_a_program", ["1", "4", "8"], "heads a program, for kernels that share scores")
+ELEMENTS = flags.DEFINE_list("elements", ["512", "1024", "2048"], "elements of K x V a program, in kernels that join or part nodes")
+RADICES = flags.DEFINE_list("radices", ["8", "16"], "nodes joined or parted at once")
 WARPS = flags.DEFINE_list("warps", ["4", "8"], "warps a program")
 STAGES = flags.DEFINE_list("stages", ["1", "2", "3"], "pipeline stages")
 INPUT_SETS = flags.DEFINE_integer("input_sets", 3, "input sets that take turns")
@@ -41,28 +43,25 @@ BEST = flags.DEFINE_integer("best", 4, "launches to print for each kernel")
 
 def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
     """Random arrays of every kind that a kernel reads."""
-    keys = iter(jax.random.split(jax.random.key(seed), 8))
     s = sizes
-
-    def normal(*shape, scale=1.0):
-        return (scale * jax.random.normal(next(keys), shape)).astype(s.dtype)
-
-    log_decay = -0.1 * jax.random.uniform(next(keys), (s.batch, s.length, s.heads))
-    lam = jax.random.uniform(next(keys), (s.batch, s.length, s.heads, s.levels))
-    log2_decay, lam, chunk_decay = attention.prepare(log_decay, lam, s)
-    since, until = attention.decay_sums(chunk_decay)
-    states = (s.batch, s.all_heads, s.num_chunks, s.key_dim, s.value_dim)
-    return dict(
-        q=normal(s.batch, s.length, s.groups, s.key_dim),
-        k=normal(s.batch, s.length, s.groups, s.key_dim),
-        v=normal(s.batch, s.length, s.all_heads, s.value_dim),
-        do=normal(s.batch, s.length, s.all_heads, s.value_dim),
-        log2_decay=log2_decay,
-        lam=lam,
-        since=since,
-        until=until,
-        states=normal(*states),
+    shapes = dict(
+        q=(s.batch, s.length, s.groups, s.key_dim),
+        k=(s.batch, s.length, s.groups, s.key_dim),
+        v=(s.batch, s.length, s.all_heads, s.value_dim),
+        do=(s.batch, s.length, s.all_heads, s.value_dim),
+        states=(s.batch, s.all_heads, s.num_chunks, s.key_dim, s.value_dim),
+        lam=(s.batch, s.heads, s.levels_inside, s.length),
+        weight=(s.batch, s.heads, s.heights, s.length),
+        chunk_decay=(s.batch, s.heads, s.num_chunks),
+        decay=(s.decay_parts, s.batch, s.heads, s.num_chunks, s.chunk),
     )
+    keys = dict(zip(shapes, jax.random.split(jax.random.key(seed), len(shapes)), strict=True))
+    draws = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
+    for name in ("q", "k", "v", "do", "states"):
+        draws[name] = draws[name].astype(s.dtype)
+    draws["chunk_decay"] = -abs(draws["chunk_decay"])
+    draws["decay"] = jnp.cumsum(-0.1 * abs(draws["decay"]), axis=-1).reshape(s.decay_parts, s.batch, s.heads, s.length)
+    return draws
 
 
 def candidates(sizes: kernels.Sizes):
@@ -71,24 +70,28 @@ def candidates(sizes: kernels.Sizes):
     plain = [Launch(1, int(w), int(n)) for w, n in itertools.product(WARPS.value, STAGES.value)]
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
+    def calls(kernel, *names):
+        return lambda launch: lambda x: kernel(*(x[name] for name in names), sizes, launch)
+
+    by_launch = {
+        "outputs": (shared, calls(kernels.outputs, "q", "k", "v", "decay", "lam", "weight", "states")),
+        "read_gradients": (plain, calls(kernels.read_gradients, "q", "do", "weight")),
+        "reader_gradients": (shared, calls(kernels.reader_gradients, "q", "do", "weight", "states")),
+        "chunk_gradients": (shared, calls(kernels.chunk_gradients, "q", "k", "v", "do", "decay", "lam", "states")),
+    }
+    for name, (launches, call) in by_launch.items():
+        for launch in launches:
+            yield name, launch, call(launch)
     for launch, span in itertools.product(plain, map(int, SPANS.value)):
-        yield "chunk_states", (launch, span), lambda x, launch=launch, span=span: kernels.chunk_states(
-            x["k"], x["v"], x["log2_decay"], sizes, launch, span
+        call = lambda x, launch=launch, span=span: kernels.chunk_states(x["k"], x["v"], x["decay"], sizes, launch, span)  # noqa: E731
+        yield "chunk_states", (launch, span), call
+    for warps, elements, radix in itertools.product(*(map(int, f.value) for f in (WARPS, ELEMENTS, RADICES))):
+        launch, cut = Launch(1, warps, 1), (1, radix, elements)
+        yield "spread_gradients", (launch, radix, elements), lambda x, launch=launch, cut=cut: kernels.spread_gradients(
+            x["states"], x["states"], None, x["chunk_decay"], sizes, launch, *cut
         )
-    for launch in shared:
-        yield "outputs", launch, lambda x, launch=launch: kernels.outputs(
-            x["q"], x["k"], x["v"], x["log2_decay"], x["lam"], x["since"], x["states"], sizes, launch
-        )
-        common = "q", "k", "v", "do", "log2_decay", "lam"
-        yield "query_gradients", launch, lambda x, launch=launch: kernels.query_gradients(
-            *(x[name] for name in common), x["since"], x["states"], sizes, launch
-        )
-        yield "key_gradients", launch, lambda x, launch=launch: kernels.key_gradients(
-            *(x[name] for name in common), x["until"], x["states"], sizes, launch
-        )
-    for launch in plain:
-        yield "state_gradients", launch, lambda x, launch=launch: kernels.state_gradients(
-            x["q"], x["do"], x["log2_decay"], x["lam"], x["since"], sizes, launch
+        yield "merge_states", (launch, radix, elements), lambda x, launch=launch, cut=cut: kernels.merge_states(
+            x["states"], x["chunk_decay"], sizes, launch, *cut
         )
 
 
