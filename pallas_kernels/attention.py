@@ -16,7 +16,6 @@ from pallas_kernels.kernels import Sizes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
 from pallas_kernels.tiles import Tiles, choose_tiles
 
-MIN_CHUNK, MAX_CHUNK = 16, 128
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
 MIN_LOG2_DECAY = -150.0
@@ -25,11 +24,13 @@ COARSE = 2.0**9
 MASK_CHUNKS = 64
 
 
-def fenwick_attention(q, k, v, log_decay, lam, *, chunk_size: int | None = None, precision=None, tiles: Tiles | None = None):
+def fenwick_attention(
+    q, k, v, log_decay, lam, *, chunk_size: int | None = None, precision=None, tiles: Tiles | None = None
+):
     """Log-linear attention of tokens 0 .. T-1 by the Pallas kernels: O(T log T), with a hand-written gradient.
 
     Args:
-      q, k: [B, T, G, K], float32 or bfloat16, both and v alike; K and V from 16 to 256, T up to 2**20.
+      q, k: [B, T, G, K], float32 or bfloat16, both and v alike; K and V from 16 to 256.
       v: [B, T, H, V], H a multiple of G.
       log_decay: [B, T, H] float32, ≤ 0.
       lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1.
@@ -43,15 +44,14 @@ def fenwick_attention(q, k, v, log_decay, lam, *, chunk_size: int | None = None,
     """
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    reason = why_unsupported(length, key_dim, value_dim, q.dtype, precision)
+    reason = why_unsupported(key_dim, value_dim, q.dtype, chunk_size, precision)
     if reason is not None:
         raise UnsupportedError(reason)
     tiles = tiles or choose_tiles(length, groups, heads, key_dim, value_dim, str(q.dtype))
     if chunk_size is not None:
-        if not MIN_CHUNK <= chunk_size <= MAX_CHUNK:
-            raise UnsupportedError(f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {MAX_CHUNK}")
         tiles = dataclasses.replace(tiles, chunk=chunk_size)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
+    tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks)
     q, k = (_pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
     v = _pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
@@ -125,7 +125,10 @@ def _fold_mapped_axes(function):
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):
-        whole = [x if batched else jnp.broadcast_to(x, (axis_size, *x.shape)) for x, batched in zip(args, in_batched, strict=True)]
+        whole = [
+            x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+            for x, batched in zip(args, in_batched, strict=True)
+        ]
         results = folding(*(x.reshape(-1, *x.shape[2:]) for x in whole))
         results = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), results)
         return results, jax.tree.map(lambda _: True, results)

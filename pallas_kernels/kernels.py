@@ -32,6 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from pallas_kernels.tiles import Launch
+
 # Chunks that share the states which one program of `reader_gradients` reads.
 READ_CHUNKS = 2
 
@@ -145,17 +146,25 @@ def _decay_head(head, launch: Launch, sizes: Sizes):
 
 
 def _call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, sizes: Sizes, aliases=None):
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=out_shape,
-        input_output_aliases=aliases or {},
-        compiler_params=triton.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
-        interpret=sizes.interpret,
-        name=name,
-    )
+    """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together."""
+
+    def call(*operands):
+        varying = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
+        axes = jax.sharding.ManualAxisType(varying=varying)
+        results = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out_shape)
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            out_shape=results,
+            input_output_aliases=aliases or {},
+            compiler_params=triton.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
+            interpret=sizes.interpret,
+            name=name,
+        )(*operands)
+
+    return call
 
 
 class _Specs:
@@ -374,7 +383,9 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
 
     def one_head(head, _):
         decay_head = _decay_head(head, launch, sizes)
-        out = jnp.zeros((sizes.chunk, sizes.value_dim), jnp.float32)
+        parts = [decay_ref[part, decay_head, :] for part in range(sizes.decay_parts)]
+        weights = scores * _decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
+        out = _dot(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
         if sizes.heights:
             weight_ref, states_ref = tree_refs
 
@@ -385,12 +396,9 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
                 return end & (end - 1), out
 
             _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))
-        parts = [decay_ref[part, decay_head, :] for part in range(sizes.decay_parts)]
-        weights = scores * _decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
-        out += _dot(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
         o_ref[:, head, :] = out.astype(o_ref.dtype)
 
-    _fold_heads(lambda head, _: one_head(head, _), launch.heads, None)
+    _fold_heads(one_head, launch.heads, None)
 
 
 # --- Backward: states -----------------------------------------------------------------------------------------------
@@ -591,7 +599,14 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: La
     token's weight as key in what later chunks read, only with heights).
     """
     specs = _Specs(sizes, launch)
-    in_specs = [specs.keys(), specs.keys(), specs.values(), specs.values(), specs.decay(), specs.lam(sizes.levels_inside)]
+    in_specs = [
+        specs.keys(),
+        specs.keys(),
+        specs.values(),
+        specs.values(),
+        specs.decay(),
+        specs.lam(sizes.levels_inside),
+    ]
     operands = [q, k, v, do, decay, lam]
     per_head = (sizes.batch, sizes.all_heads)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32)

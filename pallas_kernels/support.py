@@ -13,7 +13,7 @@ import jax.numpy as jnp
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_DIM, MAX_DIM = 16, 256
-MAX_LENGTH = 1 << 20
+MIN_CHUNK, MAX_CHUNK = 16, 128
 
 _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
 
@@ -46,16 +46,16 @@ def interpreting() -> bool:
     return value == "1"
 
 
-def why_unsupported(length: int, key_dim: int, value_dim: int, dtype, precision=None) -> str | None:
+def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None = None, precision=None) -> str | None:
     """Why `fenwick_attention` would raise UnsupportedError here for q, k, v of this dtype; None if it would run."""
     for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
         if not MIN_DIM <= size <= MAX_DIM:
             return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
-    if length > MAX_LENGTH:
-        return f"T is {length}: the Pallas kernels take up to {MAX_LENGTH} tokens"
+    if chunk_size is not None and not MIN_CHUNK <= chunk_size <= MAX_CHUNK:
+        return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {MAX_CHUNK}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"
-    if dtype == jnp.float32 and dot_mode(dtype, precision) is None:
+    if dot_mode(dtype, precision) is None:
         return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
     if interpreting():
         return None
@@ -93,7 +93,7 @@ _F32_MODES = {
 
 
 def dot_mode(dtype, precision) -> str | None:
-    """"bf16", "tf32" or "f32": how matrix products of this dtype run under `precision`; None if they cannot."""
+    """ "bf16", "tf32" or "f32": how matrix products of this dtype run under `precision`; None if they cannot."""
     if dtype == jnp.bfloat16:
         return "bf16"
     if precision is None:

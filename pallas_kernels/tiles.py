@@ -27,16 +27,31 @@ class Tiles:
 
     chunk: int = 64
     value_block: int = 64
-    span: int = 4
-    radix: int = 16
+    span: int = 2
+    radix: int = 8
     elements: int = 1024
-    chunk_states: Launch = Launch()
+    chunk_states: Launch = Launch(1, 8, 2)
     merge_states: Launch = Launch()
-    outputs: Launch = Launch()
-    read_gradients: Launch = Launch()
-    spread_gradients: Launch = Launch()
-    reader_gradients: Launch = Launch()
-    chunk_gradients: Launch = Launch()
+    outputs: Launch = Launch(4, 4, 2)
+    read_gradients: Launch = Launch(1, 4, 3)
+    spread_gradients: Launch = Launch(1, 4, 3)
+    reader_gradients: Launch = Launch(8, 8, 3)
+    chunk_gradients: Launch = Launch(8, 4, 2)
+
+    def fitted(self, group_heads: int, value_blocks: int) -> Tiles:
+        """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks."""
+
+        def fits(heads: int) -> bool:
+            return group_heads % heads == 0 and (heads % value_blocks == 0 or value_blocks % heads == 0)
+
+        launches = {name: launch for name, launch in vars(self).items() if isinstance(launch, Launch)}
+        return dataclasses.replace(
+            self,
+            **{
+                name: dataclasses.replace(launch, heads=max(h for h in range(1, launch.heads + 1) if fits(h)))
+                for name, launch in launches.items()
+            },
+        )
 
 
 def choose_tiles(length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype: str) -> Tiles:

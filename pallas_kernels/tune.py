@@ -31,8 +31,12 @@ PRECISION = flags.DEFINE_enum("precision", "highest", ["highest", "high"], "of f
 CHUNKS = flags.DEFINE_list("chunks", ["64", "128"], "chunks to try")
 VALUE_BLOCK = flags.DEFINE_integer("value_block", 64, "columns of V a program")
 SPANS = flags.DEFINE_list("spans", ["2", "4", "8"], "chunks whose states one program builds")
-HEADS_A_PROGRAM = flags.DEFINE_list("heads_a_program", ["1", "4", "8"], "heads a program, for kernels that share scores")
-ELEMENTS = flags.DEFINE_list("elements", ["512", "1024", "2048"], "elements of K x V a program, in kernels that join or part nodes")
+HEADS_A_PROGRAM = flags.DEFINE_list(
+    "heads_a_program", ["1", "4", "8"], "heads a program, for kernels that share scores"
+)
+ELEMENTS = flags.DEFINE_list(
+    "elements", ["512", "1024", "2048"], "elements of K x V a program, in kernels that join or part nodes"
+)
 RADICES = flags.DEFINE_list("radices", ["8", "16"], "nodes joined or parted at once")
 WARPS = flags.DEFINE_list("warps", ["4", "8"], "warps a program")
 STAGES = flags.DEFINE_list("stages", ["1", "2", "3"], "pipeline stages")
@@ -87,11 +91,17 @@ def candidates(sizes: kernels.Sizes):
         yield "chunk_states", (launch, span), call
     for warps, elements, radix in itertools.product(*(map(int, f.value) for f in (WARPS, ELEMENTS, RADICES))):
         launch, cut = Launch(1, warps, 1), (1, radix, elements)
-        yield "spread_gradients", (launch, radix, elements), lambda x, launch=launch, cut=cut: kernels.spread_gradients(
-            x["states"], x["states"], None, x["chunk_decay"], sizes, launch, *cut
+        yield (
+            "spread_gradients",
+            (launch, radix, elements),
+            lambda x, launch=launch, cut=cut: kernels.spread_gradients(
+                x["states"], x["states"], None, x["chunk_decay"], sizes, launch, *cut
+            ),
         )
-        yield "merge_states", (launch, radix, elements), lambda x, launch=launch, cut=cut: kernels.merge_states(
-            x["states"], x["chunk_decay"], sizes, launch, *cut
+        yield (
+            "merge_states",
+            (launch, radix, elements),
+            lambda x, launch=launch, cut=cut: kernels.merge_states(x["states"], x["chunk_decay"], sizes, launch, *cut),
         )
 
 
@@ -99,7 +109,15 @@ def tune_chunk(chunk: int) -> None:
     dtype = jnp.dtype(DTYPE.value)
     tiles = Tiles(chunk=chunk, value_block=VALUE_BLOCK.value)
     sizes = attention.sizes_for(
-        BATCH.value, LENGTH.value, GROUPS.value, HEADS.value, KEY_DIM.value, VALUE_DIM.value, dtype, PRECISION.value, tiles
+        BATCH.value,
+        LENGTH.value,
+        GROUPS.value,
+        HEADS.value,
+        KEY_DIM.value,
+        VALUE_DIM.value,
+        dtype,
+        PRECISION.value,
+        tiles,
     )
     inputs = [draw_inputs(seed, sizes) for seed in range(INPUT_SETS.value)]
     sets = [(x,) for x in inputs]
@@ -131,7 +149,9 @@ def tune_chunk(chunk: int) -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}")
+    print(
+        f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}"
+    )
     for chunk in CHUNKS.value:
         tune_chunk(int(chunk))
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from loglinear_jax.attention import common, recurrent
+from loglinear_jax.attention import common, pallas, recurrent
 from loglinear_jax.attention.decay import MIN_LOG_DECAY
 from loglinear_jax.attention.parallel import parallel
 from loglinear_jax.attention.xla import chunkwise
 from loglinear_jax.fenwick import FenwickState, num_levels
 
-Implementation = Literal["parallel", "recurrent", "xla"]
+Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
 def log_linear_attention(
@@ -51,7 +51,8 @@ def log_linear_attention(
       chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
         does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
-        O(T log T), any backend), or None for the best that works here.
+        O(T log T), any backend), "pallas" (chunkwise by GPU kernels; K and V from 16 to 256, float32 or bfloat16,
+        reverse-mode gradients only), or None for the best that works here: "pallas" on a GPU that can run it, else "xla".
       precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
 
     Returns:
@@ -60,7 +61,8 @@ def log_linear_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
-        a chunk_size that is not a power of two, or an unknown implementation.
+        a chunk_size that is not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot
+        run (pallas_kernels.UnsupportedError).
     """
     _check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
@@ -91,12 +93,16 @@ def log_linear_attention(
         )
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, v, chunk_size, precision) else "xla"
     if implementation == "parallel":
         out, state = parallel(q, k, v, log_decay, lam, **kwargs)
     elif implementation == "recurrent":
         out, state = recurrent.recurrent(q, k, v, log_decay, lam, **kwargs)
-    else:
+    elif implementation == "xla":
         out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
+    else:
+        out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
     out = out.astype(out_dtype)
     return (out, state) if return_state else out
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.fenwick import FenwickState, bucket_level_after
+from loglinear_jax.fenwick import FenwickState, bucket_level_after, fenwick_level, num_levels
 
 
 def accumulation_dtype(*arrays) -> jnp.dtype:
@@ -41,6 +41,65 @@ def select_level(lam: Float[Array, "... T L"], level: Int[Array, "T S"]) -> Floa
     for index in range(lam.shape[-1]):
         selected = jnp.where(level == index, lam[..., index, None], selected)
     return jnp.broadcast_to(selected, (*lam.shape[:-1], level.shape[-1]))
+
+
+def run_from(
+    initial: FenwickState | None,
+    tokens: tuple,
+    aligned: Callable,
+    return_state: bool,
+    precision=None,
+    min_window: int = 1,
+) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
+    """Runs a form that only knows sequences from position 0 on from any initial state; returns its output and last state.
+
+    tokens: q, k, v, log_decay, lam of `log_linear_attention`.
+    aligned: function of such tokens at positions 0, 1, ... and of an index `last` (an int, or traced), that returns the
+      outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
+    """
+    length = tokens[0].shape[1]
+    if initial is None:
+        out, levels = aligned(*tokens, length - 1)
+        return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
+    out, levels = _continue(initial, tokens, aligned, return_state, precision, min_window)
+    return out, FenwickState(levels, initial.position + length) if return_state else None
+
+
+def _continue(initial: FenwickState, tokens, aligned, return_state, precision, min_window):
+    """Tokens that follow an initial state, at a position that may be traced and lie anywhere in a chunk.
+
+    The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
+    buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
+    except the topmost: pairs across the window boundary meet at the level where the boundary's position does.
+    """
+    q, k, v, log_decay, lam = tokens
+    length, groups, levels = q.shape[1], q.shape[2], lam.shape[-1]
+    window = max(1 << (num_levels(length) - 1), min_window)
+    top = num_levels(2 * window) - 1
+    offset = initial.position % window
+    boundary = initial.position - offset + window
+    # Clipped where no token lies beyond the boundary, and the level is not used.
+    boundary_level = jnp.minimum(fenwick_level(boundary, boundary - 1), levels - 1)
+
+    def lay(x):
+        return jnp.roll(jnp.pad(x, [(0, 0), (0, 2 * window - length)] + [(0, 0)] * (x.ndim - 2)), offset, axis=1)
+
+    known = min(top, levels)
+    local_lam = jnp.pad(lam[..., :known], [(0, 0)] * 3 + [(0, top - known)])
+    at_boundary = jax.lax.dynamic_index_in_dim(lam, boundary_level, axis=3)
+    local_lam = jnp.concatenate([local_lam, at_boundary], axis=3)
+    out, local_levels = aligned(*(lay(x) for x in (q, k, v, log_decay, local_lam)), offset + length - 1)
+    out = jax.lax.dynamic_slice_in_dim(out, offset, length, axis=1)
+
+    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
+    from_initial, initial_at_end = read_initial_state(*by_group, initial, precision)
+    out = out + merge_heads(from_initial)
+    if not return_state:
+        return out, None
+    below = jnp.pad(local_levels[:, :, :known], [(0, 0)] * 2 + [(0, levels - known)] + [(0, 0)] * 2)
+    above = jax.nn.one_hot(boundary_level, levels, dtype=below.dtype)[:, None, None] * local_levels[:, :, top, None]
+    at_end = initial_at_end()
+    return out, below + above + at_end.reshape(at_end.shape[0], -1, *at_end.shape[3:])
 
 
 def read_initial_state(

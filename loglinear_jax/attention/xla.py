@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.attention import common
 from loglinear_jax.attention.decay import decay_matrix, decay_to_end
-from loglinear_jax.fenwick import FenwickState, fenwick_level, left_sibling, num_levels, right_siblings, tree_heights
+from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, right_siblings, tree_heights
 
 DEFAULT_CHUNK = 64
 # Elements of each C x C intermediate at a time: what fits a CPU's cache; on others, what is small beside their memory.
@@ -34,55 +34,17 @@ def chunkwise(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_siz
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
     length, groups = q.shape[1:3]
     chunk_size = chunk_size or default_chunk_size(length)
-    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
-    v, log_decay, lam = (common.split_heads(x, groups) for x in (v, log_decay, lam))
-    if initial_state is None:
-        out, levels = _aligned(q, k, v, log_decay, lam, length - 1, chunk_size, return_state, precision)
-        position = jnp.asarray(length, jnp.int32)
-    else:
-        out, levels = _continued(q, k, v, log_decay, lam, initial_state, chunk_size, return_state, precision)
-        position = initial_state.position + length
-    if return_state:
-        levels = levels.reshape(levels.shape[0], -1, *levels.shape[3:])
-        return common.merge_heads(out), FenwickState(levels=levels, position=position)
-    return common.merge_heads(out), None
 
+    def aligned(q, k, v, log_decay, lam, last):
+        q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+        v, log_decay, lam = (common.split_heads(x, groups) for x in (v, log_decay, lam))
+        out, levels = _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision)
+        if levels is not None:
+            levels = levels.reshape(levels.shape[0], -1, *levels.shape[3:])
+        return common.merge_heads(out), levels
 
-def _continued(q, k, v, log_decay, lam, initial, chunk_size, return_state, precision):
-    """Tokens that follow an initial state, at a position that may be traced and lie anywhere in a chunk.
-
-    The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
-    buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
-    except the topmost: pairs across the window boundary meet at the level where the boundary's position does.
-    """
-    length, levels = lam.shape[-2:]
-    window = max(1 << (num_levels(length) - 1), chunk_size)
-    top = num_levels(2 * window) - 1
-    offset = initial.position % window
-    boundary = initial.position - offset + window
-    # Clipped where no token lies beyond the boundary, and the level is not used.
-    boundary_level = jnp.minimum(fenwick_level(boundary, boundary - 1), levels - 1)
-
-    def lay(x, time_axis):
-        pad = [(0, 0)] * x.ndim
-        pad[time_axis] = (0, 2 * window - length)
-        return jnp.roll(jnp.pad(x, pad), offset, axis=time_axis)
-
-    known = min(top, levels)
-    local_lam = jnp.pad(lam[..., :known], [(0, 0)] * 4 + [(0, top - known)])
-    at_boundary = jax.lax.dynamic_index_in_dim(lam, boundary_level, axis=4)
-    local_lam = jnp.concatenate([local_lam, at_boundary], axis=4)
-    laid = lay(q, 2), lay(k, 2), lay(v, 3), lay(log_decay, 3), lay(local_lam, 3)
-    out, local_levels = _aligned(*laid, offset + length - 1, chunk_size, return_state, precision)
-    out = jax.lax.dynamic_slice_in_dim(out, offset, length, axis=3)
-
-    from_initial, initial_at_end = common.read_initial_state(q, log_decay, lam, initial, precision)
-    out += from_initial
-    if not return_state:
-        return out, None
-    below = jnp.pad(local_levels[:, :, :, :known], [(0, 0)] * 3 + [(0, levels - known)] + [(0, 0)] * 2)
-    above = jax.nn.one_hot(boundary_level, levels, dtype=below.dtype)[:, None, None] * local_levels[:, :, :, top, None]
-    return out, below + above + initial_at_end()
+    tokens = q, k, v, log_decay, lam
+    return common.run_from(initial_state, tokens, aligned, return_state, precision, min_window=chunk_size)
 
 
 def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision):

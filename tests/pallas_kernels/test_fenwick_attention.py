@@ -1,0 +1,295 @@
+"""The kernels against the parallel form in float64: in Pallas's interpreter, or on the GPU where there is one.
+
+The interpreter fills what no program writes with nan, so these tests also see outputs that are left out.
+"""
+
+import functools
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+
+import pallas_kernels
+from loglinear_jax import log_linear_attention
+from pallas_kernels import fenwick_attention, support
+from tests.attention.inputs import ARGUMENTS, random_inputs, relative_error
+
+HAS_GPU = jax.default_backend() == "gpu"
+TOLERANCE = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-5}
+DTYPES = {"bf16": jnp.bfloat16, "tf32": jnp.float32, "f32": jnp.float32}
+PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
+
+
+@pytest.fixture(autouse=True)
+def run_kernels():
+    """Natively on a GPU, elsewhere in the interpreter."""
+    with pallas_kernels.interpret(not HAS_GPU):
+        yield
+
+
+def inputs_of(mode, *shape, seed=0, **kwargs):
+    q, k, v, log_decay, lam = random_inputs(seed, *shape, dtype=np.float32, **kwargs)
+    return *(x.astype(DTYPES[mode]) for x in (q, k, v)), log_decay, lam
+
+
+def output_and_gradients(function, inputs):
+    """The output, and what a random cotangent of it gives to every input."""
+    out, vjp = jax.vjp(function, *inputs)
+    cotangent = np.random.default_rng(1).normal(size=out.shape)
+    return out, dict(zip(ARGUMENTS, vjp(jnp.asarray(cotangent, out.dtype)), strict=True))
+
+
+def reference(inputs, implementation="parallel"):
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        exact[3] = jnp.maximum(exact[3], -1e4)
+        function = functools.partial(log_linear_attention, implementation=implementation)
+        return jax.tree.map(np.asarray, jax.jit(functools.partial(output_and_gradients, function))(exact))
+
+
+def check(mode, inputs, implementation="parallel", expected=None, no_gradient=(), **kwargs):
+    """Output and gradients are as accurate as `mode` has to be."""
+    function = functools.partial(fenwick_attention, precision=PRECISIONS[mode], **kwargs)
+    out, gradients = jax.jit(functools.partial(output_and_gradients, function))(inputs)
+    expected, expected_gradients = expected or reference(inputs, implementation)
+    assert out.dtype == inputs[2].dtype
+    assert relative_error(out, expected) < TOLERANCE[mode]
+    for name, gradient in gradients.items():
+        assert np.isfinite(np.asarray(gradient, np.float32)).all(), name
+        if name not in no_gradient:
+            assert relative_error(gradient, expected_gradients[name]) < TOLERANCE[mode], name
+    return out, gradients
+
+
+SHAPES = {  # batch, length, groups, heads, K, V
+    "one token": ((1, 1, 1, 1, 16, 16), {}),
+    "one chunk": ((2, 13, 1, 2, 16, 16), dict(chunk_size=16)),
+    "odd length": ((1, 77, 1, 3, 16, 32), dict(chunk_size=16)),
+    "a group for each head": ((1, 96, 2, 2, 32, 16), dict(chunk_size=32)),
+    "heads in groups": ((1, 70, 2, 6, 16, 16), dict(chunk_size=16)),
+    "sizes that are no powers of two": ((1, 50, 1, 2, 24, 40), dict(chunk_size=16)),
+    "values in blocks": ((1, 40, 1, 2, 16, 136), dict(chunk_size=16)),
+    "one chunk more than a power of two": ((1, 145, 1, 1, 16, 16), dict(chunk_size=16)),
+    "a tree of several stages": ((1, 16 * 36, 1, 1, 16, 16), dict(chunk_size=16)),
+    "tiles chosen from the shapes": ((1, 300, 1, 2, 32, 32), {}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_float32(shape):
+    sizes, kwargs = SHAPES[shape]
+    # With one token nothing decays.
+    check("f32", inputs_of("f32", *sizes), no_gradient=("log_decay",) if sizes[1] == 1 else (), **kwargs)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "tf32"])
+@pytest.mark.parametrize("shape", ["odd length", "values in blocks", "tiles chosen from the shapes"])
+def test_lower_precision(shape, mode):
+    sizes, kwargs = SHAPES[shape]
+    check(mode, inputs_of(mode, *sizes), **kwargs)
+
+
+@settings(max_examples=4)
+@given(
+    length=st.integers(2, 120),
+    groups=st.integers(1, 2),
+    group_heads=st.integers(1, 2),
+    dims=st.tuples(st.integers(16, 40), st.integers(16, 40)),
+    more_levels=st.integers(0, 2),
+    min_decay=st.sampled_from([0.0, -0.1, -5.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape(length, groups, group_heads, dims, more_levels, min_decay, seed):
+    levels = (length - 1).bit_length() + 1 + more_levels
+    shape = 1, length, groups, groups * group_heads, *dims
+    inputs = inputs_of("f32", *shape, seed=seed, levels=levels, min_decay=min_decay)
+    with pallas_kernels.interpret(not HAS_GPU):
+        check("f32", inputs, chunk_size=16)
+
+
+@pytest.mark.parametrize("decay", ["none", "strong", "uniform", "mixed", "reset"])
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+def test_extreme_decays(decay, mode):
+    length = 200
+    rng = np.random.default_rng(8)
+    inputs = list(inputs_of(mode, 1, length, 1, 2, 16, 16))
+    inputs[3] = jnp.asarray(
+        {
+            "none": np.zeros((1, length, 2)),
+            "strong": np.full((1, length, 2), -50.0),
+            "uniform": rng.uniform(-50, 0, (1, length, 2)),
+            # Mostly slow forgetting with sudden losses: small differences of large sums.
+            "mixed": np.where(rng.random((1, length, 2)) < 0.2, -50.0, -0.01 * rng.random((1, length, 2))),
+            "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
+        }[decay],
+        jnp.float32,
+    )
+    # Where everything is forgotten at once, the gradient of that is nearly or exactly 0.
+    check(mode, inputs, chunk_size=32, no_gradient=("log_decay",) if decay in ("strong", "reset") else ())
+
+
+def grids(function, *arguments):
+    """The grid of every pallas_call that function makes."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "pallas_call":
+                yield equation.params["grid_mapping"].grid
+            else:
+                for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                    yield from walk(inner)
+
+    return list(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
+def test_nested_vmap_over_some_arguments_is_a_loop():
+    attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")
+    seeds = [inputs_of("f32", 1, 40, 1, 2, 16, 16, seed=seed) for seed in range(4)]
+    q, k, v, log_decay, lam = (jnp.stack(x).reshape(2, 2, *x[0].shape) for x in zip(*seeds, strict=True))
+    shared_q, k = q[0, 0], k[:, 0]
+
+    def loss(q, k, v, log_decay, lam):
+        return jnp.sum(jnp.sin(attend(q, k, v, log_decay, lam)))
+
+    # q has no mapped axis, k only the outer one.
+    arguments = shared_q, k, v, log_decay, lam
+    outer, inner = (None, 0, 0, 0, 0), (None, None, 0, 0, 0)
+
+    def mapped(function):
+        return jax.vmap(jax.vmap(function, inner), outer)
+
+    gradient = jax.grad(loss, argnums=range(5))
+    out, gradients = jax.jit(mapped(attend))(*arguments), jax.jit(mapped(gradient))(*arguments)
+    of_sum = jax.jit(jax.grad(lambda *x: jnp.sum(mapped(loss)(*x)), argnums=range(5)))(*arguments)
+    summed = [0.0] * 5
+    for i in range(2):
+        for j in range(2):
+            own = shared_q, k[i], v[i, j], log_decay[i, j], lam[i, j]
+            assert relative_error(out[i, j], jax.jit(attend)(*own)) < 1e-6
+            for index, expected in enumerate(jax.jit(gradient)(*own)):
+                assert relative_error(gradients[index][i, j], expected) < 1e-5
+                summed[index] += expected
+    assert relative_error(of_sum[0], summed[0]) < 1e-5
+    assert all(len(grid) <= 3 for grid in grids(mapped(gradient), *arguments))
+
+
+def test_rematerialised_gradients_are_the_same():
+    inputs = inputs_of("f32", 1, 40, 1, 2, 16, 16)
+    attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")
+    plain, remat = (
+        jax.jit(functools.partial(output_and_gradients, f))(inputs) for f in (attend, jax.checkpoint(attend))
+    )
+    for expected, result in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def sharded(attend):
+    """attend over a mesh of 2 x 2 devices that share out batch and heads; and inputs for it."""
+    mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("batch", "heads"))
+    spec = PartitionSpec("batch", None, "heads")
+    inputs = [np.asarray(x) for x in inputs_of("f32", 2, 40, 2, 4, 16, 16)]
+    return functools.partial(jax.shard_map, attend, mesh=mesh, in_specs=spec, out_specs=spec), inputs
+
+
+def test_sharded_over_batch_and_heads():
+    attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")
+    shard, inputs = sharded(attend)
+    with pallas_kernels.interpret(), jax.default_device(jax.devices("cpu")[0]):
+        # The interpreter's own loops do not know manual axes, hence check_vma=False: see the next test.
+        result = jax.jit(functools.partial(output_and_gradients, shard(check_vma=False)))(inputs)
+        expected = jax.jit(functools.partial(output_and_gradients, attend))(inputs)
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        assert relative_error(a, b) < 1e-6
+
+
+@pytest.fixture
+def compiling_for_a_gpu(monkeypatch):
+    """As on a GPU, but for running what was compiled."""
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    with pallas_kernels.interpret(False):
+        if HAS_GPU or jax.__version_info__ < (0, 11):
+            yield
+        else:
+            device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+                yield
+
+
+def test_sharded_with_checked_axes(compiling_for_a_gpu):
+    shard, inputs = sharded(fenwick_attention)
+    _, gradients = jax.eval_shape(functools.partial(output_and_gradients, shard(check_vma=True)), inputs)
+    assert [gradients[name].shape for name in ARGUMENTS] == [x.shape for x in inputs]
+
+
+@pytest.mark.parametrize("mode", ["bf16", "tf32", "f32"])
+def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
+    """What the interpreter accepts and the lowering for GPUs does not, without a GPU."""
+    inputs = inputs_of(mode, 1, 700, 1, 4, 64, 32)
+    function = functools.partial(output_and_gradients, functools.partial(fenwick_attention, precision=PRECISIONS[mode]))
+    text = jax.jit(function).trace(inputs).lower(lowering_platforms=("cuda",)).as_text()
+    for kernel in (
+        "chunk_states",
+        "outputs",
+        "read_gradients",
+        "spread_gradients",
+        "reader_gradients",
+        "chunk_gradients",
+    ):
+        assert kernel in text
+
+
+# --- On a GPU only: sizes that the interpreter takes too long for ----------------------------------------------------
+
+LARGE = {
+    "odd length": (2, 1531, 1, 8, 128, 64),
+    "a group for each head": (2, 1024, 16, 16, 64, 64),
+    "one head of many": (1, 4099, 1, 1, 64, 64),
+    "recall model": (64, 256, 2, 2, 32, 32),
+    "largest dims": (1, 700, 2, 4, 256, 256),
+    "wide keys": (1, 700, 1, 4, 256, 16),
+    "wide values": (1, 700, 1, 4, 16, 256),
+    "no powers of two": (3, 515, 2, 6, 80, 96),
+    "many groups": (1, 300, 12, 24, 48, 48),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("min_decay", [0.0, -0.1, -50.0])
+@pytest.mark.parametrize("mode", ["bf16", "tf32", "f32"])
+@pytest.mark.parametrize("shape", LARGE)
+def test_accuracy_and_races_on_a_gpu(shape, mode, min_decay):
+    """Twice the same, in memory that was filled with nan before."""
+    inputs = inputs_of(mode, *LARGE[shape], min_decay=min_decay)
+    expected = reference(inputs, "xla" if LARGE[shape][1] > 2000 else "parallel")
+    runs = []
+    for _ in range(2):
+        poison = [jnp.full((1 << 28,), jnp.nan) for _ in range(4)]
+        jax.block_until_ready(poison)
+        del poison
+        runs.append(check(mode, inputs, expected=expected))
+    for first, second in zip(jax.tree.leaves(runs[0]), jax.tree.leaves(runs[1]), strict=True):
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
+def test_every_chunk_size_on_a_gpu(chunk_size):
+    for mode in ("bf16", "f32"):
+        check(mode, inputs_of(mode, 1, 1000, 1, 4, 64, 32), chunk_size=chunk_size)
+
+
+@pytest.mark.gpu
+def test_a_million_tokens_on_a_gpu():
+    inputs = inputs_of("bf16", 1, 1 << 20, 1, 2, 32, 32, min_decay=-0.1)
+    expected, expected_gradients = jax.jit(
+        functools.partial(output_and_gradients, functools.partial(log_linear_attention, implementation="xla"))
+    )([x.astype(jnp.float32) for x in inputs])
+    out, gradients = jax.jit(functools.partial(output_and_gradients, fenwick_attention))(inputs)
+    assert relative_error(out, expected) < TOLERANCE["bf16"]
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, expected_gradients[name]) < TOLERANCE["bf16"], name
