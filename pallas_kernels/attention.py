@@ -14,7 +14,7 @@ from jax.custom_batching import custom_vmap
 from pallas_kernels import kernels
 from pallas_kernels.kernels import Sizes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
-from pallas_kernels.tiles import Tiles, choose_tiles
+from pallas_kernels.tiles import MIN_TILE, Tiles, choose_tiles
 
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
@@ -47,9 +47,9 @@ def fenwick_attention(
     reason = why_unsupported(key_dim, value_dim, q.dtype, chunk_size, precision)
     if reason is not None:
         raise UnsupportedError(reason)
-    tiles = tiles or choose_tiles(length, groups, heads, key_dim, value_dim, str(q.dtype))
+    tiles = tiles or choose_tiles(length, _key_tile(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
-        tiles = dataclasses.replace(tiles, chunk=chunk_size)
+        tiles = dataclasses.replace(tiles, chunk=chunk_size, read_chunks=2 if chunk_size <= 64 else 1)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks)
     q, k = (_pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
@@ -65,21 +65,27 @@ def sizes_for(
 ) -> Sizes:
     """What the kernels see of a problem of this shape: everything padded to whole tiles."""
     num_chunks = -(-length // tiles.chunk)
-    if num_chunks > 1:
-        num_chunks = -(-num_chunks // kernels.READ_CHUNKS) * kernels.READ_CHUNKS
+    read_chunks = min(tiles.read_chunks, num_chunks)
+    num_chunks = -(-num_chunks // read_chunks) * read_chunks
     return Sizes(
         batch=batch,
         chunk=tiles.chunk,
         num_chunks=num_chunks,
+        read_chunks=read_chunks,
         groups=groups,
         heads=heads,
         value_blocks=-(-value_dim // tiles.value_block),
-        key_dim=max(1 << (key_dim - 1).bit_length(), 16),
+        key_dim=_key_tile(key_dim),
         value_dim=tiles.value_block,
         dtype=str(jnp.dtype(dtype)),
         precision=dot_mode(dtype, precision),
         interpret=interpreting(),
     )
+
+
+def _key_tile(key_dim: int) -> int:
+    """The smallest power of two ≥ 16 that holds K."""
+    return max(1 << (key_dim - 1).bit_length(), MIN_TILE)
 
 
 def _pad(x, *axes_and_sizes):
@@ -109,7 +115,7 @@ def _differentiable(sizes: Sizes, tiles: Tiles):
     return apply
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _forward_and_backward(sizes: Sizes, tiles: Tiles):
     """Forward and backward with a batching rule each: a mapped axis becomes part of the batch, so grids keep their axes."""
     return (

@@ -33,9 +33,6 @@ from jax.experimental.pallas import triton
 
 from pallas_kernels.tiles import Launch
 
-# Chunks that share the states which one program of `reader_gradients` reads.
-READ_CHUNKS = 2
-
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -43,7 +40,8 @@ class Sizes:
 
     batch: int
     chunk: int  # C, tokens
-    num_chunks: int  # N
+    num_chunks: int  # N, a multiple of read_chunks
+    read_chunks: int  # see Tiles
     groups: int  # G
     heads: int  # H
     value_blocks: int
@@ -540,7 +538,7 @@ def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
     read at each height, not written for heights of which neither the chunk nor its neighbour in an aligned pair reads one;
     d_decay [B, R, T], each query's sum of weight times read).
     """
-    chunks = min(READ_CHUNKS, sizes.num_chunks)
+    chunks = sizes.read_chunks
     specs = _Specs(sizes, launch)
     per_head = (sizes.batch, sizes.all_heads)
     return _call(

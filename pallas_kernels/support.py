@@ -13,7 +13,7 @@ import jax.numpy as jnp
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_DIM, MAX_DIM = 16, 256
-MIN_CHUNK, MAX_CHUNK = 16, 128
+MIN_CHUNK, MAX_CHUNKS = 16, {2: 128, 4: 64}  # by bytes an element
 
 _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
 
@@ -51,10 +51,11 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
     for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
         if not MIN_DIM <= size <= MAX_DIM:
             return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
-    if chunk_size is not None and not MIN_CHUNK <= chunk_size <= MAX_CHUNK:
-        return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {MAX_CHUNK}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"
+    max_chunk = MAX_CHUNKS[jnp.dtype(dtype).itemsize]
+    if chunk_size is not None and not MIN_CHUNK <= chunk_size <= max_chunk:
+        return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {max_chunk} for {jnp.dtype(dtype)}"
     if dot_mode(dtype, precision) is None:
         return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
     if interpreting():

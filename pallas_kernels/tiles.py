@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
@@ -22,7 +24,8 @@ class Tiles:
     """chunk: tokens that are multiplied out, between two states. value_block: columns of V a program.
 
     span: chunks whose tree one program builds in registers. radix: nodes of the tree that are joined, or parted, at once
-    above that, in programs of `elements` of K x V each.
+    above that, in programs of `elements` of K x V each. read_chunks: chunks (1 or 2) that share the states which one
+    program of `reader_gradients` reads.
     """
 
     chunk: int = 64
@@ -30,6 +33,7 @@ class Tiles:
     span: int = 2
     radix: int = 8
     elements: int = 1024
+    read_chunks: int = 2
     chunk_states: Launch = Launch(1, 8, 2)
     merge_states: Launch = Launch()
     outputs: Launch = Launch(4, 4, 2)
@@ -54,12 +58,57 @@ class Tiles:
         )
 
 
-def choose_tiles(length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype: str) -> Tiles:
-    """Tiles for a shape; key_dim a power of two, value_dim not necessarily."""
-    chunk = 64
-    while chunk > 16 and chunk >= 2 * length:
+def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
+    """Tiles for a shape, found on an H200. key_dim: a power of two; value_dim: not necessarily."""
+    if jnp.dtype(dtype).itemsize == 2:
+        tiles = BFLOAT16
+    elif key_dim <= 64:
+        tiles = FLOAT32
+    else:
+        tiles = FLOAT32_WIDE
+    chunk, value_block = tiles.chunk, tiles.value_block
+    while chunk > MIN_TILE and chunk >= 2 * length:
         chunk //= 2
-    value_block = 16
-    while value_block < min(value_dim, 64):
-        value_block *= 2
-    return Tiles(chunk=chunk, value_block=value_block)
+    while value_block > MIN_TILE and value_block >= 2 * value_dim:
+        value_block //= 2
+    return dataclasses.replace(tiles, chunk=chunk, value_block=value_block)
+
+
+MIN_TILE = 16
+BFLOAT16 = Tiles(
+    chunk=64,
+    value_block=64,
+    span=2,
+    radix=8,
+    chunk_states=Launch(1, 8, 2),
+    outputs=Launch(4, 4, 3),
+    read_gradients=Launch(1, 4, 3),
+    spread_gradients=Launch(1, 4, 1),
+    reader_gradients=Launch(4, 8, 3),
+    chunk_gradients=Launch(8, 4, 1),
+)
+# Full float32 takes three products on the matrix units, and its operands twice the room.
+FLOAT32 = Tiles(
+    chunk=32,
+    value_block=64,
+    span=4,
+    radix=16,
+    chunk_states=Launch(1, 2, 1),
+    outputs=Launch(4, 2, 1),
+    read_gradients=Launch(1, 1, 2),
+    spread_gradients=Launch(1, 4, 1),
+    reader_gradients=Launch(4, 4, 1),
+    chunk_gradients=Launch(4, 2, 1),
+)
+FLOAT32_WIDE = Tiles(
+    chunk=32,
+    value_block=16,
+    span=2,
+    radix=8,
+    chunk_states=Launch(1, 4, 1),
+    outputs=Launch(4, 4, 1),
+    read_gradients=Launch(1, 4, 1),
+    spread_gradients=Launch(1, 4, 1),
+    reader_gradients=Launch(4, 4, 1),
+    chunk_gradients=Launch(4, 4, 1),
+)

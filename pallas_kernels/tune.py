@@ -13,7 +13,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
 from tabulate import tabulate
 
@@ -59,9 +58,11 @@ def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
         chunk_decay=(s.batch, s.heads, s.num_chunks),
         decay=(s.decay_parts, s.batch, s.heads, s.num_chunks, s.chunk),
     )
+    if not s.heights:
+        del shapes["states"], shapes["weight"]
     keys = dict(zip(shapes, jax.random.split(jax.random.key(seed), len(shapes)), strict=True))
     draws = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
-    for name in ("q", "k", "v", "do", "states"):
+    for name in {"q", "k", "v", "do", "states"} & draws.keys():
         draws[name] = draws[name].astype(s.dtype)
     draws["chunk_decay"] = -abs(draws["chunk_decay"])
     draws["decay"] = jnp.cumsum(-0.1 * abs(draws["decay"]), axis=-1).reshape(s.decay_parts, s.batch, s.heads, s.length)
@@ -75,7 +76,7 @@ def candidates(sizes: kernels.Sizes):
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
     def calls(kernel, *names):
-        return lambda launch: lambda x: kernel(*(x[name] for name in names), sizes, launch)
+        return lambda launch: lambda x: kernel(*(x.get(name) for name in names), sizes, launch)
 
     by_launch = {
         "outputs": (shared, calls(kernels.outputs, "q", "k", "v", "decay", "lam", "weight", "states")),
@@ -83,9 +84,13 @@ def candidates(sizes: kernels.Sizes):
         "reader_gradients": (shared, calls(kernels.reader_gradients, "q", "do", "weight", "states")),
         "chunk_gradients": (shared, calls(kernels.chunk_gradients, "q", "k", "v", "do", "decay", "lam", "states")),
     }
+    if not sizes.heights:
+        by_launch = {name: by_launch[name] for name in ("outputs", "chunk_gradients")}
     for name, (launches, call) in by_launch.items():
         for launch in launches:
             yield name, launch, call(launch)
+    if not sizes.heights:
+        return
     for launch, span in itertools.product(plain, map(int, SPANS.value)):
         call = lambda x, launch=launch, span=span: kernels.chunk_states(x["k"], x["v"], x["decay"], sizes, launch, span)  # noqa: E731
         yield "chunk_states", (launch, span), call

@@ -32,7 +32,7 @@ def test_no_gpu_and_no_interpreter():
         ((1, 20, 1, 1, 8, 16), {}, r"K, the key dim, is 8: .* take 16 to 256"),
         ((1, 20, 1, 1, 16, 300), {}, r"V, the value dim, is 300: .* take 16 to 256"),
         ((1, 20, 1, 1, 16, 16), dict(dtype=jnp.float16), "dtype float16: .* float32 and bfloat16"),
-        ((1, 20, 1, 1, 16, 16), dict(chunk_size=256), "chunk_size is 256: .* take 16 to 128"),
+        ((1, 20, 1, 1, 16, 16), dict(chunk_size=128), "chunk_size is 128: .* take 16 to 64 for float32"),
         ((1, 20, 1, 1, 16, 16), dict(precision="bfloat16"), "precision is 'bfloat16': .* full precision or TF32"),
     ],
 )
