@@ -443,7 +443,8 @@ def spread_gradients(
 ):
     """Top-down through the tree: from gradients of nodes of size * radix chunks to those of `size` chunks.
 
-    above: gradients of the larger nodes, [B, R, nodes, K, V]; None at the top of the tree, where they are 0.
+    above: gradients of the larger nodes, [B, R, nodes, K, V]; None at the top of the tree, where they are 0. With size 1
+    the result takes the place of `read_gradients` in memory: a program reads there what it replaces, and that first.
 
     Returns (gradients [B, R, nodes of `size` chunks, K, V]; d_merge [B, R, the same nodes, parts of K x V] float32). d_merge
     at index e / size is the gradient of the log decay over what state[e] was joined with; where e is a multiple of
@@ -475,7 +476,7 @@ def spread_gradients(
         operands.append(flat(above))
     shape = (sizes.batch, sizes.all_heads, num_nodes)
     gradients, d_merge = _call(
-        functools.partial(_spread_gradients_kernel, sizes=sizes, size=size, radix=radix, tile=tile),
+        functools.partial(_spread_gradients_kernel, sizes=sizes, size=size, radix=radix),
         "spread_gradients",
         (elements // tile, -(-num_nodes // radix), sizes.batch * sizes.all_heads),
         in_specs,
@@ -491,12 +492,15 @@ def spread_gradients(
         ],
         launch,
         sizes,
+        aliases={0: 0} if size == 1 else None,
     )(*operands)
     return gradients.reshape(*shape, sizes.key_dim, sizes.value_dim), d_merge
 
 
-def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Sizes, size: int, radix: int, tile: int):
+def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Sizes, size: int, radix: int):
     *above_refs, gradients_ref, d_merge_ref = refs
+    if size == 1:
+        read_ref = gradients_ref  # the same memory
     group = pl.program_id(1)
     first = group * radix
     last = decay_ref.shape[0] - 1
@@ -521,10 +525,11 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Size
         def _():
             d_merge_ref[middle] = jnp.sum(states_ref[end, :].astype(jnp.float32) * passed_on)
 
-        spread(start, half, passed_on + jnp.where(exists, read_ref[end, :].astype(jnp.float32), 0.0))
+        read = jnp.where(exists, read_ref[end, :].astype(jnp.float32), 0.0)
+        spread(start, half, passed_on + read)
         spread(start + half, half, gradient)
 
-    top = above_refs[0][group, :].astype(jnp.float32) if above_refs else jnp.zeros((tile,), jnp.float32)
+    top = above_refs[0][group, :].astype(jnp.float32) if above_refs else jnp.zeros((read_ref.shape[1],), jnp.float32)
     spread(0, radix, top)
 
 
