@@ -232,8 +232,8 @@ def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
     rows = []
     for peer, by_length in results.items():
         row = {"": peer} | {f"T={n}": cell(by_length[n]) for n in lengths if n in by_length}
-        longest = max(by_length, default=0)
-        if kind == "ms" and longest // GROWTH in by_length:
+        longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
+        if kind == "ms" and longest:
             short, long = by_length[longest // GROWTH], by_length[longest]
             factors = " / ".join(f"{long[key] / short[key]:.1f}×" for key in ("forward_ms", "both_ms"))
             row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {factors}"

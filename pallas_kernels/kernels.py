@@ -505,6 +505,11 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Size
     first = group * radix
     last = decay_ref.shape[0] - 1
     decays = [decay_ref[jnp.minimum(first + index, last)] for index in range(radix)]
+    top = above_refs[0][group, :].astype(jnp.float32) if above_refs else jnp.zeros((read_ref.shape[1],), jnp.float32)
+    # All is read before anything is written: the memory may be the same, and the reads go together.
+    exists = [(first + index) * size < sizes.num_chunks for index in range(radix)]
+    ends = [jnp.minimum((first + index) * size, sizes.num_chunks - 1) for index in range(radix)]
+    reads, states = ([ref[end, :] for end in ends] for ref in (read_ref, states_ref))
 
     def spread(start: int, count: int, gradient):
         """The gradient of `count` nodes together, from first + start, goes down to each."""
@@ -516,20 +521,17 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Size
 
             return
         half = count // 2
-        middle = first + start + half
-        exists = middle * size < sizes.num_chunks
-        end = jnp.minimum(middle * size, sizes.num_chunks - 1)
-        passed_on = jnp.exp2(sum(decays[start + half : start + count])) * gradient
+        middle = start + half
+        passed_on = jnp.exp2(sum(decays[middle : start + count])) * gradient
+        read = jnp.where(exists[middle], reads[middle].astype(jnp.float32), 0.0)
 
-        @pl.when(exists)
+        @pl.when(exists[middle])
         def _():
-            d_merge_ref[middle] = jnp.sum(states_ref[end, :].astype(jnp.float32) * passed_on)
+            d_merge_ref[first + middle] = jnp.sum(states[middle].astype(jnp.float32) * passed_on)
 
-        read = jnp.where(exists, read_ref[end, :].astype(jnp.float32), 0.0)
         spread(start, half, passed_on + read)
-        spread(start + half, half, gradient)
+        spread(middle, half, gradient)
 
-    top = above_refs[0][group, :].astype(jnp.float32) if above_refs else jnp.zeros((read_ref.shape[1],), jnp.float32)
     spread(0, radix, top)
 
 

@@ -32,7 +32,7 @@ class Tiles:
     value_block: int = 64
     span: int = 2
     radix: int = 8
-    elements: int = 1024
+    elements: int = 512
     read_chunks: int = 2
     chunk_states: Launch = Launch(1, 8, 2)
     merge_states: Launch = Launch()
