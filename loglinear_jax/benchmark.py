@@ -209,8 +209,13 @@ def release_memory() -> None:
 # --- Report -------------------------------------------------------------------------------------------------------------
 
 
-def measure(preset: dict, lengths: list[int], peers: list[str]) -> dict[str, dict[int, dict]]:
-    """peer -> length -> times and bytes; a length that cannot run is left out, and the reason printed."""
+def measure(
+    preset: dict, lengths: list[int], peers: list[str], save: Callable[[dict], None]
+) -> dict[str, dict[int, dict]]:
+    """peer -> length -> times and bytes; a length that cannot run is left out, and the reason printed.
+
+    `save` is called with what there is after each length.
+    """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     for length in lengths:
         for peer in peers:
@@ -222,6 +227,7 @@ def measure(preset: dict, lengths: list[int], peers: list[str]) -> dict[str, dic
             except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
                 print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
             release_memory()
+        save(results)
     return results
 
 
@@ -284,21 +290,22 @@ def main(argv: list[str]) -> None:
     preset, lengths = PRESETS[PRESET.value], sorted(map(int, LENGTHS.value))
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
-    results = measure(preset, lengths, PEERS.value)
     bandwidth = copy_bandwidth()
     moved = {n: moved_bytes(preset, n) for n in lengths}
-    results["copy"] = {
-        n: dict(forward_ms=1e3 * moved[n][0] / bandwidth, both_ms=1e3 * moved[n][1] / bandwidth) for n in lengths
-    }
+    copy = {n: dict(forward_ms=1e3 * moved[n][0] / bandwidth, both_ms=1e3 * moved[n][1] / bandwidth) for n in lengths}
+
+    def save(results):
+        if OUTPUT.value:
+            path = Path(OUTPUT.value)
+            record = dict(machine=machine, **preset, copy_bytes_per_second=bandwidth, results=results)
+            path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+            draw(results | {"copy": copy}, f"{machine}, {shape}", path.with_suffix(".png"))
+
+    results = measure(preset, lengths, PEERS.value, save)
     print(f"\n{machine}, {shape}, copy {bandwidth / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
-    print(table(results, lengths, "ms", 1))
+    print(table(results | {"copy": copy}, lengths, "ms", 1))
     print("\nPeak memory beyond inputs and outputs, MiB\n")
-    print(table({peer: found for peer, found in results.items() if peer != "copy"}, lengths, "bytes", 1 << 20))
-    if OUTPUT.value:
-        path = Path(OUTPUT.value)
-        record = dict(machine=machine, **preset, copy_bytes_per_second=bandwidth, results=results)
-        path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        draw(results, f"{machine}, {shape}", path.with_suffix(".png"))
+    print(table(results, lengths, "bytes", 1 << 20))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from pallas_kernels.support import triton
 from pallas_kernels.tiles import Launch
 
 

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+try:
+    from jax.experimental.pallas import triton
+except ImportError:  # JAX 0.11 deprecates this lowering of Pallas: a later one will not have it
+    triton = None
+
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_DIM, MAX_DIM = 16, 256
@@ -58,6 +63,8 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
         return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {max_chunk} for {jnp.dtype(dtype)}"
     if dot_mode(dtype, precision) is None:
         return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
+    if triton is None:
+        return f"JAX {jax.__version__} has no Triton lowering of Pallas, which the kernels are written for: JAX 0.10 and 0.11 have it"
     if interpreting():
         return None
     return why_no_device()

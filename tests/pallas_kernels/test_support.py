@@ -53,6 +53,12 @@ def test_old_gpus_are_refused(monkeypatch, capability, message):
     assert reason is None if message is None else re.search(message, reason)
 
 
+def test_a_jax_without_the_lowering_is_named(monkeypatch):
+    monkeypatch.setattr(support, "triton", None)
+    with pallas_kernels.interpret(), pytest.raises(UnsupportedError, match="has no Triton lowering of Pallas"):
+        attend(1, 20, 1, 1, 16, 16)
+
+
 def test_the_interpreter_is_asked_for_by_variable_or_context(monkeypatch):
     assert not pallas_kernels.interpreting()
     monkeypatch.setenv("LOGLINEAR_PALLAS_INTERPRET", "1")
