@@ -305,7 +305,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
     elements = sizes.key_dim * sizes.value_dim
     tile = min(elements, tile)
     num_nodes = node_decay.shape[2]
-    kernel = functools.partial(_merge_states_kernel, sizes=sizes, size=size, radix=radix, tile=tile)
+    kernel = functools.partial(_merge_states_kernel, sizes=sizes, size=size, radix=radix)
     all_states = pl.BlockSpec(
         (None, None, sizes.num_chunks, tile), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
     )
@@ -330,7 +330,8 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
     return merged.reshape(states.shape)
 
 
-def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: Sizes, size: int, radix: int, tile: int):
+def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: Sizes, size: int, radix: int):
+    del states_ref  # the same memory as merged_ref
     first = pl.program_id(1) * radix
     ends = [(first + index + 1) * size for index in range(radix)]
     nodes = [merged_ref[jnp.minimum(end, sizes.num_chunks - 1), :].astype(jnp.float32) for end in ends]

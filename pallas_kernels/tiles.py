@@ -14,9 +14,9 @@ import jax.numpy as jnp
 class Launch:
     """How one kernel is launched: heads a program (of one group, value blocks counting as heads), warps, pipeline stages."""
 
-    heads: int = 1
-    warps: int = 4
-    stages: int = 2
+    heads: int
+    warps: int
+    stages: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,22 +25,22 @@ class Tiles:
 
     span: chunks whose tree one program builds in registers. radix: nodes of the tree that are joined, or parted, at once
     above that, in programs of `elements` of K x V each. read_chunks: chunks (1 or 2) that share the states which one
-    program of `reader_gradients` reads.
+    program of `reader_gradients` reads. The defaults are for bfloat16.
     """
 
     chunk: int = 64
     value_block: int = 64
-    span: int = 2
-    radix: int = 8
+    span: int = 4
+    radix: int = 16
     elements: int = 512
     read_chunks: int = 2
     chunk_states: Launch = Launch(1, 8, 2)
-    merge_states: Launch = Launch()
-    outputs: Launch = Launch(4, 4, 2)
+    merge_states: Launch = Launch(1, 4, 2)
+    outputs: Launch = Launch(4, 4, 3)
     read_gradients: Launch = Launch(1, 4, 3)
-    spread_gradients: Launch = Launch(1, 4, 3)
-    reader_gradients: Launch = Launch(8, 8, 3)
-    chunk_gradients: Launch = Launch(8, 4, 2)
+    spread_gradients: Launch = Launch(1, 4, 1)
+    reader_gradients: Launch = Launch(4, 8, 3)
+    chunk_gradients: Launch = Launch(8, 4, 1)
 
     def fitted(self, group_heads: int, value_blocks: int) -> Tiles:
         """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks."""
@@ -75,28 +75,13 @@ def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
 
 
 MIN_TILE = 16
-BFLOAT16 = Tiles(
-    chunk=64,
-    value_block=64,
-    span=4,
-    radix=16,
-    chunk_states=Launch(1, 8, 2),
-    outputs=Launch(4, 4, 3),
-    read_gradients=Launch(1, 4, 3),
-    spread_gradients=Launch(1, 4, 1),
-    reader_gradients=Launch(4, 8, 3),
-    chunk_gradients=Launch(8, 4, 1),
-)
+BFLOAT16 = Tiles()
 # Full float32 takes three products on the matrix units, and its operands twice the room.
 FLOAT32 = Tiles(
     chunk=32,
-    value_block=64,
-    span=4,
-    radix=16,
     chunk_states=Launch(1, 2, 1),
     outputs=Launch(4, 2, 1),
     read_gradients=Launch(1, 1, 2),
-    spread_gradients=Launch(1, 4, 1),
     reader_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 2, 1),
 )
@@ -108,7 +93,6 @@ FLOAT32_WIDE = Tiles(
     chunk_states=Launch(1, 4, 1),
     outputs=Launch(4, 4, 1),
     read_gradients=Launch(1, 4, 1),
-    spread_gradients=Launch(1, 4, 1),
     reader_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 4, 1),
 )

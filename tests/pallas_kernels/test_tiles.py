@@ -1,0 +1,27 @@
+"""Tiles fit the shapes they are chosen for."""
+
+import jax.numpy as jnp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels.tiles import Launch, choose_tiles
+
+
+@given(
+    length=st.integers(1, 1 << 20),
+    key_dim=st.sampled_from([16, 32, 64, 128, 256]),
+    value_dim=st.integers(16, 256),
+    reps=st.integers(1, 50),
+    dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
+)
+def test_programs_take_whole_heads_or_whole_fractions(length, key_dim, value_dim, reps, dtype):
+    tiles = choose_tiles(length, key_dim, value_dim, dtype)
+    assert 16 <= tiles.chunk <= max(2 * length - 1, 16)
+    value_blocks = -(-value_dim // tiles.value_block)
+    assert tiles.value_block < 2 * value_dim
+    fitted = tiles.fitted(reps * value_blocks, value_blocks)
+    launches = [launch for launch in vars(fitted).values() if isinstance(launch, Launch)]
+    assert len(launches) == 7
+    for launch in launches:
+        assert (reps * value_blocks) % launch.heads == 0
+        assert launch.heads % value_blocks == 0 or value_blocks % launch.heads == 0
