@@ -15,6 +15,7 @@ import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from absl import app, flags
 from tabulate import tabulate
 
 from loglinear_jax.attention import gated_linear_attention, log_linear_attention
+from loglinear_jax.attention.api import Implementation
 from loglinear_jax.fenwick import num_levels
 from pallas_kernels import timing
 
@@ -94,10 +96,13 @@ def gated_linear(q, k, v, log_decay, lam):
     return gated_linear_attention(q, k, v, log_decay)
 
 
-def jax_peer(name: str) -> Callable:
-    if name in ("flash", "gated_linear"):
-        return globals()[name]
-    return functools.partial(log_linear_attention, implementation=name)
+JAX_PEERS = {"flash": flash, "gated_linear": gated_linear} | {
+    name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
+}
+ALL_PEERS = (*JAX_PEERS, "fla")
+flags.register_validator(
+    "peers", lambda names: set(names) <= set(ALL_PEERS), message=f"peers are {', '.join(ALL_PEERS)}"
+)
 
 
 def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
@@ -106,7 +111,7 @@ def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
-    function = jax_peer(name)
+    function = JAX_PEERS[name]
 
     def forward(*inputs):
         return function(*inputs[:5])

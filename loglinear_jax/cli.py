@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from loglinear_jax import experiment, summary
     from loglinear_jax.checkpoints import NoReadableCheckpoint
+    from pallas_kernels import UnsupportedError
 
     log = logging.getLogger("loglinear_jax")
     log.setLevel(logging.INFO)
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     log.handlers = [handler]
     try:
         outcome = experiment.run(config, workdir)
-    except (ConfigError, NoReadableCheckpoint) as error:
+    except (ConfigError, NoReadableCheckpoint, UnsupportedError) as error:
         fail(error)
     if outcome.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", outcome.interrupted_at)

@@ -1,6 +1,6 @@
 """Fenwick-tree arithmetic over positions, and the state that lives on the tree.
 
-Every other module asks this one which level a pair of tokens meets at, which buckets a new token merges, and which
+Every other module of the package asks this one which level a pair of tokens meets at, which buckets a new token merges, and which
 left-sibling states a chunk reads; none re-derives it.
 
 The partition (Guo et al., "Log-Linear Attention"): the past [0, t] of token t is split into the token itself (level 0)

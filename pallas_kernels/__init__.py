@@ -1,6 +1,6 @@
 """Pallas GPU kernels of log-linear attention, with their gradient. Nothing outside knows which Pallas lowering they use."""
 
 from pallas_kernels.attention import fenwick_attention
-from pallas_kernels.support import UnsupportedError, interpret, interpreting, why_unsupported
+from pallas_kernels.support import UnsupportedError, interpret, interpreting, runs_on_gpu, why_unsupported
 
-__all__ = ["UnsupportedError", "fenwick_attention", "interpret", "interpreting", "why_unsupported"]
+__all__ = ["UnsupportedError", "fenwick_attention", "interpret", "interpreting", "runs_on_gpu", "why_unsupported"]

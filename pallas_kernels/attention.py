@@ -19,6 +19,7 @@ from pallas_kernels.tiles import MIN_TILE, Tiles, choose_tiles
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
 MIN_LOG2_DECAY = -150.0
+# log2 decays are split at this many parts of one: see `_decay_in_chunk`.
 COARSE = 2.0**9
 # Range sums over chunks go through masks of at most this many chunks at a time.
 MASK_CHUNKS = 64
@@ -34,13 +35,13 @@ def fenwick_attention(
       v: [B, T, H, V], H a multiple of G.
       log_decay: [B, T, H] float32, ≤ 0.
       lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1.
-      chunk_size: tokens a tile, a power of two from 16 to 128; chosen from the shapes if None.
+      chunk_size: tokens a tile, a power of two from 16 to 128 (64 for float32); chosen if None.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
       tiles: how to cut the work into programs; chosen from the shapes if None.
 
     Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_unsupported` gives a reason, or for an impossible chunk_size.
+    Raises UnsupportedError where `why_unsupported` gives a reason.
     """
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
@@ -49,7 +50,7 @@ def fenwick_attention(
         raise UnsupportedError(reason)
     tiles = tiles or choose_tiles(length, _key_tile(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
-        tiles = dataclasses.replace(tiles, chunk=chunk_size, read_chunks=2 if chunk_size <= 64 else 1)
+        tiles = tiles.with_chunk(chunk_size)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks)
     q, k = (_pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
@@ -282,7 +283,7 @@ def _chunk_gradients(read_gradients, states, chunk_decay, sizes: Sizes, tiles: T
 def _node_decay(chunk_decay, size: int):
     """Log decays of nodes of `size` chunks, from those of chunks."""
     nodes = -(-chunk_decay.shape[2] // size)
-    padded = jnp.pad(chunk_decay, [(0, 0), (0, 0), (0, nodes * size - chunk_decay.shape[2])])
+    padded = _pad(chunk_decay, (2, nodes * size))
     return jnp.sum(padded.reshape(*padded.shape[:2], nodes, size), axis=3)
 
 
@@ -301,7 +302,7 @@ def since_block_start(chunk_decay):
     size = min(1 << heights, MASK_CHUNKS)
     local = (size - 1).bit_length()
     blocks = -(-num_chunks // size)
-    padded = jnp.pad(chunk_decay, [(0, 0)] * (chunk_decay.ndim - 1) + [(0, blocks * size - num_chunks)])
+    padded = _pad(chunk_decay, (chunk_decay.ndim - 1, blocks * size))
     padded = padded.reshape(*chunk_decay.shape[:-1], blocks, size)
 
     # One height more than the block has: the sum over all of the block before each chunk.

@@ -81,6 +81,11 @@ class Sizes:
         return 2 if self.precision == "f32" else 1
 
     @property
+    def states_shape(self) -> jax.ShapeDtypeStruct:
+        shape = (self.batch, self.all_heads, self.num_chunks, self.key_dim, self.value_dim)
+        return jax.ShapeDtypeStruct(shape, self.dtype)
+
+    @property
     def dot_precision(self):
         """What makes lax.dot_general multiply as `precision` says: on the GPU's matrix units, also for full float32."""
         if self.precision != "f32":
@@ -106,6 +111,11 @@ def _lowbit(e):
 def _height(e):
     """Number of trailing zeros of e > 0."""
     return 31 - lax.clz(_lowbit(e))
+
+
+def _decay_parts(decay_ref, head, tokens, sizes: Sizes):
+    """The parts of the log2 decay since the chunk's start, at some tokens or at one."""
+    return [decay_ref[part, head, tokens] for part in range(sizes.decay_parts)]
 
 
 def _decay_tile(parts):
@@ -194,7 +204,7 @@ class _Specs:
         tokens = self._tokens(chunks)
         return pl.BlockSpec(
             (None, tokens, None, self.sizes.key_dim),
-            lambda x, y, z: (self._batch(z), 0 if chunks is None else x, z % self.sizes.groups, 0),
+            lambda x, y, z: (self._batch(z), self._block(chunks, x), z % self.sizes.groups, 0),
         )
 
     def partial_keys(self, chunks=1):
@@ -208,21 +218,21 @@ class _Specs:
         """[tokens, heads, V]."""
         return pl.BlockSpec(
             (None, self._tokens(chunks), self.launch.heads, self.sizes.value_dim),
-            lambda x, y, z: (self._batch(z), 0 if chunks is None else x, self._head_block(y, z), 0),
+            lambda x, y, z: (self._batch(z), self._block(chunks, x), self._head_block(y, z), 0),
         )
 
     def decay(self, chunks=1):
         """[parts, decay heads, tokens]."""
         return pl.BlockSpec(
             (self.sizes.decay_parts, None, self.decay_heads, self._tokens(chunks)),
-            lambda x, y, z: (0, self._batch(z), self._decay_block(y, z), 0 if chunks is None else x),
+            lambda x, y, z: (0, self._batch(z), self._decay_block(y, z), self._block(chunks, x)),
         )
 
     def lam(self, levels: int, chunks=1):
         """[decay heads, levels, tokens] of lam or weight."""
         return pl.BlockSpec(
             (None, self.decay_heads, levels, self._tokens(chunks)),
-            lambda x, y, z: (self._batch(z), self._decay_block(y, z), 0, 0 if chunks is None else x),
+            lambda x, y, z: (self._batch(z), self._decay_block(y, z), 0, self._block(chunks, x)),
         )
 
     def states(self):
@@ -250,6 +260,24 @@ class _Specs:
     def _tokens(self, chunks):
         return self.sizes.length if chunks is None else chunks * self.sizes.chunk
 
+    def _block(self, chunks, x):
+        """Which such block of tokens the program with this first index sees."""
+        return 0 if chunks is None else x
+
+
+def _node_spec(sizes: Sizes, nodes: int, elements: int | None):
+    """[nodes, elements] of a grid (block of K x V, group of nodes, batch x head); None: one number for each block."""
+    return pl.BlockSpec(
+        (None, None, nodes, elements), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
+    )
+
+
+def _node_decay_spec(sizes: Sizes, nodes: int):
+    """[nodes] of node_decay, for the same grid."""
+    return pl.BlockSpec(
+        (None, None, nodes), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads // sizes.value_blocks, 0)
+    )
+
 
 # --- States: bottom-up through the tree -----------------------------------------------------------------------------
 
@@ -260,14 +288,13 @@ def chunk_states(k, v, decay, sizes: Sizes, launch: Launch, span: int):
     At the end e of a block of `span` chunks stands the state of that block, not yet joined with what comes before.
     """
     specs = _Specs(sizes, launch)
-    shape = (sizes.batch, sizes.all_heads, sizes.num_chunks, sizes.key_dim, sizes.value_dim)
     return _call(
         functools.partial(_chunk_states_kernel, sizes=sizes, span=span),
         "chunk_states",
         specs.grid(-(-sizes.num_chunks // span)),
         [specs.keys(chunks=None), specs.values(chunks=None), specs.decay(chunks=None)],
         specs.states(),
-        jax.ShapeDtypeStruct(shape, sizes.dtype),
+        sizes.states_shape,
         launch,
         sizes,
     )(k, v, decay)
@@ -286,8 +313,8 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Sizes, s
         if size == 1:
             start = jnp.minimum(base + first, sizes.num_chunks - 1) * sizes.chunk
             tokens = pl.ds(start, sizes.chunk)
-            parts = [decay_ref[part, 0, tokens] for part in range(sizes.decay_parts)]
-            last = [decay_ref[part, 0, start + sizes.chunk - 1] for part in range(sizes.decay_parts)]
+            parts = _decay_parts(decay_ref, 0, tokens, sizes)
+            last = _decay_parts(decay_ref, 0, start + sizes.chunk - 1, sizes)
             values = v_ref[tokens, 0, :] * _decay_until_end(parts, last)[:, None]
             return _dot(k_ref[tokens, :], values.astype(sizes.dtype), sizes, transpose_x=True), sum(last)
         half = size // 2
@@ -306,9 +333,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
     tile = min(elements, tile)
     num_nodes = node_decay.shape[2]
     kernel = functools.partial(_merge_states_kernel, sizes=sizes, size=size, radix=radix)
-    all_states = pl.BlockSpec(
-        (None, None, sizes.num_chunks, tile), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
-    )
+    all_states = _node_spec(sizes, sizes.num_chunks, tile)
     flat = states.reshape(*states.shape[:3], elements)
     merged = _call(
         kernel,
@@ -316,10 +341,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
         (elements // tile, -(-num_nodes // radix), sizes.batch * sizes.all_heads),
         [
             all_states,
-            pl.BlockSpec(
-                (None, None, num_nodes),
-                lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads // sizes.value_blocks, 0),
-            ),
+            _node_decay_spec(sizes, num_nodes),
         ],
         all_states,
         jax.ShapeDtypeStruct(flat.shape, flat.dtype),
@@ -382,7 +404,7 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
 
     def one_head(head, _):
         decay_head = _decay_head(head, launch, sizes)
-        parts = [decay_ref[part, decay_head, :] for part in range(sizes.decay_parts)]
+        parts = _decay_parts(decay_ref, decay_head, slice(None), sizes)
         weights = scores * _decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
         out = _dot(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
         if sizes.heights:
@@ -406,14 +428,13 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
 def read_gradients(q, do, weight, sizes: Sizes, launch: Launch):
     """Gradient of each state from the chunks that read it, [B, R, N, K, V]; e = 0 is never written."""
     specs = _Specs(sizes, launch)
-    shape = (sizes.batch, sizes.all_heads, sizes.num_chunks, sizes.key_dim, sizes.value_dim)
     return _call(
         functools.partial(_read_gradients_kernel, sizes=sizes),
         "read_gradients",
         specs.grid((1 << sizes.heights) - 1),
         [specs.keys(chunks=None), specs.values(chunks=None), specs.lam(sizes.heights, chunks=None)],
         specs.states(),
-        jax.ShapeDtypeStruct(shape, sizes.dtype),
+        sizes.states_shape,
         launch,
         sizes,
     )(q, do, weight)
@@ -455,25 +476,14 @@ def spread_gradients(
     tile = min(elements, tile)
     num_nodes = node_decay.shape[2]
 
-    def nodes(count):
-        return pl.BlockSpec(
-            (None, None, count, tile), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
-        )
-
     def flat(x):
         return x.reshape(*x.shape[:3], elements)
 
-    in_specs = [
-        nodes(sizes.num_chunks),
-        nodes(sizes.num_chunks),
-        pl.BlockSpec(
-            (None, None, num_nodes),
-            lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads // sizes.value_blocks, 0),
-        ),
-    ]
+    all_states = _node_spec(sizes, sizes.num_chunks, tile)
+    in_specs = [all_states, all_states, _node_decay_spec(sizes, num_nodes)]
     operands = [flat(read_gradients), flat(states), node_decay]
     if above is not None:
-        in_specs.append(nodes(above.shape[2]))
+        in_specs.append(_node_spec(sizes, above.shape[2], tile))
         operands.append(flat(above))
     shape = (sizes.batch, sizes.all_heads, num_nodes)
     gradients, d_merge = _call(
@@ -482,10 +492,8 @@ def spread_gradients(
         (elements // tile, -(-num_nodes // radix), sizes.batch * sizes.all_heads),
         in_specs,
         [
-            nodes(num_nodes),
-            pl.BlockSpec(
-                (None, None, num_nodes, None), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
-            ),
+            _node_spec(sizes, num_nodes, tile),
+            _node_spec(sizes, num_nodes, None),
         ],
         [
             jax.ShapeDtypeStruct((*shape, elements), sizes.dtype),
@@ -656,7 +664,7 @@ def _chunk_gradients_kernel(q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *re
     def one_head(head, carry):
         d_scores, dk = carry
         decay_head = _decay_head(head, launch, sizes)
-        parts = [decay_ref[part, decay_head, :] for part in range(sizes.decay_parts)]
+        parts = _decay_parts(decay_ref, decay_head, slice(None), sizes)
         lam = _lam_tile(lam_ref, decay_head, level, sizes)
         v, do = v_ref[:, head, :], do_ref[:, head, :]
         decayed = _decay_tile(parts)
@@ -671,7 +679,7 @@ def _chunk_gradients_kernel(q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *re
         d_weights = jnp.where(level > 0, lam * d_lam, 0.0)
         d_decay_ref[head, :] = jnp.sum(d_weights, axis=1) - jnp.sum(d_weights, axis=0)
         if sizes.heights:
-            last = [decay_ref[part, decay_head, sizes.chunk - 1] for part in range(sizes.decay_parts)]
+            last = _decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes)
             until_end = _decay_until_end(parts, last)[:, None]
             gradient = gradients_ref[head, chunk]
             dk += _dot((until_end * v).astype(sizes.dtype), gradient, sizes, transpose_y=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.tiles import MIN_TILE
+
 try:
     from jax.experimental.pallas import triton
 except ImportError:  # JAX 0.11 deprecates this lowering of Pallas: a later one will not have it
@@ -17,8 +19,8 @@ except ImportError:  # JAX 0.11 deprecates this lowering of Pallas: a later one 
 
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
-MIN_DIM, MAX_DIM = 16, 256
-MIN_CHUNK, MAX_CHUNKS = 16, {2: 128, 4: 64}  # by bytes an element
+MIN_DIM, MAX_DIM = MIN_TILE, 256
+MIN_CHUNK, MAX_CHUNKS = MIN_TILE, {2: 128, 4: 64}  # by bytes an element
 
 _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
 
@@ -70,13 +72,21 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
     return why_no_device()
 
 
+def _platform() -> str:
+    default = jax.config.jax_default_device
+    return default if isinstance(default, str) else getattr(default, "platform", None) or jax.default_backend()
+
+
+def runs_on_gpu() -> bool:
+    """Whether JAX's default device is a GPU."""
+    return _platform() in ("gpu", "cuda")
+
+
 def why_no_device() -> str | None:
     """Why the kernels cannot run on the default device; None if they can."""
     hint = f"set {INTERPRET_VARIABLE}=1 or use pallas_kernels.interpret() to run them in Pallas's interpreter"
-    default = jax.config.jax_default_device
-    platform = default if isinstance(default, str) else getattr(default, "platform", None) or jax.default_backend()
-    if platform not in ("gpu", "cuda"):
-        return f"JAX runs on {platform}: the Pallas kernels need an NVIDIA GPU ({hint})"
+    if not runs_on_gpu():
+        return f"JAX runs on {_platform()}: the Pallas kernels need an NVIDIA GPU ({hint})"
     device = jax.local_devices(backend="gpu")[0]
     capability = getattr(device, "compute_capability", None)
     try:

@@ -42,6 +42,10 @@ class Tiles:
     reader_gradients: Launch = Launch(4, 8, 3)
     chunk_gradients: Launch = Launch(8, 4, 1)
 
+    def with_chunk(self, chunk: int) -> Tiles:
+        """The same with chunks of this size; of large ones, a program of `reader_gradients` has room for one only."""
+        return dataclasses.replace(self, chunk=chunk, read_chunks=2 if chunk <= 64 else 1)
+
     def fitted(self, group_heads: int, value_blocks: int) -> Tiles:
         """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks."""
 

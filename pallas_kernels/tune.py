@@ -112,7 +112,7 @@ def candidates(sizes: kernels.Sizes):
 
 def tune_chunk(chunk: int) -> None:
     dtype = jnp.dtype(DTYPE.value)
-    tiles = Tiles(chunk=chunk, value_block=VALUE_BLOCK.value)
+    tiles = Tiles(value_block=VALUE_BLOCK.value).with_chunk(chunk)
     sizes = attention.sizes_for(
         BATCH.value,
         LENGTH.value,

@@ -11,19 +11,15 @@ from jaxtyping import Array, Float
 
 import pallas_kernels
 from loglinear_jax.attention import common
+from loglinear_jax.attention.decay import decay_to_end
 from loglinear_jax.fenwick import fenwick_level
-
-
-def why_unsupported(q, v, chunk_size=None, precision=None) -> str | None:
-    """Why `pallas` would raise UnsupportedError for these queries and values here; None if it would run."""
-    return pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision)
 
 
 def is_best(q, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
-    if pallas_kernels.interpreting() or jax.default_backend() == "cpu":
+    if pallas_kernels.interpreting() or not pallas_kernels.runs_on_gpu():
         return False
-    reason = why_unsupported(q, v, chunk_size, precision)
+    reason = pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision)
     if reason is not None:
         _warn_once(reason)
     return reason is None
@@ -55,10 +51,8 @@ def levels_after(
     """Levels of the partition after token `last` (an int, or traced) of a sequence from position 0."""
     groups = k.shape[2]
     seen = jnp.arange(v.shape[1]) <= last
-    after = jnp.where(seen[:, None], log_decay, 0.0)
-    # What decays a token comes after it: the sum over later tokens, not less of the whole sum.
-    after = jnp.concatenate([after[:, 1:], jnp.zeros_like(after[:, :1])], axis=1)
-    values = jnp.where(seen[:, None], jnp.exp(jax.lax.cumsum(after, axis=1, reverse=True)), 0.0)[..., None] * v
+    decay = jnp.swapaxes(decay_to_end(jnp.swapaxes(jnp.where(seen[:, None], log_decay, 0.0), 1, 2)), 1, 2)
+    values = jnp.where(seen[:, None], decay, 0.0)[..., None] * v
 
     def bucket(k, values):
         state = common.dot(
