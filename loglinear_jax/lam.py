@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+import pallas_kernels
+
 INITS = ("paper", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: nn.gelu(x, approximate=False),
@@ -60,26 +62,45 @@ class MlpLam(nn.Module):
     hidden: int | None = 64  # d_h; None: 2 L
     activation: str = "gelu"
     init_scheme: str = "paper"
+    implementation: str | None = (
+        None  # as of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can
+    )
 
     needs_input = True
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
+        width = self.hidden or 2 * levels
         paper = self.init_scheme == "paper"
-        hidden = nn.Dense(
-            self.hidden or 2 * levels,
-            kernel_init=nn.initializers.xavier_uniform() if paper else released_weights,
-            name="hidden",
-        )(d.astype(jnp.float32))
         start = 0.54 if paper and self.out == "softplus" else 0.0
-        logits = nn.Dense(
-            levels,
-            kernel_init=nn.initializers.zeros if paper else released_weights,
-            bias_init=nn.initializers.constant(start),
-            name="out_proj",
-        )(ACTIVATIONS[self.activation](hidden))
+        hidden_init = nn.initializers.xavier_uniform() if paper else released_weights
+        out_init = nn.initializers.zeros if paper else released_weights
+        w1, b1 = _Affine(levels, width, hidden_init, name="hidden")()
+        w2, b2 = _Affine(width, levels, out_init, start, name="out_proj")()
+        d = d.astype(jnp.float32)
+        if self._takes_kernel(levels, width):
+            return pallas_kernels.lam_mlp(d, w1, b1, w2, b2, out=self.out, activation=self.activation)
+        logits = ACTIVATIONS[self.activation](d @ w1 + b1) @ w2 + b2
         return nn.softplus(logits) if self.out == "softplus" else nn.softmax(logits, axis=-1)
+
+    def _takes_kernel(self, levels: int, width: int) -> bool:
+        asked = self.implementation == "pallas" or (self.implementation is None and pallas_kernels.runs_on_gpu())
+        return asked and pallas_kernels.why_lam_mlp_unsupported(levels, width, self.out, self.activation) is None
+
+
+class _Affine(nn.Module):
+    """The parameters of a linear map with bias: (kernel [inputs, outputs], bias [outputs])."""
+
+    inputs: int
+    outputs: int
+    kernel_init: Callable
+    start: float = 0.0
+
+    @nn.compact
+    def __call__(self) -> tuple[Array, Array]:
+        kernel = self.param("kernel", self.kernel_init, (self.inputs, self.outputs))
+        return kernel, self.param("bias", nn.initializers.constant(self.start), (self.outputs,))
 
 
 class RopeLam(nn.Module):
@@ -124,18 +145,25 @@ def rotate_by_level(weight: Float[Array, " D"], levels: int) -> Float[Array, "D 
 
 
 LAMS: dict[str, Callable[..., nn.Module]] = {
-    "fixed": lambda hidden, activation, init_scheme, **kw: FixedLam(**kw),
-    "linear": lambda hidden, activation, init_scheme, **kw: LinearLam(**kw),
+    "fixed": lambda hidden, activation, init_scheme, implementation, **kw: FixedLam(**kw),
+    "linear": lambda hidden, activation, init_scheme, implementation, **kw: LinearLam(**kw),
     "mlp_softplus": lambda **kw: MlpLam(out="softplus", **kw),
     "mlp_softmax": lambda **kw: MlpLam(out="softmax", **kw),
-    "rope": lambda hidden, activation, **kw: RopeLam(**kw),
+    "rope": lambda hidden, activation, implementation, **kw: RopeLam(**kw),
 }
 
 
 def make_lam(
-    lam: str, *, hidden: int | None = 64, activation: str = "gelu", init_scheme: str = "paper", **module_kwargs: Any
+    lam: str,
+    *,
+    hidden: int | None = 64,
+    activation: str = "gelu",
+    init_scheme: str = "paper",
+    implementation: str | None = None,
+    **module_kwargs: Any,
 ) -> nn.Module:
-    """The λ module called `lam` in `LAMS`. hidden, activation: of the MLPs; init_scheme: "paper" or "released".
+    """The λ module called `lam` in `LAMS`. hidden, activation, implementation: of the MLPs; init_scheme: "paper" or
+    "released".
 
     Raises ValueError for an unknown name, activation or init_scheme, or a hidden width below 1.
     """
@@ -148,7 +176,8 @@ def make_lam(
             raise ValueError(f"{argument} must be one of {', '.join(known)}, got {value!r}")
     if hidden is not None and hidden < 1:
         raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
-    return LAMS[lam](hidden=hidden, activation=activation, init_scheme=init_scheme, **module_kwargs)
+    settings = dict(hidden=hidden, activation=activation, init_scheme=init_scheme, implementation=implementation)
+    return LAMS[lam](**settings, **module_kwargs)
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:

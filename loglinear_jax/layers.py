@@ -63,7 +63,12 @@ class TokenMixer(nn.Module):
         if self.kind == "linear":
             return gated_linear_attention(q, k, v, log_decay, chunk_size=self.chunk_size)
         lam_shape = (*v.shape[:3], self.num_levels)
-        make = dict(hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+        make = dict(
+            hidden=self.lam_hidden,
+            activation=self.lam_activation,
+            init_scheme=self.init_scheme,
+            implementation=self.implementation,
+        )
         lam = make_lam(self.lam, **make, name="lam")(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
         self.sow("intermediates", "lam_value", lam)
         return log_linear_attention(

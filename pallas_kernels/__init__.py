@@ -1,6 +1,16 @@
 """Pallas GPU kernels of log-linear attention, with their gradient. Nothing outside knows which Pallas lowering they use."""
 
 from pallas_kernels.attention import fenwick_attention
+from pallas_kernels.lam_mlp import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import UnsupportedError, interpret, interpreting, runs_on_gpu, why_unsupported
 
-__all__ = ["UnsupportedError", "fenwick_attention", "interpret", "interpreting", "runs_on_gpu", "why_unsupported"]
+__all__ = [
+    "UnsupportedError",
+    "fenwick_attention",
+    "interpret",
+    "interpreting",
+    "lam_mlp",
+    "runs_on_gpu",
+    "why_lam_mlp_unsupported",
+    "why_unsupported",
+]

@@ -9,12 +9,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from pallas_kernels import kernels
+from pallas_kernels.common import fold_mapped_axes
 from pallas_kernels.kernels import Sizes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
-from pallas_kernels.tiles import MIN_TILE, Tiles, choose_tiles
+from pallas_kernels.tiles import Tiles, choose_tiles, tile_for
 
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
@@ -48,7 +48,7 @@ def fenwick_attention(
     reason = why_unsupported(key_dim, value_dim, q.dtype, chunk_size, precision)
     if reason is not None:
         raise UnsupportedError(reason)
-    tiles = tiles or choose_tiles(length, _key_tile(key_dim), value_dim, q.dtype)
+    tiles = tiles or choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
@@ -76,17 +76,12 @@ def sizes_for(
         groups=groups,
         heads=heads,
         value_blocks=-(-value_dim // tiles.value_block),
-        key_dim=_key_tile(key_dim),
+        key_dim=tile_for(key_dim),
         value_dim=tiles.value_block,
         dtype=str(jnp.dtype(dtype)),
         precision=dot_mode(dtype, precision),
         interpret=interpreting(),
     )
-
-
-def _key_tile(key_dim: int) -> int:
-    """The smallest power of two ≥ 16 that holds K."""
-    return max(1 << (key_dim - 1).bit_length(), MIN_TILE)
 
 
 def _pad(x, *axes_and_sizes):
@@ -120,27 +115,9 @@ def _differentiable(sizes: Sizes, tiles: Tiles):
 def _forward_and_backward(sizes: Sizes, tiles: Tiles):
     """Forward and backward with a batching rule each: a mapped axis becomes part of the batch, so grids keep their axes."""
     return (
-        _fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles)),
-        _fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles)),
+        fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles)),
+        fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles)),
     )
-
-
-def _fold_mapped_axes(function):
-    @custom_vmap
-    def folding(*args):
-        return function(*args)
-
-    @folding.def_vmap
-    def rule(axis_size, in_batched, *args):
-        whole = [
-            x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-            for x, batched in zip(args, in_batched, strict=True)
-        ]
-        results = folding(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        results = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), results)
-        return results, jax.tree.map(lambda _: True, results)
-
-    return folding
 
 
 def _forward(q, k, v, log_decay, lam, *, sizes: Sizes, tiles: Tiles):

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.support import triton
+from pallas_kernels.common import call, dot
 from pallas_kernels.tiles import Launch
 
 
@@ -85,23 +85,12 @@ class Sizes:
         shape = (self.batch, self.all_heads, self.num_chunks, self.key_dim, self.value_dim)
         return jax.ShapeDtypeStruct(shape, self.dtype)
 
-    @property
-    def dot_precision(self):
-        """What makes lax.dot_general multiply as `precision` says: on the GPU's matrix units, also for full float32."""
-        if self.precision != "f32":
-            return None
-        return lax.Precision.HIGHEST if self.interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------
 
 
 def _dot(x, y, sizes: Sizes, transpose_x=False, transpose_y=False):
-    """x @ y in float32, either transposed."""
-    contract = ((0 if transpose_x else 1,), (1 if transpose_y else 0,))
-    return lax.dot_general(
-        x, y, (contract, ((), ())), precision=sizes.dot_precision, preferred_element_type=jnp.float32
-    )
+    return dot(x, y, sizes.precision, sizes.interpret, transpose_x, transpose_y)
 
 
 def _lowbit(e):
@@ -151,28 +140,6 @@ def _decay_head(head, launch: Launch, sizes: Sizes):
 
 
 # --- Launching ------------------------------------------------------------------------------------------------------
-
-
-def _call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, sizes: Sizes, aliases=None):
-    """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together."""
-
-    def call(*operands):
-        varying = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
-        axes = jax.sharding.ManualAxisType(varying=varying)
-        results = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out_shape)
-        return pl.pallas_call(
-            kernel,
-            grid=grid,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            out_shape=results,
-            input_output_aliases=aliases or {},
-            compiler_params=triton.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
-            interpret=sizes.interpret,
-            name=name,
-        )(*operands)
-
-    return call
 
 
 class _Specs:
@@ -288,7 +255,7 @@ def chunk_states(k, v, decay, sizes: Sizes, launch: Launch, span: int):
     At the end e of a block of `span` chunks stands the state of that block, not yet joined with what comes before.
     """
     specs = _Specs(sizes, launch)
-    return _call(
+    return call(
         functools.partial(_chunk_states_kernel, sizes=sizes, span=span),
         "chunk_states",
         specs.grid(-(-sizes.num_chunks // span)),
@@ -296,7 +263,7 @@ def chunk_states(k, v, decay, sizes: Sizes, launch: Launch, span: int):
         specs.states(),
         sizes.states_shape,
         launch,
-        sizes,
+        sizes.interpret,
     )(k, v, decay)
 
 
@@ -335,7 +302,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
     kernel = functools.partial(_merge_states_kernel, sizes=sizes, size=size, radix=radix)
     all_states = _node_spec(sizes, sizes.num_chunks, tile)
     flat = states.reshape(*states.shape[:3], elements)
-    merged = _call(
+    merged = call(
         kernel,
         "merge_states",
         (elements // tile, -(-num_nodes // radix), sizes.batch * sizes.all_heads),
@@ -346,7 +313,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
         all_states,
         jax.ShapeDtypeStruct(flat.shape, flat.dtype),
         launch,
-        sizes,
+        sizes.interpret,
         aliases={0: 0},
     )(flat, node_decay)
     return merged.reshape(states.shape)
@@ -383,7 +350,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: Sizes, launch: Launch):
     if sizes.heights:
         in_specs += [specs.lam(sizes.heights), specs.states()]
         operands += [weight, states]
-    return _call(
+    return call(
         functools.partial(_outputs_kernel, sizes=sizes, launch=launch),
         "outputs",
         specs.grid(sizes.num_chunks),
@@ -391,7 +358,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: Sizes, launch: Launch):
         specs.values(),
         jax.ShapeDtypeStruct(v.shape, sizes.dtype),
         launch,
-        sizes,
+        sizes.interpret,
     )(*operands)
 
 
@@ -428,7 +395,7 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
 def read_gradients(q, do, weight, sizes: Sizes, launch: Launch):
     """Gradient of each state from the chunks that read it, [B, R, N, K, V]; e = 0 is never written."""
     specs = _Specs(sizes, launch)
-    return _call(
+    return call(
         functools.partial(_read_gradients_kernel, sizes=sizes),
         "read_gradients",
         specs.grid((1 << sizes.heights) - 1),
@@ -436,7 +403,7 @@ def read_gradients(q, do, weight, sizes: Sizes, launch: Launch):
         specs.states(),
         sizes.states_shape,
         launch,
-        sizes,
+        sizes.interpret,
     )(q, do, weight)
 
 
@@ -486,7 +453,7 @@ def spread_gradients(
         in_specs.append(_node_spec(sizes, above.shape[2], tile))
         operands.append(flat(above))
     shape = (sizes.batch, sizes.all_heads, num_nodes)
-    gradients, d_merge = _call(
+    gradients, d_merge = call(
         functools.partial(_spread_gradients_kernel, sizes=sizes, size=size, radix=radix),
         "spread_gradients",
         (elements // tile, -(-num_nodes // radix), sizes.batch * sizes.all_heads),
@@ -500,7 +467,7 @@ def spread_gradients(
             jax.ShapeDtypeStruct((*shape, elements // tile), jnp.float32),
         ],
         launch,
-        sizes,
+        sizes.interpret,
         aliases={0: 0} if size == 1 else None,
     )(*operands)
     return gradients.reshape(*shape, sizes.key_dim, sizes.value_dim), d_merge
@@ -557,7 +524,7 @@ def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
     chunks = sizes.read_chunks
     specs = _Specs(sizes, launch)
     per_head = (sizes.batch, sizes.all_heads)
-    return _call(
+    return call(
         functools.partial(_reader_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
         "reader_gradients",
         specs.grid(sizes.num_chunks // chunks),
@@ -569,7 +536,7 @@ def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
             jax.ShapeDtypeStruct((*per_head, sizes.length), jnp.float32),
         ],
         launch,
-        sizes,
+        sizes.interpret,
     )(q, do, weight, states)
 
 
@@ -639,7 +606,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: La
         operands += [gradients]
         out_specs += [specs.by_token()]
         out_shape += [by_token]
-    return _call(
+    return call(
         functools.partial(_chunk_gradients_kernel, sizes=sizes, launch=launch),
         "chunk_gradients",
         specs.grid(sizes.num_chunks),
@@ -647,7 +614,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: La
         out_specs,
         out_shape,
         launch,
-        sizes,
+        sizes.interpret,
     )(*operands)
 
 

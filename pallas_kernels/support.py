@@ -65,11 +65,14 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
         return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {max_chunk} for {jnp.dtype(dtype)}"
     if dot_mode(dtype, precision) is None:
         return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
+    return why_cannot_run()
+
+
+def why_cannot_run() -> str | None:
+    """Why no kernel at all can run here; None if they can."""
     if triton is None:
         return f"JAX {jax.__version__} has no Triton lowering of Pallas, which the kernels are written for: JAX 0.10 and 0.11 have it"
-    if interpreting():
-        return None
-    return why_no_device()
+    return None if interpreting() else why_no_device()
 
 
 def _platform() -> str:

@@ -9,6 +9,13 @@ import dataclasses
 
 import jax.numpy as jnp
 
+MIN_TILE = 16  # what a matrix unit takes
+
+
+def tile_for(size: int) -> int:
+    """The smallest power of two that holds `size` and that a matrix unit takes."""
+    return max(1 << (size - 1).bit_length(), MIN_TILE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
@@ -78,7 +85,6 @@ def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
     return dataclasses.replace(tiles, chunk=chunk, value_block=value_block)
 
 
-MIN_TILE = 16
 BFLOAT16 = Tiles()
 # Full float32 takes three products on the matrix units, and its operands twice the room.
 FLOAT32 = Tiles(

@@ -16,20 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
 from loglinear_jax import log_linear_attention
-from pallas_kernels import fenwick_attention, support
+from pallas_kernels import fenwick_attention
 from tests.attention.inputs import ARGUMENTS, random_inputs, relative_error
+from tests.pallas_kernels.conftest import HAS_GPU
 
-HAS_GPU = jax.default_backend() == "gpu"
+pytestmark = pytest.mark.usefixtures("run_kernels")
 TOLERANCE = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-5}
 DTYPES = {"bf16": jnp.bfloat16, "tf32": jnp.float32, "f32": jnp.float32}
 PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
-
-
-@pytest.fixture(autouse=True)
-def run_kernels():
-    """Natively on a GPU, elsewhere in the interpreter."""
-    with pallas_kernels.interpret(not HAS_GPU):
-        yield
 
 
 def inputs_of(mode, *shape, seed=0, **kwargs):
@@ -205,19 +199,6 @@ def test_sharded_over_batch_and_heads():
         expected = jax.jit(functools.partial(output_and_gradients, attend))(inputs)
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert relative_error(a, b) < 1e-6
-
-
-@pytest.fixture
-def compiling_for_a_gpu(monkeypatch):
-    """As on a GPU, but for running what was compiled."""
-    monkeypatch.setattr(support, "why_no_device", lambda: None)
-    with pallas_kernels.interpret(False):
-        if HAS_GPU or jax.__version_info__ < (0, 11):
-            yield
-        else:
-            device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-                yield
 
 
 def test_sharded_with_checked_axes(compiling_for_a_gpu):

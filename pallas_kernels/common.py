@@ -1,0 +1,63 @@
+"""What all the kernels share: launching, matrix products, and batching."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental import pallas as pl
+
+from pallas_kernels.support import triton
+from pallas_kernels.tiles import Launch
+
+
+def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, interpret: bool, aliases=None):
+    """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together."""
+
+    def run(*operands):
+        varying = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
+        axes = jax.sharding.ManualAxisType(varying=varying)
+        results = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out_shape)
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            out_shape=results,
+            input_output_aliases=aliases or {},
+            compiler_params=triton.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
+            interpret=interpret,
+            name=name,
+        )(*operands)
+
+    return run
+
+
+def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
+    """x @ y in float32, either transposed; on the GPU's matrix units, for full float32 ("f32") too."""
+    precision = None
+    if mode == "f32":
+        precision = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    contract = ((0 if transpose_x else 1,), (1 if transpose_y else 0,))
+    return lax.dot_general(x, y, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def fold_mapped_axes(function):
+    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
+
+    @custom_vmap
+    def folding(*args):
+        return function(*args)
+
+    @folding.def_vmap
+    def rule(axis_size, in_batched, *args):
+        whole = [
+            x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+            for x, batched in zip(args, in_batched, strict=True)
+        ]
+        results = folding(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+        results = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), results)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return folding

@@ -1,0 +1,137 @@
+"""The fused λ MLP against plain float64 arithmetic: in Pallas's interpreter, or on the GPU where there is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import pallas_kernels
+from loglinear_jax.lam import make_lam
+from pallas_kernels.lam_mlp import normal_distribution
+from tests.attention.inputs import relative_error
+from tests.pallas_kernels.conftest import HAS_GPU
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+NAMES = "d", "w1", "b1", "w2", "b2"
+TOLERANCE = {"tensorfloat32": 2e-3, "highest": 1e-5}
+
+
+def draw(seed, shape, levels, hidden):
+    rng = np.random.default_rng(seed)
+    shapes = ((*shape, levels), (levels, hidden), (hidden,), (hidden, levels), (levels,))
+    return [jnp.asarray(0.5 * rng.normal(size=s), jnp.float32) for s in shapes]
+
+
+def plain(d, w1, b1, w2, b2, *, out, activation):
+    hidden = d @ w1 + b1
+    if activation == "gelu":
+        hidden = jax.nn.gelu(hidden, approximate=False)
+    return {"softplus": jax.nn.softplus, "softmax": jax.nn.softmax}[out](hidden @ w2 + b2)
+
+
+def value_and_gradients(function, inputs):
+    value, vjp = jax.vjp(function, *inputs)
+    cotangent = np.random.default_rng(1).normal(size=value.shape)
+    return value, *vjp(jnp.asarray(cotangent, value.dtype))
+
+
+def check(inputs, out, activation, precision="highest"):
+    kernel = functools.partial(pallas_kernels.lam_mlp, out=out, activation=activation, precision=precision)
+    results = jax.jit(functools.partial(value_and_gradients, kernel))(inputs)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        expected = value_and_gradients(functools.partial(plain, out=out, activation=activation), exact)
+        expected = jax.tree.map(np.asarray, expected)
+    for name, result, wanted in zip(("lam", *NAMES), results, expected, strict=True):
+        error = np.linalg.norm(np.asarray(result, np.float64) - wanted)
+        assert error <= TOLERANCE[precision] * (1e-2 + np.linalg.norm(wanted)), name
+    return results
+
+
+@settings(max_examples=8)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    levels=st.integers(1, 20),
+    hidden=st.sampled_from([1, 5, 16, 22, 64]),
+    out=st.sampled_from(["softplus", "softmax"]),
+    activation=st.sampled_from(["gelu", "identity"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_value_and_gradients(shape, levels, hidden, out, activation, seed):
+    with pallas_kernels.interpret(not HAS_GPU):
+        check(draw(seed, shape, levels, hidden), out, activation)
+
+
+def test_more_rows_than_one_pass_of_the_programs():
+    check(draw(0, (3, 1111), 7, 256), "softplus", "gelu")
+
+
+def test_mapped_twice_is_a_loop():
+    inputs = [jnp.stack(x) for x in zip(*(draw(seed, (2, 9), 6, 16) for seed in range(3)), strict=True)]
+    inputs = [jnp.stack([x, 2 * x]) for x in inputs]
+    inputs[1] = inputs[1][0]  # w1 has no outer axis
+    function = functools.partial(
+        value_and_gradients, functools.partial(pallas_kernels.lam_mlp, out="softmax", precision="highest")
+    )
+    mapped = jax.vmap(jax.vmap(lambda *x: function(x)), (0, None, 0, 0, 0))(*inputs)
+    for outer in range(2):
+        for inner in range(3):
+            own = [x[inner] if i == 1 else x[outer, inner] for i, x in enumerate(inputs)]
+            for result, expected in zip(mapped, function(own), strict=True):
+                assert relative_error(result[outer, inner], expected) < 1e-5
+
+
+def test_normal_distribution():
+    x = np.linspace(-8, 8, 10_001)
+    below, density = normal_distribution(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(below, stats.norm.cdf(x), atol=1e-6)
+    np.testing.assert_allclose(density, stats.norm.pdf(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("levels", "hidden", "kwargs", "message"),
+    [
+        (32, 8, {}, r"L, the number of levels, is 32: .* takes 1 to 31"),
+        (8, 300, {}, r"d_h, the hidden width, is 300: .* takes 1 to 256"),
+        (8, 8, dict(activation="relu"), r"activation is 'relu': .* takes gelu and identity"),
+        (8, 8, dict(precision="bfloat16"), r"precision is 'bfloat16': .* full precision or TF32"),
+    ],
+)
+def test_what_is_unsupported_is_named(levels, hidden, kwargs, message):
+    with pytest.raises(pallas_kernels.UnsupportedError, match=message):
+        pallas_kernels.lam_mlp(*draw(0, (3,), levels, hidden), out="softplus", **kwargs)
+
+
+@pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax"])
+def test_the_module_takes_the_kernel(name):
+    d = draw(0, (5, 2), 6, 1)[0]
+    params = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(x.size), x.shape), make_lam(name).init(jax.random.key(0), d)
+    )
+    kernel, plainly = (make_lam(name, implementation=i) for i in ("pallas", "xla"))
+    assert "pallas_call" in str(jax.make_jaxpr(kernel.apply)(params, d))
+    assert "pallas_call" not in str(jax.make_jaxpr(plainly.apply)(params, d))
+    np.testing.assert_allclose(kernel.apply(params, d), plainly.apply(params, d), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("out", ["softplus", "softmax"])
+def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, out):
+    function = functools.partial(value_and_gradients, functools.partial(pallas_kernels.lam_mlp, out=out))
+    text = jax.jit(function).trace(draw(0, (50, 2), 11, 64)).lower(lowering_platforms=("cuda",)).as_text()
+    assert "lam_mlp" in text and "lam_mlp_gradients" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["softplus", "softmax"])
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("levels", [8, 16])
+@pytest.mark.parametrize("hidden", [22, 64, 256])
+def test_accuracy_and_races_on_a_gpu(hidden, levels, precision, out):
+    runs = [check(draw(2, (64, 256, 2), levels, hidden), out, "gelu", precision) for _ in range(2)]
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(first, second)
