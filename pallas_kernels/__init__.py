@@ -1,7 +1,7 @@
 """Pallas GPU kernels of log-linear attention, with their gradient. Nothing outside knows which Pallas lowering they use."""
 
 from pallas_kernels.attention import fenwick_attention
-from pallas_kernels.lam_mlp import lam_mlp, why_lam_mlp_unsupported
+from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import UnsupportedError, interpret, interpreting, runs_on_gpu, why_unsupported
 
 __all__ = [

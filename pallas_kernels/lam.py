@@ -24,7 +24,7 @@ from pallas_kernels.common import call, dot, fold_mapped_axes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run
 from pallas_kernels.tiles import Launch, tile_for
 
-MAX_LEVELS, MAX_HIDDEN = 31, 256
+MAX_LEVELS, MAX_HIDDEN = 31, 128
 OUTS = ("softplus", "softmax")
 ACTIVATIONS = ("gelu", "identity")
 # Gradients of the weights are summed by this many programs for each MLP, and then over them.
@@ -44,13 +44,14 @@ class MlpSizes:
     precision: str  # "tf32" or "f32"
     interpret: bool
 
-    def block(self, elements: int) -> int:
-        """Rows a program, or a step of one, with this many elements of the hidden layer."""
-        return min(tile_for(elements // self.hidden), tile_for(self.rows))
+    @property
+    def block(self) -> int:
+        """Rows a program, or a step of one."""
+        return min(BLOCK_ELEMENTS // self.hidden, tile_for(self.rows))
 
 
-FORWARD, BACKWARD = Launch(1, 4, 1), Launch(1, 4, 1)
-FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 8192, 4096
+LAUNCH = Launch(heads=1, warps=4, stages=1)
+BLOCK_ELEMENTS = 4096  # of the hidden layer, at a time
 
 
 def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=None):
@@ -127,21 +128,21 @@ def _row_spec(sizes: MlpSizes):
 
 def _forward(d, w1, w2, b2, *, sizes: MlpSizes):
     return call(
-        functools.partial(_forward_kernel, sizes=sizes, block=sizes.block(FORWARD_ELEMENTS)),
+        functools.partial(_forward_kernel, sizes=sizes),
         "lam_mlp",
-        (d.shape[0], pl.cdiv(sizes.rows, sizes.block(FORWARD_ELEMENTS))),
+        (d.shape[0], pl.cdiv(sizes.rows, sizes.block)),
         [_row_spec(sizes), *_weight_specs(sizes)],
         _row_spec(sizes),
         jax.ShapeDtypeStruct(d.shape, jnp.float32),
-        FORWARD,
+        LAUNCH,
         sizes.interpret,
     )(d, w1, w2, b2)
 
 
 def _backward(d, w1, w2, b2, dlam, *, sizes: MlpSizes):
-    programs = min(PROGRAMS, pl.cdiv(sizes.rows, sizes.block(BACKWARD_ELEMENTS)))
+    programs = min(PROGRAMS, pl.cdiv(sizes.rows, sizes.block))
     dd, *weights = call(
-        functools.partial(_backward_kernel, sizes=sizes, block=sizes.block(BACKWARD_ELEMENTS), programs=programs),
+        functools.partial(_backward_kernel, sizes=sizes, programs=programs),
         "lam_mlp_gradients",
         (d.shape[0], programs),
         [_row_spec(sizes), *_weight_specs(sizes), _row_spec(sizes)],
@@ -150,27 +151,27 @@ def _backward(d, w1, w2, b2, dlam, *, sizes: MlpSizes):
             jax.ShapeDtypeStruct(d.shape, jnp.float32),
             *(jax.ShapeDtypeStruct((d.shape[0], programs, *x.shape[1:]), jnp.float32) for x in (w1, w2, b2)),
         ],
-        BACKWARD,
+        LAUNCH,
         sizes.interpret,
     )(d, w1, w2, b2, dlam)
     return dd, *(jnp.sum(x, axis=1) for x in weights)
 
 
-def _window(ref, first, block: int, sizes: MlpSizes):
+def _window(ref, first, sizes: MlpSizes):
     """(the part of ref [R, L] from row `first` on as [block, levels], and which of that there is)."""
-    row = first + lax.broadcasted_iota(jnp.int32, (block, sizes.levels), 0)
-    level = lax.broadcasted_iota(jnp.int32, (block, sizes.levels), 1)
+    row = first + lax.broadcasted_iota(jnp.int32, (sizes.block, sizes.levels), 0)
+    level = lax.broadcasted_iota(jnp.int32, (sizes.block, sizes.levels), 1)
     exists = (row < sizes.rows) & (level < sizes.num_levels)
     return ref.at[row, level], exists
 
 
-def _load(ref, first, block: int, sizes: MlpSizes):
-    window, exists = _window(ref, first, block, sizes)
+def _load(ref, first, sizes: MlpSizes):
+    window, exists = _window(ref, first, sizes)
     return triton.load(window, mask=exists, other=0.0)
 
 
 def _store(ref, first, value, sizes: MlpSizes):
-    window, exists = _window(ref, first, value.shape[0], sizes)
+    window, exists = _window(ref, first, sizes)
     triton.store(window, value, mask=exists)
 
 
@@ -198,9 +199,9 @@ def _lam(logits, sizes: MlpSizes):
     return weights / jnp.sum(weights, axis=1, keepdims=True)
 
 
-def _forward_kernel(d_ref, w1_ref, w2_ref, b2_ref, lam_ref, *, sizes: MlpSizes, block: int):
-    first = pl.program_id(1) * block
-    d = _with_ones(_load(d_ref, first, block, sizes), sizes)
+def _forward_kernel(d_ref, w1_ref, w2_ref, b2_ref, lam_ref, *, sizes: MlpSizes):
+    first = pl.program_id(1) * sizes.block
+    d = _with_ones(_load(d_ref, first, sizes), sizes)
     hidden, _ = _hidden(d, w1_ref[:, :], sizes)
     logits = dot(hidden, w2_ref[:, :], sizes.precision, sizes.interpret) + b2_ref[0, :][None, :]
     _store(lam_ref, first, _lam(logits, sizes), sizes)
@@ -218,7 +219,6 @@ def _backward_kernel(
     db2_ref,
     *,
     sizes: MlpSizes,
-    block: int,
     programs: int,
 ):
     program = pl.program_id(1)
@@ -227,9 +227,9 @@ def _backward_kernel(
 
     def step(index, carry):
         dw1, dw2, db2 = carry
-        first = (program + index * programs) * block
-        d = _with_ones(_load(d_ref, first, block, sizes), sizes)
-        dlam = _load(dlam_ref, first, block, sizes)
+        first = (program + index * programs) * sizes.block
+        d = _with_ones(_load(d_ref, first, sizes), sizes)
+        dlam = _load(dlam_ref, first, sizes)
         hidden, slope = _hidden(d, w1, sizes)
         logits = multiply(hidden, w2) + b2[None, :]
         if sizes.out == "softplus":
@@ -246,7 +246,7 @@ def _backward_kernel(
         )
 
     zeros = (jnp.zeros(x.shape, jnp.float32) for x in (w1, w2, b2))
-    steps = pl.cdiv(sizes.rows, block * programs)
+    steps = pl.cdiv(sizes.rows, sizes.block * programs)
     dw1_ref[:, :], dw2_ref[:, :], db2_ref[0, :] = lax.fori_loop(0, steps, step, tuple(zeros))
 
 
