@@ -9,7 +9,7 @@ The paper, accuracy in %, mean ± std of 5 seeds (3 at 1024; its baseline is `li
     mlp_softplus        53.1 ± 2.2     51.9 ± 0.8     54.8 ± 2.3
     mlp_softmax         54.3 ± 5.8     50.3 ± 0.8     52.6 ± 2.5
 
-Time, measured: one H200 takes 1.8 ms a seed and step at 1024 (8 seeds), so with 5 seeds about 5 min for each λ; at 256 it took
+Time, measured: one H200 takes 1.7 ms a seed and step at 1024 (8 seeds; 1.1 with --config.train.precision=tf32), so with 5 seeds about 4 min for each λ; at 256 it took
 0.61 ms (16 seeds) before it had the GPU kernels. Two CPU cores take 0.95 s a step for 5 seeds at 256, 8 hours for each λ: smoke is for them.
 
 Presets, joined by commas: seq=N tokens, released (the released code's model, initial values and vocabulary of 128), smoke
