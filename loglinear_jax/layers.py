@@ -1,14 +1,16 @@
-"""Flax modules between projections and outputs: the decays, and a token mixer of any kind."""
+"""Flax modules between projections and outputs: a token mixer of any kind, with what it remembers; the convolution."""
 
 from __future__ import annotations
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from loglinear_jax.attention import gated_linear_attention, log_linear_attention
+from loglinear_jax.attention import fenwick_step, gated_linear_attention, log_linear_attention
+from loglinear_jax.fenwick import FenwickState, num_levels
 from loglinear_jax.lam import make_lam
 
 MIXERS = ("log_linear", "linear", "softmax")
@@ -27,11 +29,29 @@ def init_dt_bias(key, shape, dtype=jnp.float32):
     return dt + jnp.log(-jnp.expm1(-dt))
 
 
+@flax.struct.dataclass
+class KeyValueCache:
+    """What softmax attention remembers: every key (already rotated) and value, with room for max_length tokens."""
+
+    keys: Float[Array, "B S G K"]
+    values: Float[Array, "B S H V"]
+    position: Int[Array, ""]
+
+
+# What a mixer remembers of the tokens so far: its levels, one state [B, H, K, V], or everything.
+MixerCache = FenwickState | Array | KeyValueCache
+
+
 class TokenMixer(nn.Module):
     """Mixes tokens by log-linear, gated linear or softmax attention, after the projections.
 
     kind "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused; "softmax":
     causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
+
+    With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
+
+    Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
+    cache, it takes the next token, T = 1, and returns the next cache.
 
     λ is sown as ("intermediates", "lam_value"): apply the model with mutable=["intermediates"] to read it; otherwise free.
     """
@@ -42,6 +62,7 @@ class TokenMixer(nn.Module):
     lam_hidden: int | None = 64
     lam_activation: str = "gelu"
     init_scheme: str = "paper"
+    scale_values: bool = False
     chunk_size: int | None = None
     implementation: str | None = None
 
@@ -53,27 +74,51 @@ class TokenMixer(nn.Module):
         v: Float[Array, "B T H V"],
         dt: Float[Array, "B T H"] | None,
         d: Float[Array, "B T H*L"] | None,
-    ) -> Float[Array, "B T H V"]:
-        heads = v.shape[2]
+        *,
+        cache: MixerCache | None = None,
+        max_length: int | None = None,
+    ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
         if self.kind == "softmax":
-            return softmax_attention(q, k, v)
+            if cache is not None:
+                return attend_to_cache(cache, q, k, v)
+            out = softmax_attention(q, k, v)
+            return out if max_length is None else (out, key_value_cache(k, v, max_length))
+
+        heads = v.shape[2]
         a_log = self.param("a_log", init_a_log, (heads,))
         dt_bias = self.param("dt_bias", init_dt_bias, (heads,))
-        log_decay = -jnp.exp(a_log) * nn.softplus(dt.astype(jnp.float32) + dt_bias)
+        step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
+        log_decay = -jnp.exp(a_log) * step_size
+        if self.scale_values:
+            v = (v * step_size[..., None]).astype(v.dtype)
+        decoding = cache is not None or max_length is not None
         if self.kind == "linear":
-            return gated_linear_attention(q, k, v, log_decay, chunk_size=self.chunk_size)
+            return gated_linear_attention(
+                q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
+            )
+
         lam_shape = (*v.shape[:3], self.num_levels)
-        make = dict(
+        lam = make_lam(
+            self.lam,
             hidden=self.lam_hidden,
             activation=self.lam_activation,
             init_scheme=self.init_scheme,
             implementation=self.implementation,
-        )
-        lam = make_lam(self.lam, **make, name="lam")(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
+            name="lam",
+        )(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
         self.sow("intermediates", "lam_value", lam)
-        return log_linear_attention(
-            q, k, v, log_decay, lam, chunk_size=self.chunk_size, implementation=self.implementation
-        )
+        if cache is not None:
+            out, cache = fenwick_step(cache, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
+            return out[:, None], cache
+        attended = log_linear_attention(
+            q, k, v, log_decay, lam,
+            return_state=decoding, chunk_size=self.chunk_size, implementation=self.implementation,
+        )  # fmt: skip
+        if not decoding:
+            return attended
+        out, state = attended
+        # No level above those that max_length needs holds anything yet, or will.
+        return out, state.replace(levels=state.levels[:, :, : num_levels(max_length)])
 
 
 def mixer_input_sizes(kind: str, lam: str, *, heads: int, num_levels: int) -> tuple[int, int]:
@@ -88,19 +133,73 @@ def softmax_attention(
     q: Float[Array, "B T G K"], k: Float[Array, "B T G K"], v: Float[Array, "B T H V"]
 ) -> Float[Array, "B T H V"]:
     """Causal softmax attention with rotary positions, scaled by 1/√K, through jax.nn.dot_product_attention."""
-    value_dim, key_dim = v.shape[-1], q.shape[-1]
-    q, k = (jnp.repeat(rotate_by_position(x), v.shape[2] // q.shape[2], axis=2) for x in (q, k))
+    return _dot_product_attention(rotate_by_position(q), rotate_by_position(k), v, is_causal=True)
+
+
+def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_length: int) -> KeyValueCache:
+    """The cache after these first tokens, with room for max_length."""
+    room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
+    return KeyValueCache(jnp.pad(rotate_by_position(k), room), jnp.pad(v, room), jnp.asarray(k.shape[1], jnp.int32))
+
+
+def attend_to_cache(
+    cache: KeyValueCache, q: Float[Array, "B 1 G K"], k: Float[Array, "B 1 G K"], v: Float[Array, "B 1 H V"]
+) -> tuple[Float[Array, "B 1 H V"], KeyValueCache]:
+    """`softmax_attention` of the next token to all before and itself; and the cache with it."""
+    position = cache.position
+    q, k = (rotate_by_position(x, position) for x in (q, k))
+    keys, values = (
+        jax.lax.dynamic_update_slice_in_dim(all_, new.astype(all_.dtype), position, axis=1)
+        for all_, new in ((cache.keys, k), (cache.values, v))
+    )
+    seen = (jnp.arange(keys.shape[1]) <= position)[None, None, None, :]
+    out = _dot_product_attention(q, keys, values, mask=seen)
+    return out, KeyValueCache(keys, values, position + 1)
+
+
+def _dot_product_attention(q, k, v, **how):
+    value_dim, key_dim, heads = v.shape[-1], q.shape[-1], v.shape[2]
+    q, k = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (q, k))
     # The library wants one size for keys and values: the smaller is padded with zeros.
     size = max(key_dim, value_dim)
     q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[-1])]) for x in (q, k, v))
-    out = jax.nn.dot_product_attention(q, k, v.astype(q.dtype), is_causal=True, scale=key_dim**-0.5)
+    out = jax.nn.dot_product_attention(q, k, v.astype(q.dtype), scale=key_dim**-0.5, **how)
     return out[..., :value_dim]
 
 
-def rotate_by_position(x: Float[Array, "B T G K"], base: float = 10000.0) -> Float[Array, "B T G K"]:
+def rotate_by_position(
+    x: Float[Array, "B T G K"], first_position: Int[Array, ""] | int = 0, base: float = 10000.0
+) -> Float[Array, "B T G K"]:
     """Rotary position embedding (Su et al. 2021) over the two halves of K; an odd last feature stays as it is."""
     half = x.shape[-1] // 2
-    angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
-    cos, sin = (jnp.asarray(f(angle)[:, None, :], x.dtype) for f in (np.cos, np.sin))
+    frequency = jnp.asarray(base ** (-np.arange(half) / half), jnp.float32)
+    angle = (first_position + jnp.arange(x.shape[1]))[:, None] * frequency
+    cos, sin = (f(angle)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+class CausalConv(nn.Module):
+    """Depthwise convolution over time with bias and SiLU: y_t = silu(b + Σ_j w_j x_{t - width + 1 + j}).
+
+    window: the inputs of the width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
+    """
+
+    width: int = 4
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T C"], window: Float[Array, "B W C"] | None = None
+    ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
+        bound = self.width**-0.5  # as PyTorch starts a depthwise convolution
+        uniform = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)  # noqa: E731
+        kernel = self.param("kernel", uniform, (self.width, x.shape[2]))
+        if window is None:
+            window = jnp.zeros((x.shape[0], self.width - 1, x.shape[2]), x.dtype)
+        x = jnp.concatenate([window.astype(x.dtype), x], axis=1)
+        length = x.shape[1] - self.width + 1
+        y = sum(kernel[j].astype(x.dtype) * x[:, j : j + length] for j in range(self.width))
+        if self.use_bias:
+            y += self.param("bias", uniform, (x.shape[2],)).astype(x.dtype)
+        return nn.silu(y), x[:, length:]

@@ -17,12 +17,15 @@ def gated_linear_attention(
     v: Float[Array, "B T H V"],
     log_decay: Float[Array, "B T H"],
     *,
+    initial_state: Float[Array, "B H K V"] | None = None,
+    return_state: bool = False,
     chunk_size: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-) -> Float[Array, "B T H V"]:
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s, chunkwise in O(T) (Mamba-2's SSD, Dao & Gu 2024).
 
-    Arguments as in `log_linear_attention`. States pass from chunk to chunk by an associative scan.
+    Arguments as in `log_linear_attention`, except that the state after earlier tokens is one matrix a head, in float32 or
+    wider. States pass from chunk to chunk by an associative scan. Returns o, or (o, state) with return_state.
     """
     length, groups = q.shape[1:3]
     chunk_size = chunk_size or default_chunk_size(length)
@@ -51,9 +54,14 @@ def gated_linear_attention(
     def combine(earlier, later):
         return earlier[0] * later[0], earlier[1] * later[0] + later[1]
 
-    _, state = jax.lax.associative_scan(combine, (chunk_decay, state), axis=1)
-    before = jnp.concatenate([jnp.zeros_like(state[:, :1]), state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
+    through, state = jax.lax.associative_scan(combine, (chunk_decay, state), axis=1)  # after each chunk
+    first = jnp.zeros_like(state[:, 0])
+    if initial_state is not None:
+        first = initial_state.astype(dtype).reshape(first.shape)
+        state += through * first[:, None]
+    before = jnp.concatenate([first[:, None], state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
     since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]
     out += since * common.dot("bgtk,bgrkv->bgrtv", q, before, precision)
     out = common.merge_heads(out)
-    return out.reshape(-1, num_chunks * chunk_size, *out.shape[2:])[:, :length].astype(v.dtype)
+    out = out.reshape(-1, num_chunks * chunk_size, *out.shape[2:])[:, :length].astype(v.dtype)
+    return (out, state[:, -1].reshape(out.shape[0], -1, *state.shape[-2:])) if return_state else out

@@ -1,4 +1,4 @@
-"""Models: stacks of layers from token ids to logits."""
+"""The recall model of the paper: post-norm layers, from token ids to logits."""
 
 from __future__ import annotations
 

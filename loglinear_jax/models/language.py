@@ -1,0 +1,253 @@
+"""The language model: Mamba-2 blocks with log-linear attention, and the same skeleton with the baselines' mixers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from loglinear_jax.attention import check_attention_settings
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.lam import make_lam
+from loglinear_jax.layers import MIXERS, CausalConv, MixerCache, TokenMixer, mixer_input_sizes
+from loglinear_jax.losses import chunked_token_losses, summed_loss
+from loglinear_jax.models.recall import small_normal
+
+REMAT = ("none", "block")
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageSettings:
+    """Settings of a LanguageModel.
+
+    vocab_size, max_length: ids 0 .. vocab_size-1; the longest sequence, which sets the number of levels of λ.
+    mixer: "log_linear" (log-linear Mamba-2), "linear" (Mamba-2 proper) or "softmax" (a Transformer with RoPE).
+    lam, lam_hidden, lam_activation: see loglinear_jax.lam; lam_hidden None means twice the number of levels.
+    hidden, layers, heads, head_dim: sizes; the mixer is heads · head_dim wide inside.
+    key_dim, key_groups: state size and number of groups of heads that share keys (softmax has a head's own keys of
+    head_dim instead).
+    conv_width, conv_bias, norm_epsilon: of the convolution and the RMSNorms.
+    init_scheme: of λ, "paper" or "released". chunk_size, implementation: see log_linear_attention.
+    dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the loss are float32.
+    remat: "none", or "block" to compute each block again in the backward pass instead of keeping its activations.
+    """
+
+    vocab_size: int
+    max_length: int
+    mixer: str = "log_linear"
+    lam: str = "mlp_softplus"
+    lam_hidden: int | None = None
+    lam_activation: str = "gelu"
+    hidden: int = 512
+    layers: int = 6
+    heads: int = 8
+    head_dim: int = 64
+    key_dim: int = 128
+    key_groups: int | None = 1
+    conv_width: int = 4
+    conv_bias: bool = True
+    norm_epsilon: float = 1e-5
+    init_scheme: str = "paper"
+    chunk_size: int | None = None
+    implementation: str | None = None
+    dtype: str = "bfloat16"
+    remat: str = "none"
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.key_groups is None else self.key_groups
+
+    @property
+    def inner(self) -> int:
+        """Width of the mixer inside."""
+        return self.heads * self.head_dim
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Inner width of the SwiGLU MLP: 8/3 · hidden, up to a multiple of 256."""
+        return -(-(8 * self.hidden // 3) // 256) * 256
+
+    def check(self) -> None:
+        """Raises ValueError naming the first setting that cannot be."""
+        for name, known in (("mixer", MIXERS), ("remat", REMAT)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"model.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+        sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups", "conv_width")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                shown = "key_groups" if name == "groups" else name
+                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.groups:
+            raise ValueError(
+                f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
+            )
+        if not self.norm_epsilon > 0:
+            raise ValueError(f"model.norm_epsilon must be positive, got {self.norm_epsilon}")
+        check_attention_settings(self.chunk_size, self.implementation)
+
+
+@flax.struct.dataclass
+class BlockCache:
+    """What one block remembers while decoding: the convolution's window (None for softmax) and its mixer's cache."""
+
+    window: Float[Array, "B W C"] | None
+    mixer: MixerCache
+
+
+def _norm(m: LanguageSettings, name: str) -> nn.RMSNorm:
+    return nn.RMSNorm(epsilon=m.norm_epsilon, dtype=m.dtype, name=name)
+
+
+def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> nn.Dense:
+    return nn.Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
+
+
+def _residual_init(m: LanguageSettings):
+    """GPT-2's rule for what is added to the residual stream."""
+    return nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
+
+
+class LanguageMixer(nn.Module):
+    """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
+    queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
+
+    For softmax: q, k, v of each head from one projection, attention, W_o.
+    """
+
+    settings: LanguageSettings
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], cache: BlockCache | None = None, max_length: int | None = None
+    ) -> tuple[Float[Array, "B T D"], BlockCache | None]:
+        m = self.settings
+        softmax = m.mixer == "softmax"
+        levels = num_levels(m.max_length)
+        dt_size, d_size = mixer_input_sizes(m.mixer, m.lam, heads=m.heads, num_levels=levels)
+        groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
+        keys = groups * key_dim
+        conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
+        projected = _dense(gate_size + conv_size + dt_size + d_size, m, "in_proj")(x)
+        ends = [gate_size, gate_size + conv_size, gate_size + conv_size + dt_size]
+        gate, xbc, dt, d = jnp.split(projected, ends, axis=-1)
+        window = None
+        if not softmax:
+            conv = CausalConv(m.conv_width, m.conv_bias, name="conv")
+            xbc, window = conv(xbc, None if cache is None else cache.window)
+        v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
+        q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
+        v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
+        mixed = TokenMixer(
+            kind=m.mixer,
+            num_levels=levels,
+            lam=m.lam,
+            lam_hidden=m.lam_hidden,
+            lam_activation=m.lam_activation,
+            init_scheme=m.init_scheme,
+            scale_values=True,
+            chunk_size=m.chunk_size,
+            implementation=m.implementation,
+            name="mixer",
+        )(
+            q, k, v, dt if dt_size else None, d if d_size else None,
+            cache=None if cache is None else cache.mixer, max_length=max_length,
+        )  # fmt: skip
+        mixer_cache = None
+        if cache is not None or max_length is not None:
+            mixed, mixer_cache = mixed
+        if not softmax:
+            skip = self.param("skip", nn.initializers.ones, (m.heads,))
+            mixed += skip.astype(v.dtype)[:, None] * v
+        y = mixed.reshape(*mixed.shape[:2], m.inner)
+        if not softmax:
+            y = _GroupedRMSNorm(m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
+        y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
+        return y, None if mixer_cache is None else BlockCache(window, mixer_cache)
+
+
+class _GroupedRMSNorm(nn.Module):
+    """RMSNorm over each of `groups` equal parts of the features."""
+
+    groups: int
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
+        parts *= jnp.reciprocal(jnp.sqrt(jnp.mean(parts**2, axis=-1, keepdims=True) + self.epsilon))
+        return (parts.reshape(x.shape) * scale).astype(x.dtype)
+
+
+class LanguageBlock(nn.Module):
+    """x + mixer(RMSNorm(x)), then x + SwiGLU(RMSNorm(x))."""
+
+    settings: LanguageSettings
+
+    @nn.compact
+    def __call__(self, x, cache: BlockCache | None = None, max_length: int | None = None):
+        m = self.settings
+        mixed, cache = LanguageMixer(m, name="mixer")(_norm(m, "mixer_norm")(x), cache, max_length)
+        x += mixed
+        y = _norm(m, "mlp_norm")(x)
+        y = nn.silu(_dense(m.mlp_hidden, m, "gate_proj")(y)) * _dense(m.mlp_hidden, m, "up_proj")(y)
+        return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
+
+
+class LanguageModel(nn.Module):
+    """Token ids to the next token's logits: embedding, blocks, RMSNorm, untied head."""
+
+    settings: LanguageSettings
+
+    def setup(self):
+        m = self.settings
+        self.embed = nn.Embed(m.vocab_size, m.hidden, embedding_init=small_normal, dtype=m.dtype)
+        # max_length (argument 3, counting self) is no array.
+        block = nn.remat(LanguageBlock, static_argnums=(3,)) if m.remat == "block" else LanguageBlock
+        self.blocks = [block(m, name=f"layer_{index}") for index in range(m.layers)]
+        self.norm = _norm(m, "norm")
+        self.head = self.param("head", small_normal, (m.hidden, m.vocab_size))
+
+    def features(
+        self, tokens: Int[Array, "B T"], caches: list[BlockCache] | None = None, max_length: int | None = None
+    ) -> tuple[Float[Array, "B T D"], list[BlockCache]]:
+        """What the head reads, and each block's cache."""
+        x = self.embed(tokens)
+        after = []
+        for index, block in enumerate(self.blocks):
+            x, cache = block(x, None if caches is None else caches[index], max_length)
+            after.append(cache)
+        return self.norm(x), after
+
+    def _logits(self, x):
+        return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T vocab"]:
+        """Logits in float32."""
+        return self._logits(self.features(tokens)[0])
+
+    def token_losses(
+        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+        """(cross-entropy in nats, whether argmax is right) of each position; 0 and False where the target is < 0."""
+        return chunked_token_losses(self.features(tokens)[0], self.head, targets)
+
+    def summed_loss(self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]) -> tuple[Array, Array]:
+        """(sum of the cross-entropies, number of right argmaxes)."""
+        return summed_loss(self.features(tokens)[0], self.head, targets)
+
+    def prefill(self, tokens: Int[Array, "B T"], max_length: int) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+        """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form."""
+        x, caches = self.features(tokens, max_length=max_length)
+        return self._logits(x[:, -1]), caches
+
+    def step(
+        self, token: Int[Array, " B"], caches: list[BlockCache]
+    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+        """(logits after one more token, the caches after it)."""
+        x, caches = self.features(token[:, None], caches)
+        return self._logits(x[:, 0]), caches
