@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.config import ConfigError, build, read_config, variant_names
-from loglinear_jax.models import RecallModel
+from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.tasks import Task
+from loglinear_jax.tasks.text import Text
 from loglinear_jax.train import CONVERGED, SeedTrainer
 from loglinear_jax.workdir import Workdir
 
@@ -33,8 +34,8 @@ class Run:
     workdir: Path
     variant: str
     config: ConfigDict
-    model: RecallModel
-    task: Task
+    model: RecallModel | LanguageModel
+    task: Task | Text
     seeds: list[int]
     metrics: dict[str, np.ndarray]
     best: Any
@@ -105,24 +106,34 @@ def load_metrics(directory: Workdir, variant: str) -> dict[str, np.ndarray]:
 
 
 def draw_learning_curves(workdir: str | os.PathLike, path: str | os.PathLike) -> Figure:
-    """Validation accuracy against step for each variant of a run: every seed thin, the median thick. Saved to `path`."""
+    """Validation accuracy, or perplexity, against step for each variant of a run: every seed thin, the median thick.
+
+    Saved to `path`.
+    """
     directory = Workdir(workdir)
     config = read_config(directory.config_file)
     names = variant_names(config)
+    language = config.train.metric == "loss"
     figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
     axes = figure.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
     colors = matplotlib.colormaps["tab10"].colors
     for axis, name, color in zip(axes, names, (colors * len(names))[: len(names)], strict=True):
         metrics = load_metrics(directory, name)
         if len(metrics["step"]):
-            axis.plot(metrics["step"], 100 * metrics["val_accuracy"], color=color, alpha=0.35, linewidth=1)
-            median = np.nanmedian(100 * metrics["val_accuracy"], axis=1)
-            axis.plot(metrics["step"], median, color=color, linewidth=2.5, label="median of seeds")
-            axis.legend(loc="lower right", frameon=False)
-        axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle="--")
-        axis.set(title=name if "=" in name else f"λ: {name}", xlabel="step", ylim=(0, 102))
+            values = np.exp(metrics["val_loss"]) if language else 100 * metrics["val_accuracy"]
+            axis.plot(metrics["step"], values, color=color, alpha=0.35, linewidth=1)
+            axis.plot(
+                metrics["step"], np.nanmedian(values, axis=1), color=color, linewidth=2.5, label="median of seeds"
+            )
+            axis.legend(loc="upper right" if language else "lower right", frameon=False)
+        axis.set(title=name if "=" in name else f"λ: {name}", xlabel="step")
+        if language:
+            axis.set_yscale("log")
+        else:
+            axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle="--")
+            axis.set_ylim(0, 102)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("validation accuracy, %")
+    axes[0].set_ylabel("validation perplexity" if language else "validation accuracy, %")
     task = config.task.to_dict()
     described = ", ".join(f"{key} {value}" for key, value in task.items() if key != "name")
     figure.suptitle(f"{task['name']} ({described}), {config.train.num_seeds} seeds")

@@ -13,9 +13,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.lam import LAMS
-from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.tasks import Task, load_task
-from loglinear_jax.train import PRECISIONS, TrainSettings
+from loglinear_jax.train import METRICS, PRECISIONS, SCHEDULES, TrainSettings
 
 
 class ConfigError(ValueError):
@@ -35,6 +35,7 @@ def default_config() -> ConfigDict:
     config.task = ConfigDict()
 
     model = config.model = ConfigDict()
+    model.kind = "recall"  # or language: see loglinear_jax.models
     model.mixer = "log_linear"  # or linear (gated linear attention, one state), softmax
     model.lam = (
         "mlp_softplus"  # of variants that name no λ, such as 'lam_hidden=32'; the names are in loglinear_jax.lam
@@ -58,16 +59,70 @@ def default_config() -> ConfigDict:
     train.num_steps = 5_000
     train.batch_size = 64
     train.learning_rate = 1e-3
+    train.warmup_steps = 0
+    train.schedule = "constant"  # or cosine, to 0 at num_steps
+    train.weight_decay = 0.0  # AdamW's
+    train.decay_all = False  # True: also of norms, biases, decays and λ's vectors, not of matrices only
     train.grad_clip = 1.0  # global norm; 0: none. The paper does not say, the released code clips at 1
+    train.grad_accumulation = 1  # parts of a batch, one after another
     train.stream = False  # True: fresh sequences for ever, instead of num_train fixed ones
     train.num_train = 10_000
     train.num_validation = 1_000
     train.eval_batch_size = 250  # sequences per seed evaluated at once: memory, not results
     train.eval_every = 100
     train.stop_at = 0.99  # validation accuracy at which a seed stops; 0: never
+    train.metric = "accuracy"  # which validation value is best: or loss
+    train.patience = 0  # evaluations in a row without a better one, after which a seed stops; 0: never
     train.precision = "float32"  # or tf32, bfloat16
     train.steps_per_dispatch = 50  # steps in one call of the device; signals are heard in between
     train.checkpoint_every = 500  # a multiple of eval_every
+    return config
+
+
+def language_config() -> ConfigDict:
+    """Every setting of a language-model experiment in the paper's setting, on the next token."""
+    config = default_config()
+
+    task = config.task
+    task.name = "text"
+    task.corpus = "wikitext-103-raw"  # a name of loglinear_jax.text, a text file, or a folder of train, valid, test
+    task.source = ""  # folder of WikiText's files, if they are here already; '': download them
+    task.tokenizer = "gpt2"  # a folder of vocab.json and merges.txt, a tokenizer.json, or a name on the hub
+    task.cache = "~/.cache/loglinear_jax"  # where tokenised corpora are kept
+    task.seq_len = 512
+    task.target_offset = 1  # 2: the token after the next, as the paper's released code trains and measures
+
+    model = config.model
+    model.kind = "language"
+    model.lam_hidden = 0
+    model.hidden = 512
+    model.layers = 6
+    model.heads = 0  # 0: hidden / head_dim
+    model.head_dim = 64
+    model.key_dim = 128
+    model.key_groups = 1
+    model.conv_width = 4
+    model.conv_bias = True
+    model.norm_epsilon = 1e-5
+    model.remat = "none"  # or block: activations computed again in the backward pass
+
+    train = config.train
+    train.num_seeds = 1
+    train.num_steps = 40_000
+    train.batch_size = 8
+    train.learning_rate = 3e-4
+    train.warmup_steps = 500
+    train.schedule = "cosine"
+    train.weight_decay = 0.1
+    train.eval_every = 500
+    train.eval_batch_size = 64
+    train.checkpoint_every = 2_000
+    train.stop_at = 0.0
+    train.metric = "loss"
+    train.precision = "bfloat16"
+    train.steps_per_dispatch = 50
+    for name in ("stream", "num_train", "num_validation"):  # of drawn sequences only
+        del train[name]
     return config
 
 
@@ -167,13 +222,16 @@ def check_variants(config: ConfigDict) -> None:
 # --- From config to objects -----------------------------------------------------------------------------------------
 
 
+MODELS = {"recall": (RecallModel, RecallSettings), "language": (LanguageModel, LanguageSettings)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """What one variant of a config stands for; `config` has the variant's own settings applied."""
 
     config: ConfigDict
     task: Task
-    model: RecallModel
+    model: RecallModel | LanguageModel
     train: TrainSettings
     seeds: list[int]
 
@@ -184,17 +242,22 @@ def build(config: ConfigDict, variant: str) -> Experiment:
     try:
         task = load_task(**config.task)
         model_settings = dict(config.model)
+        kind = model_settings.pop("kind")
+        if kind not in MODELS:
+            raise ConfigError(f"model.kind must be one of {', '.join(MODELS)}, got {kind!r}")
+        model_class, settings_class = MODELS[kind]
         for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
             model_settings[name] = model_settings[name] or None
         model_settings["max_length"] = model_settings["max_length"] or task.seq_len
+        model_settings["heads"] = model_settings["heads"] or model_settings["hidden"] // model_settings["head_dim"]
         dtype = "bfloat16" if config.train.precision == "bfloat16" else "float32"
-        settings = RecallSettings(vocab_size=task.vocab_size, dtype=dtype, **model_settings)
+        settings = settings_class(vocab_size=task.vocab_size, dtype=dtype, **model_settings)
         settings.check()
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if settings.max_length < task.seq_len:
         raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
-    return Experiment(config, task, RecallModel(settings), _train_settings(config.train), _seeds(config.train))
+    return Experiment(config, task, model_class(settings), _train_settings(config.train), _seeds(config.train))
 
 
 def _seeds(train: ConfigDict) -> list[int]:
@@ -203,11 +266,11 @@ def _seeds(train: ConfigDict) -> list[int]:
 
 def _train_settings(train: ConfigDict) -> TrainSettings:
     positive = (
-        "num_seeds", "num_steps", "batch_size", "num_train", "num_validation", "eval_batch_size", "eval_every",
-        "steps_per_dispatch", "checkpoint_every",
+        "num_seeds", "num_steps", "batch_size", "grad_accumulation", "num_train", "num_validation", "eval_batch_size",
+        "eval_every", "steps_per_dispatch", "checkpoint_every",
     )  # fmt: skip
     for name in positive:
-        if train[name] < 1:
+        if name in train and train[name] < 1:
             raise ConfigError(f"train.{name} must be at least 1, got {train[name]}")
     if train.first_seed < 0 or train.first_seed + train.num_seeds > 2**31:
         raise ConfigError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {train.first_seed}")
@@ -215,19 +278,33 @@ def _train_settings(train: ConfigDict) -> TrainSettings:
         raise ConfigError(f"train.grad_clip must be finite and not negative, got {train.grad_clip}")
     if not 0 < train.learning_rate < math.inf:
         raise ConfigError(f"train.learning_rate must be finite and positive, got {train.learning_rate}")
+    if not 0 <= train.weight_decay < math.inf:
+        raise ConfigError(f"train.weight_decay must be finite and not negative, got {train.weight_decay}")
+    for name in ("warmup_steps", "patience"):
+        if train[name] < 0:
+            raise ConfigError(f"train.{name} must not be negative, got {train[name]}")
+    if train.schedule == "cosine" and train.warmup_steps >= train.num_steps:
+        raise ConfigError(
+            f"train.warmup_steps={train.warmup_steps} must be less than train.num_steps={train.num_steps}"
+        )
+    if train.batch_size % train.grad_accumulation:
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} must be a multiple of train.grad_accumulation={train.grad_accumulation}"
+        )
     if not 0 <= train.stop_at <= 1:
         raise ConfigError(f"train.stop_at is an accuracy from 0 (never) to 1, got {train.stop_at}")
-    if train.precision not in PRECISIONS:
-        raise ConfigError(f"train.precision must be one of {', '.join(PRECISIONS)}, got {train.precision!r}")
+    for name, known in (("precision", PRECISIONS), ("schedule", SCHEDULES), ("metric", METRICS)):
+        if train[name] not in known:
+            raise ConfigError(f"train.{name} must be one of {', '.join(known)}, got {train[name]!r}")
     if train.checkpoint_every % train.eval_every:
         raise ConfigError(
             f"train.checkpoint_every={train.checkpoint_every} must be a multiple of train.eval_every={train.eval_every}"
         )
     fields = {field.name for field in dataclasses.fields(TrainSettings)}
     settings = {name: value for name, value in train.items() if name in fields}
-    settings["num_train"] = None if train.stream else train.num_train
-    settings["grad_clip"] = train.grad_clip or None
-    settings["stop_at"] = train.stop_at or None
+    settings["num_train"] = None if train.get("stream") else train.get("num_train")
+    for name in ("grad_clip", "stop_at", "patience"):
+        settings[name] = train[name] or None
     return TrainSettings(**settings)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from tensorboardX import SummaryWriter
 from loglinear_jax.analysis import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
 from loglinear_jax.config import Experiment, build, check_variants, variant_names
+from loglinear_jax.data import Data, is_text, open_data, place_windows
+from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.progress import StopOnSignal, progress_bar
-from loglinear_jax.summary import summarize
-from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer
+from loglinear_jax.summary import describe_model, summarize
+from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from loglinear_jax.workdir import Workdir, write_json
 
 log = logging.getLogger(__name__)
@@ -41,9 +45,11 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
     """
     check_variants(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
-    directory = Workdir(workdir)
+    directory = Workdir(workdir, writes=is_main())
     resumed = directory.prepare(config)
     log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
+    for variant, experiment in experiments.items():
+        log.info("%s: %s", variant, describe_model(experiment.model, experiment.task.seq_len))
 
     started = time.monotonic()
     summaries: dict[str, Any] = {}
@@ -52,15 +58,16 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
         for variant, experiment in experiments.items():
             loop = VariantLoop(directory, variant, experiment, stop)
             state = loop.run()
-            if stop.requested:
+            if loop.stopping:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
-            summaries[variant] = summarize(state) | loop.throughput()
+            summaries[variant] = summarize(state, experiment.train.metric) | loop.throughput() | loop.test(state)
             trained |= loop.trained
     if not trained and directory.summary_file.exists():  # finished before, maybe on another machine
         return Outcome(summary=json.loads(directory.summary_file.read_text()))
     summary = {"variants": summaries, "seconds_in_this_process": time.monotonic() - started, **versions()}
-    write_json(directory.summary_file, summary)
-    draw_learning_curves(directory.path, directory.curves_file)
+    if is_main():
+        write_json(directory.summary_file, summary)
+        draw_learning_curves(directory.path, directory.curves_file)
     return Outcome(summary=summary)
 
 
@@ -81,8 +88,12 @@ class VariantLoop:
         train = experiment.config.train
         self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
         self.settings, self.task = experiment.train, experiment.task
-        self.trained = False
-        self.seeds = ManySeeds(SeedTrainer(experiment.model, experiment.task, experiment.train), experiment.seeds)
+        self.trained = self.stopping = False
+        # A seed's batches of a synthetic task are drawn on one device; those of a text are shared out over several.
+        shared = self.settings.batch_size // self.settings.grad_accumulation if is_text(self.task) else 1
+        mesh = device_mesh(len(experiment.seeds), shared)
+        trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
+        self.seeds = ManySeeds(trainer, experiment.seeds, mesh)
 
     def run(self) -> SeedState:
         """The last state, which is also the newest checkpoint."""
@@ -106,17 +117,21 @@ class VariantLoop:
                     "%d devices stay idle: train.num_seeds should be a multiple of %d", idle, len(jax.devices())
                 )
             self.trained = True
-            data = self.seeds.data(self.seeds.seeds)
-            writer = SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1)
-            with progress_bar(self.variant, self.settings.num_steps, step) as bar:
-                while not self._finished(state) and not self.stop.requested:
-                    state = self._to_next_evaluation(state, data, writer, bar)
+            data = open_data(self.seeds, step)
+            dispatches = data.dispatches(self._dispatch_sizes(step))
+            writer = (
+                SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1) if is_main() else None
+            )
+            with contextlib.closing(dispatches), progress_bar(self.variant, self.settings.num_steps, step) as bar:
+                while not self._finished(state) and not self.stopping:
+                    state = self._to_next_evaluation(state, data, dispatches, writer, bar)
                     step = _step(state)
                     if step % self.checkpoint_every == 0:
                         checkpoints.save(step, state)
                         saved = step
-            writer.close()
-            if self.stop.requested:
+            if writer is not None:
+                writer.close()
+            if self.stopping:
                 log.info("%s: stopping at step %d", self.variant, step)
         if saved != step:
             checkpoints.save(step, state)
@@ -126,41 +141,54 @@ class VariantLoop:
     def _finished(self, state: SeedState) -> bool:
         """At the last step, or at an evaluation after which no seed is active (so that its last state was scored)."""
         step = _step(state)
-        idle = step % self.settings.eval_every == 0 and not np.asarray(state.active).any()
+        idle = step % self.settings.eval_every == 0 and not to_host(state.active).any()
         return step >= self.settings.num_steps or idle
 
-    def _to_next_evaluation(self, state: SeedState, data: Any, writer: SummaryWriter, bar: Any) -> SeedState:
+    def _dispatch_sizes(self, step: int) -> Iterator[int]:
+        """Steps of each dispatch from a step on; no dispatch goes past an evaluation."""
+        while step < self.settings.num_steps:
+            evaluation = (step // self.settings.eval_every + 1) * self.settings.eval_every
+            size = min(self.steps_per_dispatch, evaluation - step, self.settings.num_steps - step)
+            yield size
+            step += size
+
+    def _to_next_evaluation(
+        self, state: SeedState, data: Data, dispatches: Iterator, writer: SummaryWriter | None, bar: Any
+    ) -> SeedState:
         """Steps up to the next evaluation, and that evaluation; fewer steps and none if a stop is asked for meanwhile."""
         start, every = _step(state), self.settings.eval_every
         last_evaluation = start // every * every
         end = min(last_evaluation + every, self.settings.num_steps)
         began = time.perf_counter()
-        while (step := _step(state)) < end:
-            if self.stop.requested:
+        while _step(state) < end:
+            self.stopping = any_process(self.stop.requested)
+            if self.stopping:
                 return state
-            num_steps = min(self.steps_per_dispatch, end - step)
-            state = self.seeds.train_steps(state, data, num_steps)
+            num_steps, batches = next(dispatches)
+            state = self.seeds.train_steps(state, batches, num_steps)
             jax.block_until_ready(state.step)
             bar.update(num_steps)
-        train_loss = np.asarray(state.loss_sum, np.float64) / (end - last_evaluation)
-        state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data)
-        accuracy = np.asarray(val_accuracy, np.float64)
+        train_loss = to_host(state.loss_sum).astype(np.float64) / (end - last_evaluation)
+        state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data.validation)
+        loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
         rate = (end - start) * len(accuracy) / (time.perf_counter() - began)
 
         record = {
             "variant": self.variant,
             "step": end,
             "train_loss": train_loss.tolist(),
-            "val_loss": np.asarray(val_loss, np.float64).tolist(),
+            "val_loss": loss.tolist(),
             "val_accuracy": accuracy.tolist(),
-            "active": np.asarray(state.active).tolist(),
+            "active": to_host(state.active).tolist(),
             "seed_steps_per_second": rate,
             "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
         }
         self.directory.append_metrics(record)
         self._report_diverged(state)
+        shown, what = (np.exp(loss), "perplexity") if self.settings.metric == "loss" else (accuracy, "accuracy")
+        digits = 1 if self.settings.metric == "loss" else 3
         bar.set_postfix_str(
-            f"accuracy {accuracy.mean():.3f} ({accuracy.min():.3f} to {accuracy.max():.3f})", refresh=False
+            f"{what} {shown.mean():.{digits}f} ({shown.min():.{digits}f} to {shown.max():.{digits}f})", refresh=False
         )
         for name, value in {
             "val_accuracy/mean": accuracy.mean(),
@@ -172,18 +200,26 @@ class VariantLoop:
             "seed_steps_per_second": rate,
             "tokens_per_second": record["tokens_per_second"],
         }.items():
-            if value is not None:
+            if value is not None and writer is not None:
                 writer.add_scalar(name, value, end)
         return state
 
     def _report_diverged(self, state: SeedState) -> None:
-        for seed, step in zip(np.asarray(state.seed), np.asarray(state.diverged_step), strict=True):
+        for seed, step in zip(self.seeds.numbers, to_host(state.diverged_step), strict=True):
             if step >= 0 and seed not in self._reported:
                 self._reported.add(seed)
                 log.warning(
                     "%s: seed %d: loss or gradient not finite at step %d; frozen there, the others go on",
                     self.variant, seed, step,
                 )  # fmt: skip
+
+    def test(self, state: SeedState) -> dict[str, Any]:
+        """For a text: the best parameters' loss over all of the test split, one for each seed."""
+        if not is_text(self.task):
+            return {}
+        windows = place_windows(self.seeds, self.task.windows("test"))
+        loss, _ = to_host(self.seeds.evaluate(state.best_params, windows))
+        return {"test_loss": loss.astype(np.float64).tolist()}
 
     def throughput(self) -> dict[str, float | None]:
         """Median rates over the evaluations so far (evaluation included, compilation only in the first)."""
@@ -201,4 +237,4 @@ def _finite_mean(values: list[float]) -> float | None:
 
 
 def _step(state: SeedState) -> int:
-    return int(np.asarray(state.step)[0])
+    return int(to_host(state.step)[0])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from scipy.stats import binomtest
 from tabulate import tabulate
 
+from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.train import SeedState
 
@@ -21,30 +23,49 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     return float(interval.low), float(interval.high)
 
 
-def summarize(state: SeedState) -> dict[str, Any]:
-    """Outcomes of a trained variant, from its state of all seeds; accuracies are shares of 1, steps null if never.
+def describe_model(model: nn.Module, seq_len: int) -> str:
+    """The size of a model in words, and what λ adds to it."""
+    tokens = jax.ShapeDtypeStruct((1, seq_len), np.int32)
+    lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), tokens))
+    return f"{lam + other:,} parameters, of which {lam:,} ({100 * lam / other:.4f} %) are λ's"
+
+
+def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
+    """Outcomes of a trained variant, from its state of all seeds; accuracies are shares of 1, losses in nats, steps null if
+    never. metric: by which the best step of a seed was chosen, "accuracy" or "loss".
 
     share_converged counts seeds whose best accuracy reached CONVERGED_SHARE; median_convergence_step is over the seeds that
     reached 99 %.
     """
-    seeds = [int(seed) for seed in np.asarray(state.seed)]
-    best = np.asarray(state.best_accuracy, np.float64)
-    converged_step = np.asarray(state.converged_step)
+    seeds, best_accuracy, best_loss, converged_step, diverged_step, best_step, last_step = to_host(
+        (
+            state.seed,
+            state.best_accuracy,
+            state.best_loss,
+            state.converged_step,
+            state.diverged_step,
+            state.best_step,
+            state.step,
+        )
+    )
+    seeds, best = seeds.tolist(), best_accuracy.astype(np.float64)
     reached = converged_step[converged_step >= 0]
     num_converged = int((best >= CONVERGED_SHARE).sum())
-    one_seed = jax.tree.map(lambda x: x[0], state.params)
+    one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
     lam_params, other_params = count_lam_params(one_seed)
 
     def steps(values):
-        return [int(value) if value >= 0 else None for value in np.asarray(values)]
+        return [int(value) if value >= 0 else None for value in values]
 
     return {
+        "metric": metric,
         "seeds": seeds,
+        "best_loss": best_loss.astype(np.float64).tolist(),
         "best_accuracy": best.tolist(),
-        "best_step": steps(state.best_step),
+        "best_step": steps(best_step),
         "converged_step": steps(converged_step),
-        "diverged_step": steps(state.diverged_step),
-        "last_step": int(np.asarray(state.step).max()),
+        "diverged_step": steps(diverged_step),
+        "last_step": int(last_step.max()),
         "mean_accuracy": float(best.mean()),
         "std_accuracy": float(best.std(ddof=1)) if len(seeds) > 1 else 0.0,
         "peak_accuracy": float(best.max()),
@@ -60,26 +81,41 @@ def summarize(state: SeedState) -> dict[str, Any]:
 
 def table(variants: dict[str, dict[str, Any]], style: str = "github") -> str:
     """The summaries of several variants side by side, as a table in one of tabulate's styles."""
+    any_diverged = any(step is not None for s in variants.values() for step in s["diverged_step"])
     rows = []
     for name, s in variants.items():
-        low, high = s["share_converged_interval"]
-        median, diverged = s["median_convergence_step"], sum(step is not None for step in s["diverged_step"])
-        rows.append(
-            {
-                "variant": name,
-                "seeds": len(s["seeds"]),
-                "accuracy %, mean ± std": f"{100 * s['mean_accuracy']:.1f} ± {100 * s['std_accuracy']:.1f}",
-                "peak %": f"{100 * s['peak_accuracy']:.1f}",
-                f"share ≥ {CONVERGED_SHARE:.0%} [95 % interval]": (
-                    f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
-                ),
-                "median step to 99 %": "–" if median is None else f"{median:.0f}",
-                "λ adds": f"{s['lam_params_percent']:.2f} %",
-                **(
-                    {"diverged": diverged}
-                    if any(x is not None for v in variants.values() for x in v["diverged_step"])
-                    else {}
-                ),
-            }
-        )
+        row = {"variant": name, "seeds": len(s["seeds"])}
+        row |= _language_columns(s) if s["metric"] == "loss" else _recall_columns(s)
+        if any_diverged:
+            row["diverged"] = sum(step is not None for step in s["diverged_step"])
+        rows.append(row)
     return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True)
+
+
+def _recall_columns(s: dict[str, Any]) -> dict[str, str]:
+    low, high = s["share_converged_interval"]
+    median = s["median_convergence_step"]
+    share = f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
+    return {
+        "accuracy %, mean ± std": f"{100 * s['mean_accuracy']:.1f} ± {100 * s['std_accuracy']:.1f}",
+        "peak %": f"{100 * s['peak_accuracy']:.1f}",
+        f"share ≥ {CONVERGED_SHARE:.0%} [95 % interval]": share,
+        "median step to 99 %": "–" if median is None else f"{median:.0f}",
+        "λ adds": f"{s['lam_params_percent']:.2f} %",
+    }
+
+
+def _language_columns(s: dict[str, Any]) -> dict[str, str]:
+    def mean_and_std(losses):
+        perplexity = np.exp(np.asarray([np.nan if x is None else x for x in losses], np.float64))
+        spread = f" ± {perplexity.std(ddof=1):.2f}" if len(perplexity) > 1 else ""
+        return f"{perplexity.mean():.2f}{spread}"
+
+    return {
+        "validation perplexity, mean ± std": mean_and_std(s["best_loss"]),
+        "best": f"{np.exp(np.nanmin(np.asarray(s['best_loss'], np.float64))):.2f}",
+        "test perplexity": mean_and_std(s["test_loss"]),
+        "at step": f"{np.median([step for step in s['best_step'] if step is not None] or [np.nan]):.0f}",
+        "λ adds": f"{s['lam_params_percent']:.4f} %",
+        "tokens/s": "–" if s["tokens_per_second"] is None else f"{s['tokens_per_second']:,.0f}",
+    }

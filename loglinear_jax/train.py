@@ -2,10 +2,14 @@
 
 Everything of a seed follows from its number: initial parameters, data set, batch order, validation set. So seed i of
 a run of many is the same experiment as seed i alone.
+
+Devices form a mesh with two axes: "seed", whose parts never talk to each other, and "batch", over which the sequences of a
+streamed batch are shared out (data parallelism).
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +23,11 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.losses import token_losses
 from loglinear_jax.tasks import Task
 
+METRICS = ("accuracy", "loss")
+SCHEDULES = ("constant", "cosine")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensorfloat32"}
 Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
 
@@ -32,23 +39,35 @@ _INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES = range(4)
 class TrainSettings:
     """How to train one variant.
 
-    num_steps, batch_size, learning_rate: Adam without a schedule, as in the paper.
+    num_steps, batch_size, learning_rate: of Adam, or AdamW with a weight_decay.
+    warmup_steps, schedule: the learning rate rises linearly, then stays ("constant") or falls to 0 at num_steps ("cosine").
+    weight_decay, decay_all: on matrices only, or on every parameter.
     grad_clip: global norm to clip gradients to, or None.
-    num_train: size of each seed's fixed training set; None for an endless stream of fresh sequences.
+    grad_accumulation: parts of a batch whose gradients are computed one after another, to save memory.
+    num_train: size of each seed's fixed training set; None for an endless stream of fresh sequences. (A text has its own.)
     num_validation, eval_batch_size: size of each seed's validation set; sequences per seed evaluated at once.
     eval_every: steps between evaluations. stop_at: validation accuracy at which a seed stops, or None.
+    metric: which validation value is best, the highest "accuracy" or the lowest "loss".
+    patience: evaluations in a row without a better one, after which a seed stops; or None.
     precision: "float32", "tf32", or "bfloat16" (bfloat16 activations, float32 parameters).
     """
 
     num_steps: int
     batch_size: int = 64
     learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    weight_decay: float = 0.0
+    decay_all: bool = False
     grad_clip: float | None = 1.0
+    grad_accumulation: int = 1
     num_train: int | None = 10_000
     num_validation: int = 1_000
     eval_batch_size: int = 250
     eval_every: int = 100
     stop_at: float | None = 0.99
+    metric: str = "accuracy"
+    patience: int | None = None
     precision: str = "float32"
 
 
@@ -56,9 +75,10 @@ class TrainSettings:
 class SeedState:
     """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
 
-    loss_sum is over the steps since the last evaluation. converged_step is the first evaluated step with accuracy ≥ CONVERGED; diverged_step the step whose loss or gradient
-    was not finite, which was not taken; both -1 while that has not happened. A seed that stopped or diverged no longer
-    changes its parameters.
+    loss_sum is over the steps since the last evaluation. best_step is the evaluated step with the best metric, best_accuracy
+    and best_loss what was measured there. converged_step is the first evaluated step with accuracy ≥ CONVERGED;
+    diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not happened.
+    A seed that stopped or diverged no longer changes its parameters.
     """
 
     seed: Int[Array, ""]
@@ -67,6 +87,7 @@ class SeedState:
     opt_state: Any
     best_params: Any
     best_accuracy: Float[Array, ""]
+    best_loss: Float[Array, ""]
     best_step: Int[Array, ""]
     converged_step: Int[Array, ""]
     diverged_step: Int[Array, ""]
@@ -81,29 +102,55 @@ class SeedState:
 CONVERGED = 0.99
 
 
-def scored_loss(logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"]) -> tuple[Array, Array, Array]:
-    """(summed cross-entropy in nats, number of correct argmax, number of scored positions); targets < 0 do not count."""
-    scored = targets >= 0
-    labels = jnp.where(scored, targets, 0)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    correct = jnp.argmax(logits, axis=-1) == labels
-    return jnp.sum(losses * scored), jnp.sum(correct & scored), jnp.sum(scored)
+def scored_sums(model: nn.Module, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+    """(summed cross-entropy in nats, number of right argmaxes, number of scored positions); targets < 0 do not count."""
+    tokens, targets = batch
+    if hasattr(model, "summed_loss"):  # never all logits at once
+        loss, right = model.apply(params, tokens, targets, method="summed_loss")
+    else:
+        loss, right = (jnp.sum(x) for x in token_losses(model.apply(params, tokens), targets))
+    return loss, right, jnp.sum(targets >= 0)
 
 
 def mean_loss(model: nn.Module, params: Any, batch: Batch) -> Float[Array, ""]:
     """Mean cross-entropy over the scored positions of a batch, in nats."""
-    tokens, targets = batch
-    loss, _, scored = scored_loss(model.apply(params, tokens), targets)
+    loss, _, scored = scored_sums(model, params, batch)
     return loss / scored
 
 
+def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
+    """Clipping, then Adam or AdamW, with the learning rate's schedule."""
+    rate = settings.learning_rate
+    if settings.schedule == "cosine":
+        rate = optax.warmup_cosine_decay_schedule(
+            0.0 if settings.warmup_steps else rate, rate, settings.warmup_steps, settings.num_steps
+        )
+    elif settings.warmup_steps:
+        rate = optax.linear_schedule(0.0, rate, settings.warmup_steps)
+    clip = optax.identity() if settings.grad_clip is None else optax.clip_by_global_norm(settings.grad_clip)
+    if not settings.weight_decay:
+        return optax.chain(clip, optax.adam(rate))
+    mask = None if settings.decay_all else lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+    return optax.chain(clip, optax.adamw(rate, weight_decay=settings.weight_decay, mask=mask))
+
+
 class SeedTrainer:
-    """The pure functions of one seed. `loss` (model, params, batch) -> scalar may be replaced."""
+    """The pure functions of one seed. `loss` (model, params, batch) -> scalar may be replaced.
+
+    With a batch_axis they run under shard_map with that axis, each device with its share of the sequences.
+    """
+
+    batch_axis: str | None = None
 
     def __init__(self, model: nn.Module, task: Task, settings: TrainSettings, loss: Callable[..., Array] = mean_loss):
         self.model, self.task, self.settings, self.loss = model, task, settings, loss
-        clip = optax.identity() if settings.grad_clip is None else optax.clip_by_global_norm(settings.grad_clip)
-        self.optimizer = optax.chain(clip, optax.adam(settings.learning_rate))
+        self.optimizer = make_optimizer(settings)
+
+    def over(self, batch_axis: str) -> SeedTrainer:
+        """The same with sequences shared out over a mesh axis."""
+        trainer = copy.copy(self)
+        trainer.batch_axis = batch_axis
+        return trainer
 
     def _key(self, seed, purpose: int):
         return jax.random.fold_in(jax.random.key(seed), purpose)
@@ -120,6 +167,7 @@ class SeedTrainer:
             opt_state=self.optimizer.init(params),
             best_params=params,
             best_accuracy=jnp.full((), -1, jnp.float32),
+            best_loss=jnp.full((), jnp.inf, jnp.float32),
             best_step=jnp.full((), -1, jnp.int32),
             converged_step=jnp.full((), -1, jnp.int32),
             diverged_step=jnp.full((), -1, jnp.int32),
@@ -143,7 +191,7 @@ class SeedTrainer:
 
     def train_step(self, state: SeedState, batch: Batch) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
-        loss, grads = jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(state.params)
+        loss, grads = self._loss_and_gradients(state.params, batch)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         take = state.active & finite
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
@@ -160,13 +208,28 @@ class SeedTrainer:
             loss_sum=state.loss_sum + loss,
         )
 
+    def _loss_and_gradients(self, params: Any, batch: Batch) -> tuple[Array, Any]:
+        def of(batch):
+            return jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(params)
+
+        parts = self.settings.grad_accumulation
+        if parts == 1:
+            result = of(batch)
+        else:
+            split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+            zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
+            add = lambda sums, part: (jax.tree.map(jnp.add, sums, of(part)), None)  # noqa: E731
+            sums, _ = jax.lax.scan(add, zeros, split)
+            result = jax.tree.map(lambda x: x / parts, sums)
+        return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
+
     def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> SeedState:
-        """`num_steps` steps in one scan."""
+        """`num_steps` steps in one scan, over data["batches"] [num_steps, batch, T] if given, else over batches it draws."""
 
-        def body(state, _):
-            return self.train_step(state, self._batch(state, data)), None
+        def body(state, batch):
+            return self.train_step(state, self._batch(state, data) if batch is None else batch), None
 
-        return jax.lax.scan(body, state, length=num_steps)[0]
+        return jax.lax.scan(body, state, data.get("batches"), length=num_steps)[0]
 
     def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """(mean loss in nats, accuracy) over the scored positions of `data`."""
@@ -177,57 +240,88 @@ class SeedTrainer:
             jnp.pad(x, [(0, pad), (0, 0)], constant_values=fill).reshape(num, size, -1)
             for x, fill in zip(data, (0, -1), strict=True)
         )
-        sums = jax.lax.map(lambda b: scored_loss(self.model.apply(params, b[0]), b[1]), (tokens, targets))
-        loss, correct, scored = (jnp.sum(x) for x in sums)
-        return loss / scored, correct / scored
+        sums = jax.lax.map(lambda batch: scored_sums(self.model, params, batch), (tokens, targets))
+        sums = jax.tree.map(jnp.sum, sums)
+        loss, right, scored = sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
+        return loss / scored, right / scored
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Batch]) -> tuple[SeedState, Array, Array]:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
         loss, accuracy = self.evaluate(state.params, data["validation"])
-        better = accuracy > state.best_accuracy  # also of a seed that diverged since: its last finite state counts
-        stop_at = self.settings.stop_at
+        # Also of a seed that diverged since: its last finite state counts.
+        better = loss < state.best_loss if self.settings.metric == "loss" else accuracy > state.best_accuracy
+        stop_at, patience = self.settings.stop_at, self.settings.patience
+        best_step = jnp.where(better, state.step, state.best_step)
+        stops = jnp.zeros((), bool) if stop_at is None else accuracy >= stop_at
+        if patience is not None:
+            stops |= state.step - jnp.maximum(best_step, 0) >= patience * self.settings.eval_every
         state = state.replace(
             best_params=jax.tree.map(lambda a, b: jnp.where(better, a, b), state.params, state.best_params),
             best_accuracy=jnp.where(better, accuracy, state.best_accuracy),
-            best_step=jnp.where(better, state.step, state.best_step),
+            best_loss=jnp.where(better, loss, state.best_loss),
+            best_step=best_step,
             converged_step=jnp.where(
                 state.active & (accuracy >= CONVERGED) & (state.converged_step < 0), state.step, state.converged_step
             ),
-            stopped=state.stopped | (state.active & (accuracy >= stop_at)) if stop_at is not None else state.stopped,
+            stopped=state.stopped | (state.active & stops),
             loss_sum=jnp.zeros_like(state.loss_sum),
         )
         return state, loss, accuracy
 
 
-def seed_mesh(num_seeds: int, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """A mesh with the one axis "seed" over as many devices as divide the seeds evenly."""
+def device_mesh(num_seeds: int, batch_size: int = 1, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """A mesh ("seed", "batch") over as many devices as divide the seeds evenly, and then the batch evenly."""
     devices = jax.devices() if devices is None else devices
-    count = max(n for n in range(1, len(devices) + 1) if num_seeds % n == 0)
-    return jax.sharding.Mesh(np.array(devices[:count]), ("seed",))
+    over_seeds = max(n for n in range(1, len(devices) + 1) if num_seeds % n == 0)
+    over_batch = max(n for n in range(1, len(devices) // over_seeds + 1) if batch_size % n == 0)
+    devices = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
+    return jax.sharding.Mesh(devices, ("seed", "batch"))
+
+
+_SEED = PartitionSpec("seed")
+# How data is laid out over the mesh: every leaf has a leading seed axis.
+DATA_SPECS = {
+    "train": _SEED,
+    "validation": PartitionSpec("seed", "batch"),
+    "batches": PartitionSpec("seed", None, "batch"),
+}
 
 
 class ManySeeds:
-    """A SeedTrainer's functions over a leading seed axis, sharded over a mesh. No device talks to another.
+    """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
-    Each takes and returns trees whose leaves have a leading seed axis; states are donated.
+    Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
+    DATA_SPECS.
     """
 
     def __init__(self, trainer: SeedTrainer, seeds: list[int], mesh: jax.sharding.Mesh | None = None):
-        self.trainer = trainer
-        self.mesh = seed_mesh(len(seeds)) if mesh is None else mesh
-        self.sharding = NamedSharding(self.mesh, PartitionSpec("seed"))
+        self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
+        self.trainer = trainer if self.mesh.shape["batch"] == 1 else trainer.over("batch")
+        self.sharding = NamedSharding(self.mesh, _SEED)
+        self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
-        self.init = self._jit(trainer.init)
-        self.data = self._jit(trainer.data)
-        self.evaluate_and_record = self._jit(trainer.evaluate_and_record, donate=True)
-        self._train_steps: dict[int, Callable] = {}
+        names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
+        self.init = self._jit(trainer.init, _SEED)
+        self.data = self._jit(trainer.data, _SEED, returns={name: DATA_SPECS[name] for name in names})
+        self._functions: dict[Any, Callable] = {}
 
-    def train_steps(self, state: SeedState, data: Any, num_steps: int) -> SeedState:
+    def train_steps(self, state: SeedState, data: dict[str, Any], num_steps: int) -> SeedState:
         """`SeedTrainer.train_steps` for every seed."""
-        if num_steps not in self._train_steps:
-            steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731
-            self._train_steps[num_steps] = self._jit(steps, donate=True)
-        return self._train_steps[num_steps](state, data)
+        data = {name: value for name, value in data.items() if name != "validation"}
+        steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731
+        return self._with_data(("train", num_steps), steps, data)(state, data)
+
+    def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
+        """`SeedTrainer.evaluate_and_record` for every seed."""
+        data = {"validation": data["validation"]}
+        return self._with_data("evaluate", self.trainer.evaluate_and_record, data)(state, data)
+
+    def evaluate(self, params: Any, data: Batch) -> tuple[Array, Array]:
+        """`SeedTrainer.evaluate` for every seed's parameters on that seed's sequences."""
+        key, specs = "evaluate parameters", (_SEED, DATA_SPECS["validation"])
+        if key not in self._functions:
+            self._functions[key] = self._jit(self.trainer.evaluate, *specs)
+        return self._functions[key](params, data)
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""
@@ -236,9 +330,20 @@ class ManySeeds:
             jax.eval_shape(self.init, self.seeds),
         )
 
-    def _jit(self, function: Callable, donate: bool = False) -> Callable:
-        spec = PartitionSpec("seed")
-        sharded = jax.shard_map(jax.vmap(function), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    def place(self, name: str, value: Any) -> Any:
+        """Host arrays, the same on every process, as data[name] of all devices together."""
+        sharding = NamedSharding(self.mesh, DATA_SPECS[name])
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
+
+    def _with_data(self, key: Any, function: Callable, data: dict[str, Any]) -> Callable:
+        key = key, tuple(sorted(data))
+        if key not in self._functions:
+            specs = {name: DATA_SPECS[name] for name in data}
+            self._functions[key] = self._jit(function, _SEED, specs, donate=True)
+        return self._functions[key]
+
+    def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
+        sharded = jax.shard_map(jax.vmap(function), mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
         jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())
 
         def call(*args):

@@ -26,10 +26,11 @@ from loglinear_jax.config import ConfigError, config_differences, read_config
 
 
 class Workdir:
-    """Paths and records of one run's directory."""
+    """Paths and records of one run's directory. Of several processes only one `writes`; Orbax sees to checkpoints."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, writes: bool = True):
         self.path = Path(path).absolute()
+        self.writes = writes
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
@@ -60,11 +61,14 @@ class Workdir:
                     "give the same settings, or another --workdir"
                 )
             return True
-        write_json(self.config_file, config.to_dict())
+        if self.writes:
+            write_json(self.config_file, config.to_dict())
         return False
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl, on disk when this returns."""
+        if not self.writes:
+            return
         with self.metrics_file.open("a") as file:
             file.write(to_json(record) + "\n")
             file.flush()
@@ -87,6 +91,8 @@ class Workdir:
 
     def drop_metrics_after(self, variant: str, step: int) -> None:
         """Removes what was recorded of a variant past the checkpoint that its run goes on from."""
+        if not self.writes:
+            return
         kept = [r for r in self.read_metrics() if r["variant"] != variant or r["step"] <= step]
         _replace(self.metrics_file, lambda file: file.writelines(to_json(record) + "\n" for record in kept))
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from loglinear_jax.losses import token_losses
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.tasks import load_task
-from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, mean_loss, scored_loss, seed_mesh
+from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, device_mesh, mean_loss, scored_sums
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
 MODEL = RecallModel(RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1))
@@ -19,7 +20,7 @@ SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation
 
 def train(seeds, settings=SETTINGS, devices=None, loss=mean_loss, periods=(3, 3)):
     trainer = SeedTrainer(MODEL, TASK, settings, loss)
-    many = ManySeeds(trainer, seeds, seed_mesh(len(seeds), devices or jax.devices()[:1]))
+    many = ManySeeds(trainer, seeds, device_mesh(len(seeds), devices=devices or jax.devices()[:1]))
     state, data = many.init(many.seeds), many.data(many.seeds)
     losses, accuracies = [], []
     for num_steps in periods:
@@ -69,10 +70,10 @@ def test_four_devices_give_what_one_gives():
 
 
 def test_state_is_sharded_over_the_devices_that_divide_the_seeds():
-    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3], seed_mesh(4, CPUS))
+    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3], device_mesh(4, devices=CPUS))
     leaf = jax.tree.leaves(many.init(many.seeds).params)[0]
     assert len(leaf.sharding.device_set) == 4 and leaf.addressable_shards[0].data.shape[0] == 1
-    assert seed_mesh(6, CPUS).size == 3 and seed_mesh(5, CPUS).size == 1
+    assert device_mesh(6, devices=CPUS).size == 3 and device_mesh(5, devices=CPUS).size == 1
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -145,7 +146,7 @@ def test_evaluation_counts_a_partial_batch_once():
     trainer = SeedTrainer(MODEL, TASK, SETTINGS)
     params = trainer.init(jnp.int32(0)).params
     tokens, targets = TASK.sample(jax.random.key(0), 30)
-    loss, correct, scored = scored_loss(MODEL.apply(params, tokens), targets)
+    loss, correct, scored = scored_sums(MODEL, params, (tokens, targets))
     assert scored == 60
     got_loss, got_accuracy = trainer.evaluate(params, (tokens, targets))
     np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
@@ -153,9 +154,9 @@ def test_evaluation_counts_a_partial_batch_once():
 
 def test_loss_counts_scored_positions_only():
     logits = jnp.asarray([[[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]])
-    loss, correct, scored = scored_loss(logits, jnp.asarray([[0, -1, 1]]))
-    expected = np.log1p(np.exp(-2)) + np.log1p(np.exp(3))
-    assert loss == pytest.approx(expected, rel=1e-6) and correct == 1 and scored == 2
+    losses, right = token_losses(logits, jnp.asarray([[0, -1, 1]]))
+    np.testing.assert_allclose(losses, [[np.log1p(np.exp(-2)), 0, np.log1p(np.exp(3))]], rtol=1e-6)
+    np.testing.assert_array_equal(right, [[True, False, False]])
 
 
 def test_gradient_clipping_is_by_global_norm():
@@ -173,6 +174,6 @@ def test_lower_precision_still_learns_about_the_same(precision):
     _, exact, _, _ = train([0])
     settings = dataclasses.replace(SETTINGS, precision=precision)
     model = dataclasses.replace(MODEL.settings, dtype="bfloat16" if precision == "bfloat16" else "float32")
-    many = ManySeeds(SeedTrainer(RecallModel(model), TASK, settings), [0], seed_mesh(1, jax.devices()[:1]))
+    many = ManySeeds(SeedTrainer(RecallModel(model), TASK, settings), [0], device_mesh(1, devices=jax.devices()[:1]))
     state = many.train_steps(many.init(many.seeds), many.data(many.seeds), 3)
     np.testing.assert_allclose(state.loss_sum, exact[0], rtol=2e-2)

@@ -1,0 +1,91 @@
+"""Where a run's sequences come from: drawn on the devices for synthetic tasks, streamed from the host for a text."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from loglinear_jax.tasks.text import Text
+from loglinear_jax.text import SeedBatches
+from loglinear_jax.train import ManySeeds
+
+
+class Data(Protocol):
+    """What training reads."""
+
+    validation: dict[str, Any]  # data["validation"] of ManySeeds, on the devices
+
+    def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """For each number of steps to come, that number and what `ManySeeds.train_steps` reads in them."""
+
+
+class DrawnData:
+    """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones."""
+
+    def __init__(self, seeds: ManySeeds):
+        data = seeds.data(seeds.seeds)
+        self.validation = {"validation": data.pop("validation")}
+        self._train = data
+
+    def dispatches(self, sizes):
+        for size in sizes:
+            yield size, self._train
+
+
+class StreamedData:
+    """Windows of a text, every seed in its own order, from a step on.
+
+    The next dispatch is read and copied to the devices while they work on this one.
+    """
+
+    def __init__(self, seeds: ManySeeds, task: Text, first_step: int):
+        self._seeds = seeds
+        batches = SeedBatches(
+            task.data.train,
+            seq_len=task.seq_len,
+            target_offset=task.target_offset,
+            batch_size=seeds.trainer.settings.batch_size,
+            seeds=seeds.numbers,
+        )
+        self._batches = batches.iterate(first_step)
+        self.validation = {"validation": place_windows(seeds, task.windows("validation"))}
+
+    def dispatches(self, sizes):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            ready = None
+            for size in sizes:
+                coming = size, pool.submit(self._next, size)
+                if ready is not None:
+                    yield ready[0], ready[1].result()
+                ready = coming
+            if ready is not None:
+                yield ready[0], ready[1].result()
+
+    def _next(self, num_steps: int) -> dict[str, Any]:
+        steps = [next(self._batches) for _ in range(num_steps)]
+        batches = tuple(np.stack([step[name] for step in steps], axis=1) for name in ("tokens", "targets"))
+        return {"batches": self._seeds.place("batches", batches)}
+
+
+def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> Any:
+    """(tokens, targets) [windows, T], the same for every seed, as data["validation"] of ManySeeds.
+
+    Windows in which nothing is scored fill up what the devices could not share evenly.
+    """
+    fill = -len(windows[0]) % seeds.mesh.shape["batch"]
+    padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1), strict=True))
+    return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.numbers), *x.shape)) for x in padded))
+
+
+def is_text(task: Any) -> bool:
+    """Whether the task's sequences are read from a text on the host, rather than drawn on the devices."""
+    return isinstance(task, Text)
+
+
+def open_data(seeds: ManySeeds, first_step: int) -> Data:
+    """The data of a run's task, from the step on from which it goes on."""
+    task = seeds.trainer.task
+    return StreamedData(seeds, task, first_step) if is_text(task) else DrawnData(seeds)

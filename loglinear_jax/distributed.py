@@ -1,0 +1,38 @@
+"""Several processes, one for each host or GPU, that train one model together: each runs the same command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def join(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Joins the other processes. Under SLURM, Open MPI or on TPUs nothing needs to be given.
+
+    coordinator: host:port of process 0. Must come before anything else asks JAX for its devices.
+    """
+    jax.distributed.initialize(coordinator, num_processes, process_id)
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes and reports."""
+    return jax.process_index() == 0
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set in any process; every process must ask."""
+    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def to_host(tree: Any) -> Any:
+    """Every leaf as a whole NumPy array on every process; every process must ask."""
+
+    def whole(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(whole, tree)

@@ -1,0 +1,59 @@
+"""Text: predict the next token, or the one after it, of a corpus that is read in windows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import numpy as np
+
+from loglinear_jax.text import Corpus, evaluation_windows, open_corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Windows of seq_len tokens of a corpus; the target of each token is the one target_offset further on.
+
+    corpus, source, tokenizer, cache: see loglinear_jax.text.open_corpus. target_offset 2 is what the paper's released code
+    trains and measures, by shifting labels twice.
+    """
+
+    streamed: ClassVar[bool] = True
+
+    corpus: str = "wikitext-103-raw"
+    source: str = ""
+    tokenizer: str = "gpt2"
+    cache: str = "~/.cache/loglinear_jax"
+    seq_len: int = 512
+    target_offset: int = 1
+
+    def check(self) -> None:
+        if self.seq_len < 1:
+            raise ValueError(f"task.seq_len must be at least 1, got {self.seq_len}")
+        if self.target_offset not in (1, 2):
+            raise ValueError(
+                f"task.target_offset must be 1 (next token) or 2 (the one after), got {self.target_offset}"
+            )
+        self.data  # noqa: B018  (says what is wrong with the corpus, before anything is trained)
+
+    @property
+    def data(self) -> Corpus:
+        """The corpus, tokenised."""
+        return _open(self.corpus, self.source, self.tokenizer, self.cache)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.data.vocab_size
+
+    def windows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets) [windows, seq_len] of all of a split; -1 where nothing is scored."""
+        return evaluation_windows(getattr(self.data, split), seq_len=self.seq_len, target_offset=self.target_offset)
+
+
+@functools.cache
+def _open(corpus: str, source: str, tokenizer: str, cache: str) -> Corpus:
+    return open_corpus(corpus, source=source, tokenizer=tokenizer, cache=cache)
+
+
+TASK = Text

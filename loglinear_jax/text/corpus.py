@@ -1,0 +1,258 @@
+"""A corpus: text tokenised once into files of token ids, which are then read as memory maps.
+
+    <cache>/<name>-<hash>/
+        train.bin, validation.bin, test.bin    token ids, uint16 if the vocabulary fits, else uint32
+        manifest.json                          what they were made from, and how many they are
+
+The hash is that of the source files, the tokenizer and FORMAT: another source or tokenizer gets a folder of its own. A
+folder is filled under another name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from loglinear_jax.progress import LOG_FILE_SECONDS, LineStream
+from loglinear_jax.text.errors import CorpusError
+from loglinear_jax.text.files import (
+    SPLITS,
+    check_text_file,
+    file_sha256,
+    kept_pieces,
+    read_blocks,
+    share_bounds,
+    split_files,
+)
+from loglinear_jax.text.tokenizer import load_tokenizer, tokenizer_sha256, tokenizer_size
+
+FORMAT = 1  # of the files and of how text becomes tokens
+WIKITEXT = ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Token ids of each split: 1-d read-only memory maps, uint16 or uint32, all below vocab_size."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    vocab_size: int
+    manifest: dict[str, Any]
+    tokenizer: tokenizers.Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    num_bytes: int
+    blocks: Callable[[], Iterator[str]]  # of whole lines
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    name: str
+    sha256: dict[str, str]  # by file name
+    splits: Callable[[], Mapping[str, _Split]]
+
+
+def open_corpus(
+    corpus: str, *, tokenizer: str = "gpt2", source: str = "", cache: str = "~/.cache/loglinear_jax"
+) -> Corpus:
+    """The tokens of a corpus; the text is tokenised if that was not done before. The lines' order is kept.
+
+    corpus: one of WIKITEXT; or a text file (UTF-8), of which the last 5 % of the bytes are the test split, the 5 %
+    before them validation, all by whole lines; or a folder with a text file for each, such as train.txt, valid.txt,
+    test.txt. A file that is called like a WikiText is given as ./wikitext-2.
+    tokenizer: see `load_tokenizer`. source: a folder with WikiText's files, already downloaded; '' downloads them.
+    cache: the folder for downloads and tokens.
+
+    Blank lines are dropped, and each line is tokenised by itself, with its newline. Memory does not grow with the text.
+    Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a failed download, or a
+    cache that can't be written.
+    """
+    encoder = load_tokenizer(tokenizer)
+    root = Path(cache).expanduser().absolute()
+    text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
+    vocab_size = tokenizer_size(encoder)
+    made_from = {
+        "format": FORMAT,
+        "name": text.name,
+        "source_sha256": text.sha256,
+        "tokenizer_sha256": tokenizer_sha256(encoder),
+        "vocab_size": vocab_size,
+        "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
+    }
+    folder = root / f"{text.name}-{_digest(made_from)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        manifest = _finished(folder, made_from)
+        if manifest is None:
+            # A second process waits for the first, and finds its work done. The lock goes with its process.
+            with filelock.FileLock(root / f"{folder.name}.lock"):
+                manifest = _finished(folder, made_from)
+                if manifest is None:
+                    manifest = _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
+    except OSError as error:
+        raise CorpusError(f"cache: {root} can't be written: {error}") from error
+    tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
+    return Corpus(text.name, **tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder)
+
+
+# --- Where text comes from ------------------------------------------------------------------------------------------
+
+
+def _wikitext(name: str, source: str, root: Path) -> _Source:
+    from loglinear_jax.text import wikitext  # TFDS takes long to import
+
+    source = str(Path(source).expanduser()) if source else ""
+    sha256 = wikitext.source_sha256(name, source)
+    data_dir = root / "tfds" / (_digest(sha256) if source else "downloaded")
+
+    def splits() -> dict[str, _Split]:
+        sources, sizes = wikitext.prepare_wikitext(name, source=source, data_dir=data_dir)
+        return {
+            split: _Split(sizes[split], lambda records=sources[split]: (record["text"].decode() for record in records))
+            for split in SPLITS
+        }
+
+    return _Source(name, sha256, splits)
+
+
+def _text(corpus: str, source: str) -> _Source:
+    if source:
+        raise CorpusError(f"source: {source!r} is for {', '.join(WIKITEXT)}; corpus is {corpus!r}, itself a path")
+    path = Path(corpus).expanduser()
+    if not corpus or not path.exists():
+        raise CorpusError(f"corpus: {corpus!r} is none of {', '.join(WIKITEXT)}, and there is no such file or folder")
+    if path.is_dir():
+        files = split_files(path)
+        bounds = {}
+        for split, file in files.items():
+            check_text_file(file, "corpus")
+            bounds[split] = (0, file.stat().st_size)
+    else:
+        check_text_file(path, "corpus")
+        files = dict.fromkeys(SPLITS, path)
+        starts = share_bounds(path)
+        bounds = dict(zip(SPLITS, itertools.pairwise(starts), strict=True))
+
+    def splits() -> dict[str, _Split]:
+        return {
+            split: _Split(
+                stop - start, lambda file=files[split], start=start, stop=stop: _file_blocks(file, start, stop)
+            )
+            for split, (start, stop) in bounds.items()
+        }
+
+    sha256 = {file.name: file_sha256(file) for file in dict.fromkeys(files.values())}
+    return _Source(path.absolute().stem or "text", sha256, splits)
+
+
+def _file_blocks(path: Path, start: int, stop: int) -> Iterator[str]:
+    with path.open("rb") as file:
+        file.seek(start)
+        yield from read_blocks(file, path, stop - start)
+
+
+# --- Tokenising -----------------------------------------------------------------------------------------------------
+
+
+def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dict[str, Any]) -> dict[str, Any]:
+    """Fills the folder, and returns its manifest. Only with the lock held."""
+    for left in folder.parent.glob(f"{folder.name}.partial-*"):  # of a process that was killed
+        shutil.rmtree(left)
+    if folder.exists():  # damaged, or `_finished` would have taken it
+        shutil.rmtree(folder)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    try:
+        splits = text.splits()
+        counts = {}
+        with _progress_bar(f"tokenising {text.name}", sum(split.num_bytes for split in splits.values())) as bar:
+            for name in SPLITS:
+                with (partial / f"{name}.bin").open("wb") as file:
+                    counts[name] = _tokenise(splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar)
+                if not counts[name]["tokens"]:
+                    raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
+        manifest = about | {"splits": counts}
+        with (partial / "manifest.json").open("w") as file:
+            file.write(json.dumps(manifest, indent=2) + "\n")
+            _to_disk(file)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    return manifest
+
+
+def _tokenise(
+    blocks: Iterator[str], encoder: tokenizers.Tokenizer, dtype: np.dtype, file: BinaryIO, bar: tqdm
+) -> dict[str, Any]:
+    """Writes the ids of the lines that are kept; returns their number, and the SHA-256 of those lines."""
+    digest = hashlib.sha256()
+    num_tokens = 0
+    for block in blocks:
+        pieces = kept_pieces(block)
+        # Threads of the tokenizers library, one a core; special tokens are none of the text.
+        for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False):
+            ids = np.asarray(encoding.ids, dtype)
+            file.write(ids.data)
+            num_tokens += len(ids)
+        digest.update("".join(pieces).encode())
+        bar.set_postfix_str(f"{num_tokens / 1e6:.1f} M tokens", refresh=False)
+        bar.update(len(block.encode()))
+    _to_disk(file)
+    return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
+
+
+def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest of a folder whose files are whole, else None."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        same = all(manifest[key] == value for key, value in made_from.items())
+        itemsize = np.dtype(made_from["dtype"]).itemsize
+        whole = all(
+            (folder / f"{split}.bin").stat().st_size == manifest["splits"][split]["tokens"] * itemsize
+            for split in SPLITS
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if same and whole else None
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _to_disk(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _progress_bar(description: str, num_bytes: int) -> tqdm:
+    terminal = sys.stderr.isatty()
+    seconds = 0.1 if terminal else LOG_FILE_SECONDS
+    return tqdm(
+        desc=description,
+        total=num_bytes,
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr if terminal else LineStream(sys.stderr),
+        mininterval=seconds,
+        maxinterval=max(10, seconds),
+        ascii=not terminal,
+    )

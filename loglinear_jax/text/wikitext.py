@@ -1,0 +1,222 @@
+"""WikiText as a TFDS builder that needs no TensorFlow: ArrayRecord, read through `as_data_source`.
+
+WikiText-103 and WikiText-2 (Merity et al., "Pointer Sentinel Mixture Models", 2016), raw and word-level (rare words are
+<unk>). The zips come from the author's own site, as the first address, on S3, is gone; the checksums are those published
+for the files on S3. That the site serves these very bytes has not been tried: a download that differs is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import requests
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.checksums import UrlInfo
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.utils import Size
+
+from loglinear_jax.text.errors import CorpusError
+from loglinear_jax.text.files import SPLITS, check_text_file, file_sha256, read_blocks
+
+DOWNLOADS = "https://wikitext.smerity.com"
+CONNECT_SECONDS = 20
+_CHECKSUMS = {  # bytes and SHA-256
+    "wikitext-103-raw-v1.zip": (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+    "wikitext-103-v1.zip": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "wikitext-2-raw-v1.zip": (4721645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+    "wikitext-2-v1.zip": (4475746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+}
+_PARTS = {"train": "train", "validation": "valid", "test": "test"}  # as in wiki.valid.tokens
+
+
+@dataclasses.dataclass
+class WikitextConfig(tfds.core.BuilderConfig):
+    """One of the four forms. zip_name and suffix as in the original release."""
+
+    @property
+    def zip_name(self) -> str:
+        return f"{self.name}-v1.zip"
+
+    @property
+    def suffix(self) -> str:
+        return "raw" if self.name.endswith("raw") else "tokens"
+
+
+class Wikitext(tfds.core.GeneratorBasedBuilder):
+    """Records are blocks of whole lines, about 1 MiB each, in their order: joined, they are the original file.
+
+    source: a folder of already downloaded files, see `find_files`; '' downloads.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012 - as TFDS has it
+        WikitextConfig(name="wikitext-103-raw", description="103 M words, as written"),
+        WikitextConfig(name="wikitext-103", description="103 M words, rare ones as <unk>"),
+        WikitextConfig(name="wikitext-2-raw", description="2 M words, as written"),
+        WikitextConfig(name="wikitext-2", description="2 M words, rare ones as <unk>"),
+    ]
+    # In place of TFDS's file checksums.tsv, which it looks for with a package that it does not require.
+    url_infos = {  # noqa: RUF012
+        f"{DOWNLOADS}/{name}": UrlInfo(size=Size(size), checksum=sha256, filename=name)
+        for name, (size, sha256) in _CHECKSUMS.items()
+    }
+
+    def __init__(self, *, source: str = "", **kwargs):
+        self._source = source
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            homepage="https://arxiv.org/abs/1609.07843",
+            license="CC BY-SA 3.0",
+            disable_shuffling=True,  # windows go over the ends of records
+        )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
+        config = self.builder_config
+        if self._source:
+            files = find_files(config.name, Path(self._source))
+        else:
+            path = Path(dl_manager.download(f"{DOWNLOADS}/{config.zip_name}"))
+            files = {split: [path] for split in SPLITS}
+        return {split: self._generate_examples(files[split], split) for split in SPLITS}
+
+    def _generate_examples(self, paths: list[Path], split: str) -> Iterator[tuple[int, dict[str, str]]]:
+        member = f"wiki.{_PARTS[split]}.{self.builder_config.suffix}"
+        key = 0
+        for path in paths:
+            for text in _read_text(path, member):
+                yield key, {"text": text}
+                key += 1
+        if not key:
+            raise CorpusError(f"source: {paths[0]} has no text for {split}")
+
+
+WIKITEXT_NAMES = tuple(config.name for config in Wikitext.BUILDER_CONFIGS)
+
+
+def prepare_wikitext(
+    name: str, *, source: str = "", data_dir: Path
+) -> tuple[dict[str, Sequence[dict[str, bytes]]], dict[str, int]]:
+    """Data sources of {"text": block of lines in UTF-8}, and their bytes, by split; made in data_dir if they are not there yet.
+
+    name: one of WIKITEXT_NAMES. source: see `Wikitext`. Another source needs another data_dir: see `source_sha256`.
+    Raises CorpusError if the source lacks files or they can't be read, and if a download fails or is not the known one.
+    """
+    builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
+    if not builder.data_path.exists():
+        if not source:
+            _check_network(name)
+        if not sys.stderr.isatty():
+            tfds.disable_progress_bar()  # in a log file it would be a line for every redrawing
+        config = tfds.download.DownloadConfig(force_checksums_validation=True)
+        try:
+            builder.download_and_prepare(download_dir=str(data_dir / "downloads"), download_config=config)
+        except NonMatchingChecksumError as error:
+            raise CorpusError(f"corpus: the download of {name} has another checksum than published: {error}") from error
+        except (requests.RequestException, tfds.download.DownloadError) as error:
+            raise _no_download(name, error) from error
+    return (
+        {split: builder.as_data_source(split=split) for split in SPLITS},
+        {split: builder.info.splits[split].num_bytes for split in SPLITS},
+    )
+
+
+def source_sha256(name: str, source: str) -> dict[str, str]:
+    """SHA-256 by file name of what the text comes from: known beforehand for a download."""
+    if not source:
+        zip_name = f"{name}-v1.zip"
+        return {zip_name: Wikitext.url_infos[f"{DOWNLOADS}/{zip_name}"].checksum}
+    files = find_files(name, Path(source))
+    return {path.name: file_sha256(path) for path in dict.fromkeys(path for paths in files.values() for path in paths)}
+
+
+def find_files(name: str, folder: Path) -> dict[str, list[Path]]:
+    """The files of each split in a folder of downloads, or in its folder <name> or <name>-v1. The first there are of
+
+        wiki.{train,valid,test}.{raw,tokens}        as unpacked from the zip
+        <name>-v1.zip                               as released
+        {train,validation,test}-*.parquet           as on the Hugging Face hub
+
+    Raises CorpusError if there are none, or not of every split.
+    """
+    if not folder.is_dir():
+        raise CorpusError(f"source: there is no folder {folder}")
+    suffix = "raw" if name.endswith("raw") else "tokens"
+    folders = [folder, folder / name, folder / f"{name}-v1"]
+    for place in folders:
+        texts = {split: [place / f"wiki.{part}.{suffix}"] for split, part in _PARTS.items()}
+        archive = place / f"{name}-v1.zip"
+        parquets = {split: sorted(place.glob(f"{split}-*.parquet")) for split in SPLITS}
+        for found in (texts, {split: [archive] for split in SPLITS}, parquets):
+            there = [split for split, paths in found.items() if paths and paths[0].exists()]
+            if not there:
+                continue
+            if missing := sorted(set(SPLITS) - set(there)):
+                raise CorpusError(f"source: {place} has files for {', '.join(there)} but none for {', '.join(missing)}")
+            for path in (path for paths in found.values() for path in paths):
+                check_text_file(path, "source")
+            return found
+    raise CorpusError(
+        f"source: {folder} holds no {name}: expected wiki.{{train,valid,test}}.{suffix}, {name}-v1.zip, or "
+        "{train,validation,test}-*.parquet, there or in its folder " + f"{name} or {name}-v1"
+    )
+
+
+def _read_text(path: Path, member: str) -> Iterator[str]:
+    """The text of a file in blocks of lines; `member` is the file's name inside a zip."""
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    elif zipfile.is_zipfile(path):
+        yield from _read_zip(path, member)
+    elif path.suffix == ".zip":
+        raise CorpusError(f"source: {path} is no zip file, or a part of one: download it again")
+    else:
+        with path.open("rb") as file:
+            yield from read_blocks(file, path)
+
+
+def _read_zip(path: Path, member: str) -> Iterator[str]:
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.split("/")[-1] == member]
+        if len(names) != 1:
+            raise CorpusError(f"source: {path}: expected one {member} in it, got {len(names)}")
+        try:
+            with archive.open(names[0]) as file:
+                yield from read_blocks(file, f"{path}:{names[0]}")
+        except zipfile.BadZipFile as error:
+            raise CorpusError(f"source: {path} is damaged ({error}): download it again") from error
+
+
+def _read_parquet(path: Path) -> Iterator[str]:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=4096, columns=["text"]):
+                rows = batch.column("text").to_pylist()
+                # The hub's rows are lines with their newline, but a blank line is an empty row.
+                yield "".join(row if row.endswith("\n") else row + "\n" for row in rows)
+    except (pyarrow.ArrowException, KeyError) as error:
+        raise CorpusError(f"source: {path} is no parquet file with a column 'text' ({error})") from error
+
+
+def _check_network(name: str) -> None:
+    """TFDS retries for minutes before it says that there is no network: one try first."""
+    try:
+        requests.head(f"{DOWNLOADS}/{name}-v1.zip", timeout=CONNECT_SECONDS).close()
+    except requests.RequestException as error:
+        raise _no_download(name, error) from error
+
+
+def _no_download(name: str, error: Exception) -> CorpusError:
+    return CorpusError(
+        f"corpus: {name} can't be downloaded from {DOWNLOADS} ({type(error).__name__}: {error}). Without a network, "
+        f"fetch {name}-v1.zip elsewhere, or the parquet files of the hub's dataset Salesforce/wikitext, put them into a "
+        "folder, and give the folder as `source`"
+    )
