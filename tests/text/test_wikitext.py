@@ -156,8 +156,9 @@ def test_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeyp
     write_zip(tmp_path, texts, "wikitext-2", "tokens")
     with server(tmp_path) as address:
         use_server(monkeypatch, address, b"what it should be")
-        with pytest.raises(CorpusError, match="download of wikitext-2 has another checksum than published"):
+        with pytest.raises(CorpusError, match="has another checksum than the published SHA-256") as caught:
             open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
+    assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").glob("wikitext-2-*/manifest.json"))
 
 
