@@ -81,7 +81,8 @@ def open_corpus(
     tokenizer: see `load_tokenizer`. source: a folder with WikiText's files, already downloaded; '' downloads them.
     cache: the folder for downloads and tokens.
 
-    Blank lines are dropped, and each line is tokenised by itself, with its newline. Memory does not grow with the text.
+    Blank lines are dropped, and each line is tokenised by itself, with its newline. Memory does not grow with the text
+    (WikiText: up to 1 GB, see `prepare_wikitext`).
     Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a failed download, or a
     cache that can't be written.
     """

@@ -154,6 +154,8 @@ def _first_cut(data: bytes) -> int:
     """Where to begin a share: after the first newline, else at the first space, else between two characters."""
     if newline := data.find(b"\n") + 1:
         return newline
+    if len(data) < BLOCK_BYTES:
+        return len(data)  # the last line
     if (space := data.find(b" ")) >= 0:
         return space
     return next((at for at, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)

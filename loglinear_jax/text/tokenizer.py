@@ -20,7 +20,7 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
     Raises CorpusError if neither can be had or the files can't be read.
     """
     folder = Path(where).expanduser()
-    if folder.is_dir():
+    if where and folder.is_dir():
         return _read(folder)
     if not where or folder.exists() or where.startswith((".", "/", "~")):
         raise CorpusError(f"tokenizer: {where!r} is no folder: expected one with {FILES}, or a name on the hub")

@@ -8,11 +8,13 @@ for the files on S3. That the site serves these very bytes has not been tried: a
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import filelock
 import pyarrow
 import pyarrow.parquet
 import requests
@@ -105,28 +107,43 @@ WIKITEXT_NAMES = tuple(config.name for config in Wikitext.BUILDER_CONFIGS)
 def prepare_wikitext(
     name: str, *, source: str = "", data_dir: Path
 ) -> tuple[dict[str, Sequence[dict[str, bytes]]], dict[str, int]]:
-    """Data sources of {"text": block of lines in UTF-8}, and their bytes, by split; made in data_dir if they are not there yet.
+    """Data sources of {"text": block of lines in UTF-8}, and their bytes, by split; made in data_dir if not there yet.
 
     name: one of WIKITEXT_NAMES. source: see `Wikitext`. Another source needs another data_dir: see `source_sha256`.
+    While TFDS makes the records of a split, it holds up to 1 GB of them in memory.
     Raises CorpusError if the source lacks files or they can't be read, and if a download fails or is not the known one.
     """
-    builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
-    if not builder.data_path.exists():
-        if not source:
-            _check_network(name)
-        if not sys.stderr.isatty():
-            tfds.disable_progress_bar()  # in a log file it would be a line for every redrawing
-        config = tfds.download.DownloadConfig(force_checksums_validation=True)
-        try:
-            builder.download_and_prepare(download_dir=str(data_dir / "downloads"), download_config=config)
-        except NonMatchingChecksumError as error:
-            raise CorpusError(f"corpus: the download of {name} has another checksum than published: {error}") from error
-        except (requests.RequestException, tfds.download.DownloadError) as error:
-            raise _no_download(name, error) from error
+    data_dir.mkdir(parents=True, exist_ok=True)
+    # TFDS renames a folder when it is whole, but two processes can't both.
+    with filelock.FileLock(data_dir / f"{name}.lock"):
+        builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
+        if not builder.data_path.exists():
+            for left in builder.data_path.parent.glob("incomplete.*"):  # of a process that was killed
+                shutil.rmtree(left)
+            if not source:
+                _check_network(name)
+            _make_records(builder, data_dir / "downloads")
     return (
         {split: builder.as_data_source(split=split) for split in SPLITS},
         {split: builder.info.splits[split].num_bytes for split in SPLITS},
     )
+
+
+def _make_records(builder: Wikitext, downloads: Path) -> None:
+    name = builder.builder_config.name
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()  # in a log file it would be a line for every redrawing
+    config = tfds.download.DownloadConfig(force_checksums_validation=True)
+    try:
+        builder.download_and_prepare(download_dir=str(downloads), download_config=config)
+    except NonMatchingChecksumError as error:
+        ((zip_name, sha256),) = source_sha256(name, "").items()
+        raise CorpusError(
+            f"corpus: what {DOWNLOADS}/{zip_name} sends has another checksum than the published SHA-256 {sha256}: try "
+            "again, or give a folder with the files as `source`"
+        ) from error
+    except (requests.RequestException, tfds.download.DownloadError) as error:
+        raise _no_download(name, error) from error
 
 
 def source_sha256(name: str, source: str) -> dict[str, str]:
@@ -199,7 +216,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=4096, columns=["text"]):
-                rows = batch.column("text").to_pylist()
+                rows = [row or "" for row in batch.column("text").to_pylist()]
                 # The hub's rows are lines with their newline, but a blank line is an empty row.
                 yield "".join(row if row.endswith("\n") else row + "\n" for row in rows)
     except (pyarrow.ArrowException, KeyError) as error:

@@ -55,7 +55,7 @@ class SeedBatches:
         # Grain orders the windows' numbers; the windows themselves are then read all at once.
         numbers = range(self.num_windows)
         self._orders = [
-            grain.MapDataset.source(numbers).seed(seed).shuffle().repeat().batch(batch_size) for seed in seeds
+            grain.MapDataset.source(numbers).seed(int(seed)).shuffle().repeat().batch(batch_size) for seed in seeds
         ]
 
     def __len__(self) -> int:
@@ -73,7 +73,8 @@ class SeedBatches:
         """Batches from that step on, without end, `num_prefetch` of them read ahead in threads.
 
         device: of `jax.device_put`: a device or sharding where the batches are put ahead; None leaves them in numpy.
-        get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch.
+        get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch; close()
+        ends its threads.
         Raises CorpusError for a negative step.
         """
         if first_step < 0:

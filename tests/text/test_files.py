@@ -1,0 +1,117 @@
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loglinear_jax.text import CorpusError, files
+from loglinear_jax.text.files import kept_pieces, read_blocks, share_bounds, split_files
+
+# Characters of every length in UTF-8, and all that some other splitting into lines would stop at.
+TEXT = st.text(alphabet=list("ab é東😀 \n\n\r\t\x0b\x0c\x85\u2028"), max_size=200)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(files, "PIECE_CHARS", 8)
+
+
+@pytest.mark.usefixtures("small_blocks")
+class TestSmallBlocks:
+    @given(TEXT, st.data())
+    def test_blocks_join_to_the_part_asked_for(self, text, data):
+        before, _, after = (data.draw(TEXT) for _ in range(3))
+        file = io.BytesIO((before + text + after).encode())
+        file.seek(len(before.encode()))
+        blocks = list(read_blocks(file, "x", len(text.encode())))
+        assert "".join(blocks) == text
+        assert all(len(block.encode()) < 2 * 16 + 4 and block for block in blocks)
+
+    @given(TEXT)
+    def test_blocks_are_whole_lines_unless_a_line_is_longer(self, text):
+        blocks = list(read_blocks(io.BytesIO(text.encode()), "x"))
+        if all(len(line.encode()) < 16 for line in text.split("\n")):
+            assert all(block.endswith("\n") for block in blocks[:-1])
+
+    @given(TEXT)
+    def test_pieces_join_to_the_lines_that_are_not_blank(self, text):
+        pieces = kept_pieces(text)
+        lines = [line + "\n" for line in text.split("\n")]
+        lines[-1] = lines[-1][:-1]
+        assert "".join(pieces) == "".join(line for line in lines if line.strip())
+        assert all(0 < len(piece) <= 8 for piece in pieces)
+
+    def test_long_lines_are_cut_between_words(self):
+        assert kept_pieces("aaa bbb ccc ddd") == ["aaa bbb", " ccc ddd"]
+        assert kept_pieces("a" * 20) == ["a" * 8, "a" * 8, "a" * 4]
+
+    @given(TEXT)
+    def test_shares_begin_lines_and_none_is_empty(self, tmp_path_factory, text):
+        path = tmp_path_factory.getbasetemp() / "shares.txt"
+        data = text.encode()
+        path.write_bytes(data)
+        try:
+            bounds = share_bounds(path)
+        except CorpusError as error:
+            assert "too short" in str(error)
+            return
+        assert [0, len(data)] == [bounds[0], bounds[-1]]
+        assert len(set(bounds)) == 4 and bounds == sorted(bounds)
+        for at in bounds[1:3]:
+            data[at:].decode()
+            assert data[at - 1 : at] == b"\n" or data[at : at + 1] == b" " or b"\n" not in data[at : at + 16]
+
+
+def test_shares_of_a_long_file(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("0123456\n" * 1000)
+    assert share_bounds(path) == [0, 7208, 7608, 8000]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_text_that_is_one_line_is_shared_by_words(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("abcd " * 1000)
+    assert share_bounds(path) == [0, 4504, 4754, 5000]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"good\nb\xffd\n", "x.txt is not UTF-8 text: byte 0xff at position 6$"),
+        ("text".encode("utf-16"), "byte 0xff at position 0 .it looks like UTF-16: convert it"),
+        ("ends in an é".encode()[:-1], "byte 0xc3 at position 11"),
+        (b"a\n" * 2**20 + b"\x80", f"byte 0x80 at position {2**21}"),
+    ],
+)
+def test_undecodable(data, message):
+    with pytest.raises(CorpusError, match=message):
+        list(read_blocks(io.BytesIO(data), "x.txt"))
+
+
+def test_byte_order_mark_is_no_text():
+    assert list(read_blocks(io.BytesIO("\ufeffa\n".encode()), "x")) == ["a\n"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.txt", "valid.txt", "test.txt"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("my-train.txt", "my-dev.txt", "my-test.txt"),
+    ],
+)
+def test_split_files(tmp_path, names):
+    for name in (*names, "README.md"):
+        (tmp_path / name).write_text("x")
+    assert [path.name for path in split_files(tmp_path).values()] == list(names)
+
+
+def test_split_files_missing_or_twice(tmp_path):
+    (tmp_path / "train.txt").write_text("x")
+    with pytest.raises(CorpusError, match="expected one text file for validation, such as valid.txt; got none"):
+        split_files(tmp_path)
+    (tmp_path / "train.raw").write_text("x")
+    with pytest.raises(CorpusError, match="for train, such as train.txt; got train.raw, train.txt"):
+        split_files(tmp_path)

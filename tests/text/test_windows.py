@@ -1,0 +1,141 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loglinear_jax.text import CorpusError, SeedBatches, evaluation_windows
+
+TOKENS = np.arange(1003, dtype=np.uint16)  # a token is its position
+SETTINGS = dict(seq_len=10, target_offset=1, batch_size=4, seeds=[0, 1, 7])
+
+
+def same(batch, other):
+    return all(np.array_equal(batch[key], other[key]) for key in ("tokens", "targets"))
+
+
+def test_batches_are_windows_and_the_tokens_after_them():
+    batch = SeedBatches(TOKENS, **SETTINGS)[5]
+    for value in batch.values():
+        assert value.shape == (3, 4, 10) and value.dtype == np.int32
+    np.testing.assert_array_equal(batch["targets"], batch["tokens"] + 1)
+    np.testing.assert_array_equal(
+        batch["tokens"] - batch["tokens"][..., :1], np.broadcast_to(np.arange(10), (3, 4, 10))
+    )
+    assert not (batch["tokens"][..., 0] % 10).any()
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 12), st.integers(0, 2**32 - 1))
+def test_every_epoch_is_a_permutation_of_all_whole_windows(num_tokens, seq_len, offset, seed):
+    num_windows = max(0, num_tokens - offset) // seq_len
+    settings = dict(seq_len=seq_len, target_offset=offset, batch_size=1, seeds=[seed])
+    tokens = np.arange(num_tokens)
+    if not num_windows:
+        with pytest.raises(CorpusError, match=f"seq_len={seq_len}: {num_tokens} tokens make 0 windows"):
+            SeedBatches(tokens, **settings)
+        return
+    batches = SeedBatches(tokens, **settings)
+    for epoch in range(2):
+        seen = [batches[epoch * num_windows + step]["tokens"][0, 0] for step in range(num_windows)]
+        np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(num_windows * seq_len))
+
+
+def order_of(batches, seed, epoch):
+    """The windows' numbers in one epoch of 25 batches."""
+    return [int(i) // 10 for step in range(25) for i in batches[25 * epoch + step]["tokens"][seed, :, 0]]
+
+
+def test_seeds_and_epochs_have_their_own_order():
+    batches = SeedBatches(TOKENS, **SETTINGS)
+    orders = [order_of(batches, seed, epoch) for seed in range(3) for epoch in range(2)]
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert all(sum(a == b for a, b in zip(x, y, strict=True)) < 20 for x, y in itertools.combinations(orders, 2))
+
+
+def test_a_seed_does_not_depend_on_the_others():
+    alone = SeedBatches(TOKENS, **SETTINGS | {"seeds": [7]})
+    together = SeedBatches(TOKENS, **SETTINGS)
+    assert same({key: value[2:] for key, value in together[11].items()}, alone[11])
+
+
+@pytest.mark.parametrize("first", [0, 3, 40])
+@pytest.mark.parametrize("num_prefetch", [0, 2])
+def test_iterate_begins_anywhere(first, num_prefetch):
+    batches = SeedBatches(TOKENS, **SETTINGS)
+    for step, batch in zip(range(first, first + 30), batches.iterate(first, num_prefetch), strict=False):
+        assert same(batch, batches[step])
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_iterators_go_on_from_a_state(device):
+    batches = SeedBatches(TOKENS, **SETTINGS)
+    where = jax.devices()[1] if device else None
+    iterator = batches.iterate(4, device=where)
+    for _ in range(3):
+        next(iterator)
+    state = iterator.get_state()
+    expected = [next(iterator) for _ in range(3)]
+    other = SeedBatches(TOKENS, **SETTINGS).iterate(0, device=where)
+    next(other)
+    other.set_state(state)
+    iterator.set_state(state)
+    for step, batch in enumerate(expected, 7):
+        assert same(batch, batches[step]) and same(batch, next(other)) and same(batch, next(iterator))
+        assert not device or batch["tokens"].devices() == {where}
+    iterator.close()
+    other.close()
+
+
+def test_rows_of_all_processes_are_the_batch():
+    full = SeedBatches(TOKENS, **SETTINGS)
+    parts = [SeedBatches(TOKENS, **SETTINGS, rows=slice(start, start + 2)) for start in (0, 2)]
+    for step in (0, 24, 25):
+        for key in ("tokens", "targets"):
+            joined = np.concatenate([part[step][key] for part in parts], axis=1)
+            np.testing.assert_array_equal(joined, full[step][key])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seq_len": 300}, "seq_len=300: 1003 tokens make 3 windows with targets 1 later, fewer than batch_size=4"),
+        ({"seq_len": 0}, "seq_len=0: expected at least 1"),
+        ({"target_offset": -1}, "target_offset=-1: expected 0 or more"),
+        ({"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ({"seeds": []}, "seeds is empty"),
+        ({"seeds": [-1]}, "seeds: -1 is not in"),
+        ({"rows": slice(4, 8)}, "takes none of the batch_size=4 rows"),
+    ],
+)
+def test_impossible_batches(settings, message):
+    with pytest.raises(CorpusError, match=message):
+        SeedBatches(TOKENS, **SETTINGS | settings)
+
+
+def test_negative_step():
+    with pytest.raises(CorpusError, match="first_step=-1"):
+        SeedBatches(TOKENS, **SETTINGS).iterate(-1)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 12), st.one_of(st.none(), st.integers(1, 5)))
+def test_evaluation_predicts_every_token_once(num_tokens, seq_len, offset, limit):
+    tokens = np.arange(num_tokens, dtype=np.uint16) + 5
+    if num_tokens <= offset:
+        with pytest.raises(CorpusError, match=f"{num_tokens} tokens have no targets {offset} later"):
+            evaluation_windows(tokens, seq_len=seq_len, target_offset=offset)
+        return
+    inputs, targets = evaluation_windows(tokens, seq_len=seq_len, target_offset=offset, limit=limit)
+    assert inputs.shape == targets.shape and inputs.shape[1] == seq_len and inputs.dtype == targets.dtype == np.int32
+    expected = tokens[offset:] if limit is None else tokens[offset:][: limit * seq_len]
+    scored = targets >= 0
+    np.testing.assert_array_equal(targets[scored], expected)
+    np.testing.assert_array_equal(inputs[scored], expected - offset)
+    assert not inputs[~scored].any() and (~scored).sum() < seq_len
+    assert (targets[~scored] == -1).all()
+
+
+def test_evaluation_limit():
+    with pytest.raises(CorpusError, match="limit=0"):
+        evaluation_windows(TOKENS, seq_len=4, target_offset=1, limit=0)
