@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from loglinear_jax.attention import fenwick_step, gated_linear_attention, log_linear_attention
 from loglinear_jax.fenwick import FenwickState, num_levels
 from loglinear_jax.lam import make_lam
+from pallas_kernels import runs_on_gpu
 
 MIXERS = ("log_linear", "linear", "softmax")
 MIN_DT, MAX_DT = 1e-3, 0.1
@@ -133,7 +134,12 @@ def softmax_attention(
     q: Float[Array, "B T G K"], k: Float[Array, "B T G K"], v: Float[Array, "B T H V"]
 ) -> Float[Array, "B T H V"]:
     """Causal softmax attention with rotary positions, scaled by 1/√K, through jax.nn.dot_product_attention."""
-    return _dot_product_attention(rotate_by_position(q), rotate_by_position(k), v, is_causal=True)
+    # cuDNN's is FlashAttention; without it the scores take O(T²) memory.
+    fast = runs_on_gpu() and v.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
+    fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
+    return _dot_product_attention(
+        rotate_by_position(q), rotate_by_position(k), v, is_causal=True, implementation="cudnn" if fast else None
+    )
 
 
 def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_length: int) -> KeyValueCache:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 # Logits of a chunk take this many elements at most: 1 GiB in float32.
 CHUNK_ELEMENTS = 1 << 28
+ALIGNMENT = 128
 
 
 def token_losses(
@@ -23,24 +24,23 @@ def token_losses(
 
 def chunked_token_losses(
     x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
-) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """`token_losses` of logits x @ kernel (products in x's dtype, the rest in float32), never all of them at once.
 
     chunk: tokens whose logits exist at a time; by CHUNK_ELEMENTS if None.
     """
+    padded = _pad_vocabulary(kernel).astype(x.dtype)
     losses, right = jax.lax.map(
-        lambda part: token_losses(_logits(part[0], kernel), part[1]), _in_chunks(x, kernel, targets, chunk)
+        lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1]),
+        _in_chunks(x, kernel, targets, chunk),
     )
     return tuple(y.reshape(-1)[: targets.size].reshape(targets.shape) for y in (losses, right))
 
 
 def summed_loss(
     x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """(sum of the cross-entropies, number of right argmaxes) of `chunked_token_losses`.
-
-    Its gradients are computed along with the loss, chunk by chunk, so that no logits are computed twice.
-    """
+) -> Float[Array, ""]:
+    """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice."""
     return _summed(*_in_chunks(x, kernel, targets, chunk), kernel)
 
 
@@ -55,35 +55,46 @@ def _in_chunks(x, kernel, targets, chunk):
     return x.reshape(chunks, size, -1), targets.reshape(chunks, size)
 
 
-def _logits(x, kernel):
-    return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
+def _pad_vocabulary(kernel):
+    """Up to a multiple of ALIGNMENT columns: products over an odd vocabulary, such as GPT-2's, take several times as long."""
+    return jnp.pad(kernel, [(0, 0), (0, -kernel.shape[1] % ALIGNMENT)])
+
+
+def _logits(x, padded, vocab):
+    logits = jnp.dot(x, padded, preferred_element_type=jnp.float32)
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
 @jax.custom_vjp
 def _summed(x, targets, kernel):
-    losses, right = jax.lax.map(lambda part: token_losses(_logits(part[0], kernel), part[1]), (x, targets))
-    return jnp.sum(losses), jnp.sum(right)
+    padded = _pad_vocabulary(kernel).astype(x.dtype)
+    losses = jax.lax.map(lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1])[0], (x, targets))
+    return jnp.sum(losses)
 
 
 def _summed_forward(x, targets, kernel):
+    padded = _pad_vocabulary(kernel).astype(x.dtype)
+
     def step(sums, part):
-        loss_sum, right_sum, d_kernel = sums
+        loss_sum, d_padded = sums
         x, targets = part
-        logits = _logits(x, kernel)
-        losses, right = token_losses(logits, targets)
-        d_logits = jax.nn.softmax(logits) - jax.nn.one_hot(targets, logits.shape[-1])
-        d_logits = jnp.where((targets >= 0)[:, None], d_logits, 0.0).astype(x.dtype)
-        dx = jnp.dot(d_logits, kernel.astype(x.dtype).T)
-        d_kernel += jnp.dot(x.T, d_logits, preferred_element_type=jnp.float32)
-        return (loss_sum + jnp.sum(losses), right_sum + jnp.sum(right), d_kernel), dx
+        logits = _logits(x, padded, kernel.shape[1])
+        scored = (targets >= 0)[:, None]
+        is_label = jnp.arange(logits.shape[-1]) == targets[:, None]
+        log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        label_logit = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1, keepdims=True)
+        loss = jnp.sum(jnp.where(scored, log_total - label_logit, 0.0))
+        d_logits = jnp.where(scored, jnp.exp(logits - log_total) - is_label, 0.0).astype(x.dtype)
+        dx = jnp.dot(d_logits, padded.T)
+        d_padded += jnp.dot(x.T, d_logits, preferred_element_type=jnp.float32)
+        return (loss_sum + loss, d_padded), dx
 
-    start = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), jnp.zeros(kernel.shape, jnp.float32)
-    (loss_sum, right_sum, d_kernel), dx = jax.lax.scan(step, start, (x, targets))
-    return (loss_sum, right_sum), (dx, d_kernel.astype(kernel.dtype))
+    start = jnp.zeros((), jnp.float32), jnp.zeros(padded.shape, jnp.float32)
+    (loss_sum, d_padded), dx = jax.lax.scan(step, start, (x, targets))
+    return loss_sum, (dx, d_padded[:, : kernel.shape[1]].astype(kernel.dtype))
 
 
-def _summed_backward(gradients, cotangents):
-    d_loss = cotangents[0]
+def _summed_backward(gradients, d_loss):
     dx, d_kernel = gradients
     return (d_loss * dx).astype(dx.dtype), None, (d_loss * d_kernel).astype(d_kernel.dtype)
 

@@ -105,15 +105,18 @@ CONVERGED = 0.99
 def scored_sums(model: nn.Module, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
     """(summed cross-entropy in nats, number of right argmaxes, number of scored positions); targets < 0 do not count."""
     tokens, targets = batch
-    if hasattr(model, "summed_loss"):  # never all logits at once
-        loss, right = model.apply(params, tokens, targets, method="summed_loss")
+    if hasattr(model, "token_losses"):  # never all logits at once
+        losses, right = model.apply(params, tokens, targets, method="token_losses")
     else:
-        loss, right = (jnp.sum(x) for x in token_losses(model.apply(params, tokens), targets))
-    return loss, right, jnp.sum(targets >= 0)
+        losses, right = token_losses(model.apply(params, tokens), targets)
+    return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
 def mean_loss(model: nn.Module, params: Any, batch: Batch) -> Float[Array, ""]:
     """Mean cross-entropy over the scored positions of a batch, in nats."""
+    tokens, targets = batch
+    if hasattr(model, "summed_loss"):
+        return model.apply(params, tokens, targets, method="summed_loss") / jnp.sum(targets >= 0)
     loss, _, scored = scored_sums(model, params, batch)
     return loss / scored
 

@@ -236,8 +236,8 @@ class LanguageModel(nn.Module):
         """(cross-entropy in nats, whether argmax is right) of each position; 0 and False where the target is < 0."""
         return chunked_token_losses(self.features(tokens)[0], self.head, targets)
 
-    def summed_loss(self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]) -> tuple[Array, Array]:
-        """(sum of the cross-entropies, number of right argmaxes)."""
+    def summed_loss(self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]) -> Float[Array, ""]:
+        """The sum of `token_losses`, for training."""
         return summed_loss(self.features(tokens)[0], self.head, targets)
 
     def prefill(self, tokens: Int[Array, "B T"], max_length: int) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:

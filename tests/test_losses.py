@@ -1,0 +1,60 @@
+"""Cross-entropy in chunks: the same values and gradients as all at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loglinear_jax.losses import chunked_token_losses, summed_loss, token_losses
+
+
+def draw(seed, batch, length, hidden, vocab):
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(batch, length, hidden)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(hidden, vocab)), jnp.float32)
+    return x, kernel, jnp.asarray(rng.integers(-1, vocab, (batch, length)), jnp.int32)
+
+
+@settings(max_examples=10)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.sampled_from([2, 127, 128, 129])),
+    chunk=st.one_of(st.none(), st.integers(1, 30)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_chunks_do_not_matter(shape, chunk, seed):
+    x, kernel, targets = draw(seed, *shape)
+    expected, expected_right = token_losses(x @ kernel, targets)
+    losses, right = chunked_token_losses(x, kernel, targets, chunk)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(right, expected_right)
+
+    def at_once(x, kernel):
+        return 0.3 * jnp.sum(token_losses(x @ kernel, targets)[0])
+
+    def in_chunks(x, kernel):
+        return 0.3 * summed_loss(x, kernel, targets, chunk)
+
+    (value, grads), (wanted, wanted_grads) = (
+        jax.value_and_grad(f, argnums=(0, 1))(x, kernel) for f in (in_chunks, at_once)
+    )
+    np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(in_chunks(x, kernel), wanted, rtol=1e-4, atol=1e-5)  # not differentiated
+    for grad, expected in zip(grads, wanted_grads, strict=True):
+        np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_bfloat16_features_give_a_float32_loss_and_kernel_gradient():
+    x, kernel, targets = draw(0, 2, 8, 16, 50)
+    value, (dx, d_kernel) = jax.value_and_grad(lambda x, k: summed_loss(x, k, targets), argnums=(0, 1))(
+        x.astype(jnp.bfloat16), kernel
+    )
+    assert (value.dtype, dx.dtype, d_kernel.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    assert value == pytest.approx(float(jnp.sum(token_losses(x @ kernel, targets)[0])), rel=2e-2)
+
+
+def test_all_logits_never_exist_at_once():
+    x, kernel, targets = draw(0, 4, 64, 8, 1000)
+    compiled = jax.jit(jax.grad(lambda x, k: summed_loss(x, k, targets, 16), argnums=(0, 1))).lower(x, kernel).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * 64 * 1000 * 4  # one float32 of all logits
