@@ -30,6 +30,17 @@ def define_flags(values: flags.FlagValues, argv: list[str]) -> None:
         "config", help_string="configs/<task>.py[:preset,...]", flag_values=values, sys_argv=argv
     )
     flags.DEFINE_string("workdir", None, "where to write; runs/<config> if not given", flag_values=values)
+    flags.DEFINE_bool(
+        "distributed",
+        False,
+        "join the other processes of this job; under SLURM nothing else is needed",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "coordinator", None, "without SLURM: host:port of process 0, the same for all", flag_values=values
+    )
+    flags.DEFINE_integer("num_processes", None, "without SLURM: how many there are", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "without SLURM: which this one is, from 0", flag_values=values)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rest = values(argv)[1:]
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}")
+        by_hand = {name: values[name].value for name in ("coordinator", "num_processes", "process_id")}
+        join_others(values.distributed, **by_hand)
         if values.config is None:
             raise ConfigError("name a config: --config=configs/selective_copy.py:smoke")
         workdir = values.workdir or default_workdir(values["config"].config_filename)
@@ -58,15 +71,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         OSError,
         SyntaxError,
         ImportError,
+        RuntimeError,
     ) as error:
         fail(error)
 
-    from loglinear_jax import experiment, summary
+    from loglinear_jax import distributed, experiment, summary
     from loglinear_jax.checkpoints import NoReadableCheckpoint
     from pallas_kernels import UnsupportedError
 
     log = logging.getLogger("loglinear_jax")
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.INFO if distributed.is_main() else logging.ERROR)
     log.propagate = False
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -78,8 +92,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     if outcome.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", outcome.interrupted_at)
         return
+    if not distributed.is_main():
+        return
     print(summary.table(outcome.summary["variants"]))
     print(f"\nWritten to {Path(workdir).absolute()}")
+
+
+def join_others(distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Joins the other processes, if there are any. Raises ConfigError for flags that leave that half said."""
+    by_hand = (coordinator, num_processes, process_id)
+    if any(x is not None for x in by_hand) and (not distributed or any(x is None for x in by_hand)):
+        raise ConfigError(
+            "--coordinator, --num_processes and --process_id go together, and with --distributed; under SLURM "
+            "--distributed alone is enough"
+        )
+    if distributed:
+        from loglinear_jax.distributed import join
+
+        join(coordinator, num_processes, process_id)
 
 
 def fail(error: BaseException) -> NoReturn:

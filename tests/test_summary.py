@@ -18,6 +18,7 @@ def state(best, converged, diverged=None):
         opt_state=(),
         best_params=params,
         best_accuracy=jnp.asarray(best, jnp.float32),
+        best_loss=jnp.full(count, 0.5),
         best_step=jnp.full(count, 400),
         converged_step=jnp.asarray(converged),
         diverged_step=jnp.asarray(diverged or [-1] * count),

@@ -1,0 +1,110 @@
+"""The language model: every mixer, decoding against the full pass, sizes, recomputation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.lam import LAMS, count_lam_params
+from loglinear_jax.losses import token_losses
+from loglinear_jax.models import LanguageModel, LanguageSettings
+
+SETTINGS = LanguageSettings(
+    vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32"
+)
+TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 37)
+VARIANTS = [{"lam": name} for name in LAMS] + [{"mixer": "linear"}, {"mixer": "softmax"}]
+
+
+def build(**settings):
+    """A model and random parameters (zeros at the start would hide a parameter that does nothing)."""
+    model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
+    keys = iter(jax.random.split(jax.random.key(2), 100))
+    params = jax.jit(model.init)(jax.random.key(1), TOKENS)
+    return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_causal_and_every_parameter_learns(settings):
+    model, params = build(**settings)
+    logits = jax.jit(model.apply)(params, TOKENS)
+    assert logits.shape == (2, 24, 37) and logits.dtype == jnp.float32
+    changed = jax.jit(model.apply)(params, TOKENS.at[:, 10:].set(3))
+    np.testing.assert_allclose(changed[:, :10], logits[:, :10], atol=1e-5)
+    targets = jnp.roll(TOKENS, -1, axis=1).at[:, -1].set(-1)
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: model.apply(p, TOKENS, targets, method="summed_loss")))(params)
+    assert loss == pytest.approx(float(jnp.sum(token_losses(logits, targets)[0])), rel=1e-5)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("settings", [{"lam": "mlp_softmax"}, {"mixer": "linear"}, {"mixer": "softmax"}], ids=str)
+@pytest.mark.parametrize("prompt", [1, 11])
+def test_decoding_is_the_full_pass(settings, prompt):
+    """At every position, from states allocated for exactly as many tokens as come."""
+    model, params = build(**settings)
+    expected = jax.jit(model.apply)(params, TOKENS)
+    logits, caches = model.apply(params, TOKENS[:, :prompt], 24, method="prefill")
+    np.testing.assert_allclose(logits, expected[:, prompt - 1], atol=1e-4)
+    step = jax.jit(lambda token, caches: model.apply(params, token, caches, method="step"))
+    for position in range(prompt, 24):
+        logits, caches = step(TOKENS[:, position], caches)
+        np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
+
+
+def test_decoding_memory_grows_by_a_level_as_length_doubles():
+    model, params = build(max_length=1 << 20)
+
+    def size(length):
+        _, caches = jax.eval_shape(lambda p: model.apply(p, TOKENS[:1, :1], length, method="prefill"), params)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))
+
+    level = 2 * 4 * 16 * 8 * 4  # layers, heads, K, V, bytes
+    assert size(1 << 11) - size(1 << 10) == level == size(1 << 20) - size(1 << 19)
+
+
+def test_recomputed_blocks_give_the_same_gradients():
+    targets = jnp.roll(TOKENS, -1, axis=1)
+    results = []
+    for remat in ("none", "block"):
+        model, params = build(remat=remat)
+        results.append(jax.jit(jax.grad(lambda p, m=model: m.apply(p, TOKENS, targets, method="summed_loss")))(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
+
+
+def test_size_of_the_papers_model():
+    """Counted by hand: hidden 512, 8 heads of 64, state 128, one key group, GPT-2's vocabulary, λ for 512 tokens."""
+    settings = LanguageSettings(vocab_size=50_257, max_length=512)
+    params = jax.eval_shape(LanguageModel(settings).init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    lam, other = count_lam_params(params)
+    levels, heads, inner, conv = 10, 8, 512, 512 + 2 * 128
+    mixer = 512 * (inner + conv + heads + heads * levels) + 5 * conv + 3 * heads + inner + inner * 512
+    block = mixer + 3 * 512 * 1536 + 2 * 512
+    assert other == 6 * block + 2 * 50_257 * 512 + 512
+    assert lam == 6 * (2 * levels * 2 * levels + 3 * levels)
+    assert 100 * lam / other < 0.007  # the paper's claim, for d_h = 2 L
+
+
+def test_bfloat16_is_close_to_float32():
+    model, params = build()
+    exact = jax.jit(model.apply)(params, TOKENS)
+    rough = jax.jit(LanguageModel(dataclasses.replace(model.settings, dtype="bfloat16")).apply)(params, TOKENS)
+    assert rough.dtype == jnp.float32
+    assert np.linalg.norm(rough - exact) < 0.05 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, linear, softmax, got 'mamba'"),
+        ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),
+        ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
+        ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),
+        ({"norm_epsilon": 0.0}, "model.norm_epsilon must be positive, got 0.0"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SETTINGS, **settings).check()

@@ -1,0 +1,79 @@
+"""Sampling, and generation against the full forward pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.generate import generate, sample
+from loglinear_jax.models import LanguageModel, LanguageSettings
+
+SETTINGS = LanguageSettings(
+    vocab_size=23, max_length=32, hidden=16, layers=1, heads=2, head_dim=8, key_dim=16, dtype="float32"
+)
+MODEL = LanguageModel(SETTINGS)
+PROMPT = np.array([[3, 5, 7], [1, 2, 0]])
+
+
+@pytest.fixture(scope="module")
+def params():
+    params = jax.jit(MODEL.init)(jax.random.key(0), jnp.asarray(PROMPT))
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+
+def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
+    tokens = generate(MODEL, params, PROMPT, 12, temperature=0)
+    assert tokens.shape == (2, 12)
+    sequence = np.concatenate([PROMPT, tokens], axis=1)
+    logits = jax.jit(MODEL.apply)(params, sequence[:, :-1])
+    np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
+
+
+def test_the_seed_decides(params):
+    first, again, other = (generate(MODEL, params, PROMPT, 10, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_a_sequence_stops_and_the_other_goes_on(params):
+    free = generate(MODEL, params, PROMPT, 20, temperature=0)
+    stop = int(free[0, 4])
+    tokens = generate(MODEL, params, PROMPT, 20, temperature=0, stop_token=stop)
+    first = [int(np.argmax(row == stop)) if (row == stop).any() else 20 for row in free]
+    for row, expected, end in zip(tokens, free, first, strict=True):
+        np.testing.assert_array_equal(row[: end + 1], expected[: end + 1][: len(row)])
+        assert (row[end:] == stop).all()
+    assert tokens.shape[1] == min(max(first) + 1, 20)
+
+
+def test_sampling_follows_the_logits():
+    logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
+    many = jnp.broadcast_to(logits, (20_000, 4))
+
+    def shares(**how):
+        return np.bincount(sample(jax.random.key(0), many, **how), minlength=4) / len(many)
+
+    np.testing.assert_allclose(shares(), [0.4, 0.3, 0.2, 0.1], atol=0.015)
+    np.testing.assert_allclose(shares(top_k=2), [4 / 7, 3 / 7, 0, 0], atol=0.015)
+    np.testing.assert_allclose(shares(top_p=0.6), [4 / 7, 3 / 7, 0, 0], atol=0.015)  # 0.4 is not enough, 0.7 is
+    np.testing.assert_allclose(shares(top_p=0.4), [1, 0, 0, 0], atol=0.015)
+    squared = np.array([16, 9, 4, 1]) / 30
+    np.testing.assert_allclose(shares(temperature=0.5), squared, atol=0.015)
+    np.testing.assert_array_equal(shares(temperature=0), [1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_tokens", "kwargs", "message"),
+    [
+        (PROMPT, 30, {}, "max_length=33: the model's λ has levels for 32 tokens"),
+        (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
+        (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
+        (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),
+        (PROMPT, 1, {"temperature": -1}, "temperature must be 0 or more, got -1"),
+        (PROMPT, 1, {"top_k": 24}, "top_k must be from 1 to the vocabulary's 23, got 24"),
+        (PROMPT, 1, {"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+    ],
+)
+def test_what_cannot_be_generated_is_named(params, prompt, num_tokens, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        generate(MODEL, params, prompt, num_tokens, **kwargs)
