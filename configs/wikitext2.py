@@ -37,9 +37,9 @@ def words(config):
 
 def smoke(config):
     config.variants = "mlp_softplus"
-    config.task.seq_len = 64
+    config.task.update(seq_len=64, validation_windows=200)
     config.model.update(hidden=64, layers=2, head_dim=32, key_dim=32)
     config.train.update(
-        num_steps=200, learning_rate=2e-3, warmup_steps=20, eval_every=50, checkpoint_every=100, precision="float32",
+        num_steps=300, learning_rate=3e-3, warmup_steps=20, eval_every=50, checkpoint_every=100, precision="float32",
         steps_per_dispatch=10, eval_batch_size=16,
     )  # fmt: skip

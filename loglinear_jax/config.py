@@ -90,6 +90,7 @@ def language_config() -> ConfigDict:
     task.tokenizer = "gpt2"  # a folder of vocab.json and merges.txt, a tokenizer.json, or a name on the hub
     task.cache = "~/.cache/loglinear_jax"  # where tokenised corpora are kept
     task.seq_len = 512
+    task.validation_windows = 0  # of the validation split, evaluated while training; 0: all of it
     task.target_offset = 1  # 2: the token after the next, as the paper's released code trains and measures
 
     model = config.model

@@ -16,7 +16,8 @@ class Text:
     """Windows of seq_len tokens of a corpus; the target of each token is the one target_offset further on.
 
     corpus, source, tokenizer, cache: see loglinear_jax.text.open_corpus. target_offset 2 is what the paper's released code
-    trains and measures, by shifting labels twice.
+    trains and measures, by shifting labels twice. validation_windows: how many windows of the validation split to evaluate
+    while training; 0, all of it, for perplexities to be compared.
     """
 
     streamed: ClassVar[bool] = True
@@ -27,6 +28,7 @@ class Text:
     cache: str = "~/.cache/loglinear_jax"
     seq_len: int = 512
     target_offset: int = 1
+    validation_windows: int = 0
 
     def check(self) -> None:
         if self.seq_len < 1:
@@ -35,6 +37,8 @@ class Text:
             raise ValueError(
                 f"task.target_offset must be 1 (next token) or 2 (the one after), got {self.target_offset}"
             )
+        if self.validation_windows < 0:
+            raise ValueError(f"task.validation_windows must not be negative, got {self.validation_windows}")
         self.data  # noqa: B018  (says what is wrong with the corpus, before anything is trained)
 
     @property
@@ -48,7 +52,9 @@ class Text:
 
     def windows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets) [windows, seq_len] of all of a split; -1 where nothing is scored."""
-        return evaluation_windows(getattr(self.data, split), seq_len=self.seq_len, target_offset=self.target_offset)
+        limit = (self.validation_windows or None) if split == "validation" else None
+        tokens = getattr(self.data, split)
+        return evaluation_windows(tokens, seq_len=self.seq_len, target_offset=self.target_offset, limit=limit)
 
 
 @functools.cache

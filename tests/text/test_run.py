@@ -1,0 +1,162 @@
+"""Language-model runs as a user starts them: resumed, over devices and processes, read back, and made to speak."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from loglinear_jax.analysis import load_run
+from loglinear_jax.losses import token_losses
+from tests.text.conftest import make_text
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "--config=configs/wikitext2.py",
+    "--config.variants=mlp_softplus",
+    "--config.task.seq_len=16",
+    "--config.model.hidden=16",
+    "--config.model.layers=1",
+    "--config.model.head_dim=8",
+    "--config.model.key_dim=8",
+    "--config.train.num_seeds=2",
+    "--config.train.num_steps=12",
+    "--config.train.learning_rate=0.01",
+    "--config.train.warmup_steps=2",
+    "--config.train.eval_every=4",
+    "--config.train.checkpoint_every=4",
+    "--config.train.steps_per_dispatch=2",
+    "--config.train.eval_batch_size=16",
+    "--config.train.precision=float32",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(bpe, tmp_path_factory):
+    """Flags that name a small text, its tokeniser and where to keep its tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    path = folder / "birds.txt"
+    path.write_text(make_text(150))
+    return f"--config.task.corpus={path}", f"--config.task.tokenizer={bpe}", f"--config.task.cache={folder / 'cache'}"
+
+
+def start(workdir, *flags, devices=1):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    command = [sys.executable, "run.py", *SMALL, *flags, f"--workdir={workdir}"]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(*processes):
+    outputs = [process.communicate(timeout=240) for process in processes]
+    for process, (_, err) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, err
+    return outputs[0]
+
+
+def curves(workdir):
+    records = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    return np.array([[r["train_loss"], r["val_loss"]] for r in records])
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run") / "run"
+    out, err = finish(start(workdir, *corpus))
+    return workdir, out, err
+
+
+def test_what_a_run_says_and_writes(run):
+    workdir, out, err = run
+    assert "are λ's" in err and "perplexity" in err
+    loss = curves(workdir)
+    assert loss.shape == (3, 2, 2) and (loss[-1] < loss[0]).all()
+    summary = json.loads((workdir / "summary.json").read_text())["variants"]["mlp_softplus"]
+    np.testing.assert_allclose(summary["best_loss"], loss[:, 1].min(axis=0), rtol=1e-6)
+    assert len(summary["test_loss"]) == 2
+    shown = np.exp(summary["best_loss"]).mean()
+    assert "validation perplexity" in out and f"{shown:.2f}" in out
+
+
+def test_perplexity_is_over_every_token_once(run):
+    """From the checkpoint, window by window, without the code that trains."""
+    workdir, *_ = run
+    loaded = load_run(workdir)
+    tokens = np.asarray(loaded.task.data.validation, np.int32)
+    losses = []
+    for first in range(0, len(tokens) - 1, 16):
+        window = tokens[first : first + 17]
+        logits = jax.jit(loaded.model.apply)(loaded.params(1, "last"), window[None, :-1])
+        losses.append(np.asarray(token_losses(logits, window[None, 1:])[0][0]))
+    losses = np.concatenate(losses)
+    assert len(losses) == len(tokens) - 1
+    np.testing.assert_allclose(losses.mean(), curves(workdir)[-1, 1, 1], rtol=1e-4)
+
+
+def test_going_on_is_exact_to_the_batch(run, corpus, tmp_path):
+    """Another process goes on from step 4 or 8: it must read the batches that come next, and no other."""
+    workdir, *_ = run
+    again = tmp_path / "again"
+    process = start(again, *corpus)
+    while process.poll() is None and not (again / "metrics.jsonl").exists():
+        pass
+    process.terminate()
+    process.communicate(timeout=240)
+    assert not (again / "summary.json").exists()
+    finish(start(again, *corpus))
+    np.testing.assert_array_equal(curves(again), curves(workdir))
+
+
+def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
+    """Two over the seeds, two over each batch."""
+    workdir, *_ = run
+    _, err = finish(start(tmp_path / "four", *corpus, devices=4))
+    assert "2 seeds on 4 device(s)" in err
+    np.testing.assert_allclose(curves(tmp_path / "four"), curves(workdir), rtol=1e-5)
+
+
+def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
+    workdir, *_ = run
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = [
+        start(
+            tmp_path / "two", *corpus, "--distributed", f"--coordinator=localhost:{port}", "--num_processes=2",
+            f"--process_id={index}",
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    out, _ = finish(*processes)
+    assert "validation perplexity" in out
+    np.testing.assert_allclose(curves(tmp_path / "two"), curves(workdir), rtol=1e-5)
+    one, two = (load_run(path).last for path in (workdir, tmp_path / "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, two)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(run, corpus, tmp_path):
+    workdir, *_ = run
+    finish(start(tmp_path / "parts", *corpus, "--config.train.grad_accumulation=4"))
+    np.testing.assert_allclose(curves(tmp_path / "parts"), curves(workdir), rtol=1e-5)
+
+
+def test_generating_from_a_run(run):
+    workdir, *_ = run
+    command = [sys.executable, "-m", "loglinear_jax.generate", f"--workdir={workdir}", "--prompt= the heron"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([*command, "--num_tokens=5"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(" the heron") and len(done.stdout) > 12, done.stderr
+    done = subprocess.run([*command, "--num_tokens=50"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and "has levels for 16 tokens" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe):
+    flags = f"--config.task.corpus={tmp_path / 'none.txt'}", f"--config.task.tokenizer={bpe}"
+    process = start(tmp_path / "run", *flags)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and "none.txt" in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
