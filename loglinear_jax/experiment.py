@@ -214,12 +214,21 @@ class VariantLoop:
                 )  # fmt: skip
 
     def test(self, state: SeedState) -> dict[str, Any]:
-        """For a text: the best parameters' loss over all of the test split, one for each seed."""
+        """For a text: the best parameters' loss over all of the test split, for each seed; and by position in the window,
+        over positions 0, 1, 2-3, 4-7 and so on, for each seed."""
         if not is_text(self.task):
             return {}
         windows = place_windows(self.seeds, self.task.windows("test"))
         loss, _ = to_host(self.seeds.evaluate(state.best_params, windows))
-        return {"test_loss": loss.astype(np.float64).tolist()}
+        by_position = to_host(self.seeds.loss_by_position(state.best_params, windows)).astype(np.float64)
+        starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
+        parts = np.split(by_position, starts[1:], axis=1)
+        return {
+            "test_loss": loss.astype(np.float64).tolist(),
+            "test_loss_from_position": {
+                str(start): np.nanmean(part, axis=1).tolist() for start, part in zip(starts, parts, strict=True)
+            },
+        }
 
     def throughput(self) -> dict[str, float | None]:
         """Median rates over the evaluations so far (evaluation included, compilation only in the first)."""

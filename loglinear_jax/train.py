@@ -102,14 +102,18 @@ class SeedState:
 CONVERGED = 0.99
 
 
-def scored_sums(model: nn.Module, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    """(summed cross-entropy in nats, number of right argmaxes, number of scored positions); targets < 0 do not count."""
+def position_losses(model: nn.Module, params: Any, batch: Batch) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0."""
     tokens, targets = batch
     if hasattr(model, "token_losses"):  # never all logits at once
-        losses, right = model.apply(params, tokens, targets, method="token_losses")
-    else:
-        losses, right = token_losses(model.apply(params, tokens), targets)
-    return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
+        return model.apply(params, tokens, targets, method="token_losses")
+    return token_losses(model.apply(params, tokens), targets)
+
+
+def scored_sums(model: nn.Module, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+    """(summed cross-entropy in nats, number of right argmaxes, number of scored positions)."""
+    losses, right = position_losses(model, params, batch)
+    return jnp.sum(losses), jnp.sum(right), jnp.sum(batch[1] >= 0)
 
 
 def mean_loss(model: nn.Module, params: Any, batch: Batch) -> Float[Array, ""]:
@@ -236,17 +240,30 @@ class SeedTrainer:
 
     def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """(mean loss in nats, accuracy) over the scored positions of `data`."""
+        loss, right, scored = self._sum_over(data, lambda batch: scored_sums(self.model, params, batch))
+        return loss / scored, right / scored
+
+    def loss_by_position(self, params: Any, data: Batch) -> Float[Array, " T"]:
+        """Mean loss in nats at each position of the sequences of `data`: whether more context helps. nan where none is scored."""
+
+        def sums(batch):
+            losses, _ = position_losses(self.model, params, batch)
+            return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
+
+        loss, scored = self._sum_over(data, sums)
+        return loss / scored
+
+    def _sum_over(self, data: Batch, function: Callable[[Batch], Any]) -> Any:
+        """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices of the batch axis."""
         size = min(self.settings.eval_batch_size, data[0].shape[0])
         num = -(-data[0].shape[0] // size)
         pad = num * size - data[0].shape[0]
-        tokens, targets = (
+        batches = tuple(
             jnp.pad(x, [(0, pad), (0, 0)], constant_values=fill).reshape(num, size, -1)
             for x, fill in zip(data, (0, -1), strict=True)
         )
-        sums = jax.lax.map(lambda batch: scored_sums(self.model, params, batch), (tokens, targets))
-        sums = jax.tree.map(jnp.sum, sums)
-        loss, right, scored = sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
-        return loss / scored, right / scored
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, batches))
+        return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Batch]) -> tuple[SeedState, Array, Array]:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
@@ -317,14 +334,20 @@ class ManySeeds:
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
         """`SeedTrainer.evaluate_and_record` for every seed."""
         data = {"validation": data["validation"]}
-        return self._with_data("evaluate", self.trainer.evaluate_and_record, data)(state, data)
+        return self._with_data("evaluate_and_record", self.trainer.evaluate_and_record, data)(state, data)
 
     def evaluate(self, params: Any, data: Batch) -> tuple[Array, Array]:
         """`SeedTrainer.evaluate` for every seed's parameters on that seed's sequences."""
-        key, specs = "evaluate parameters", (_SEED, DATA_SPECS["validation"])
-        if key not in self._functions:
-            self._functions[key] = self._jit(self.trainer.evaluate, *specs)
-        return self._functions[key](params, data)
+        return self._with_windows("evaluate")(params, data)
+
+    def loss_by_position(self, params: Any, data: Batch) -> Array:
+        """`SeedTrainer.loss_by_position` for every seed's parameters on that seed's sequences."""
+        return self._with_windows("loss_by_position")(params, data)
+
+    def _with_windows(self, method: str) -> Callable:
+        if method not in self._functions:
+            self._functions[method] = self._jit(getattr(self.trainer, method), _SEED, DATA_SPECS["validation"])
+        return self._functions[method]
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""

@@ -78,6 +78,11 @@ def test_what_a_run_says_and_writes(run):
     summary = json.loads((workdir / "summary.json").read_text())["variants"]["mlp_softplus"]
     np.testing.assert_allclose(summary["best_loss"], loss[:, 1].min(axis=0), rtol=1e-6)
     assert len(summary["test_loss"]) == 2
+    by_position = summary["test_loss_from_position"]
+    assert list(by_position) == ["0", "1", "2", "4", "8"]
+    np.testing.assert_allclose(
+        np.average(list(by_position.values()), axis=0, weights=[1, 1, 2, 4, 8]), summary["test_loss"], rtol=1e-2
+    )
     shown = np.exp(summary["best_loss"]).mean()
     assert "validation perplexity" in out and f"{shown:.2f}" in out
 
@@ -119,7 +124,9 @@ def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
     np.testing.assert_allclose(curves(tmp_path / "four"), curves(workdir), rtol=1e-5)
 
 
-def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path, seeds):
+    """One seed is shared out by its batch, two by seed."""
     workdir, *_ = run
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -127,14 +134,14 @@ def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
     processes = [
         start(
             tmp_path / "two", *corpus, "--distributed", f"--coordinator=localhost:{port}", "--num_processes=2",
-            f"--process_id={index}",
+            f"--process_id={index}", f"--config.train.num_seeds={seeds}",
         )
         for index in range(2)
     ]  # fmt: skip
     out, _ = finish(*processes)
     assert "validation perplexity" in out
-    np.testing.assert_allclose(curves(tmp_path / "two"), curves(workdir), rtol=1e-5)
-    one, two = (load_run(path).last for path in (workdir, tmp_path / "two"))
+    np.testing.assert_allclose(curves(tmp_path / "two"), curves(workdir)[..., :seeds], rtol=1e-5)
+    one, two = (load_run(path).params(0, "last") for path in (workdir, tmp_path / "two"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, two)
 
 
