@@ -17,7 +17,7 @@ from loglinear_jax.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.config import ConfigError, build, read_config, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.tasks import Task
-from loglinear_jax.tasks.text import Text
+from loglinear_jax.tasks.text import TARGETS, Text
 from loglinear_jax.train import CONVERGED, SeedTrainer
 from loglinear_jax.workdir import Workdir
 
@@ -134,8 +134,14 @@ def draw_learning_curves(workdir: str | os.PathLike, path: str | os.PathLike) ->
             axis.set_ylim(0, 102)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("validation perplexity" if language else "validation accuracy, %")
-    task = config.task.to_dict()
-    described = ", ".join(f"{key} {value}" for key, value in task.items() if key != "name")
-    figure.suptitle(f"{task['name']} ({described}), {config.train.num_seeds} seeds")
+    figure.suptitle(f"{describe_task(config.task)}, {config.train.num_seeds} seeds")
     figure.savefig(path, dpi=120)
     return figure
+
+
+def describe_task(task: ConfigDict) -> str:
+    """The task's settings in a few words, for titles."""
+    if task.name == "text":
+        return f"{Path(task.corpus).stem}, windows of {task.seq_len}, {TARGETS[task.target_offset]}"
+    described = ", ".join(f"{key} {value}" for key, value in task.items() if key != "name")
+    return f"{task.name} ({described})"

@@ -24,6 +24,7 @@ from loglinear_jax.data import Data, is_text, open_data, place_windows
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.progress import StopOnSignal, progress_bar
 from loglinear_jax.summary import describe_model, summarize
+from loglinear_jax.tasks.text import TARGETS
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from loglinear_jax.workdir import Workdir, write_json
 
@@ -214,8 +215,8 @@ class VariantLoop:
                 )  # fmt: skip
 
     def test(self, state: SeedState) -> dict[str, Any]:
-        """For a text: the best parameters' loss over all of the test split, for each seed; and by position in the window,
-        over positions 0, 1, 2-3, 4-7 and so on, for each seed."""
+        """For a text: what was predicted; the best parameters' loss over all of the test split, for each seed; and that by
+        position in the window, over positions 0, 1, 2-3, 4-7 and so on."""
         if not is_text(self.task):
             return {}
         windows = place_windows(self.seeds, self.task.windows("test"))
@@ -224,6 +225,7 @@ class VariantLoop:
         starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
         parts = np.split(by_position, starts[1:], axis=1)
         return {
+            "predicts": TARGETS[self.task.target_offset],
             "test_loss": loss.astype(np.float64).tolist(),
             "test_loss_from_position": {
                 str(start): np.nanmean(part, axis=1).tolist() for start, part in zip(starts, parts, strict=True)

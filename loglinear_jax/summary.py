@@ -112,6 +112,7 @@ def _language_columns(s: dict[str, Any]) -> dict[str, str]:
         return f"{perplexity.mean():.2f}{spread}"
 
     return {
+        "predicts": s["predicts"],
         "validation perplexity, mean ± std": mean_and_std(s["best_loss"]),
         "best": f"{np.exp(np.nanmin(np.asarray(s['best_loss'], np.float64))):.2f}",
         "test perplexity": mean_and_std(s["test_loss"]),

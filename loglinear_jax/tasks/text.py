@@ -10,6 +10,8 @@ import numpy as np
 
 from loglinear_jax.text import Corpus, evaluation_windows, open_corpus
 
+TARGETS = {1: "next token", 2: "token after the next"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Text:

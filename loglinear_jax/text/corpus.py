@@ -214,7 +214,7 @@ def _tokenise(
             file.write(ids.data)
             num_tokens += len(ids)
         digest.update("".join(pieces).encode())
-        bar.set_postfix_str(f"{num_tokens / 1e6:.1f} M tokens", refresh=False)
+        bar.set_postfix_str(f"{Path(file.name).stem} {num_tokens / 1e6:.1f} M tokens", refresh=False)
         bar.update(len(block.encode()))
     _to_disk(file)
     return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
