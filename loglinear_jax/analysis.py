@@ -28,7 +28,7 @@ class Run:
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
     metrics: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not finite).
-    best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best validation accuracy, and at the end.
+    best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
     """
 
     workdir: Path
@@ -41,6 +41,7 @@ class Run:
     best: Any
     last: Any
     best_accuracy: np.ndarray
+    best_loss: np.ndarray
     best_step: np.ndarray
 
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
@@ -94,6 +95,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
+        best_loss=state.best_loss,
         best_step=state.best_step,
     )
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.lam import LAMS
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.tasks import Task, load_task
+from loglinear_jax.tasks.text import Text
 from loglinear_jax.train import METRICS, PRECISIONS, SCHEDULES, TrainSettings
 
 
@@ -23,7 +24,7 @@ class ConfigError(ValueError):
 
 
 def default_config() -> ConfigDict:
-    """Every setting of a recall experiment in the paper's setting; a file in configs/ adds its task.
+    """Every setting of an experiment, in the paper's setting for recall; a file in configs/ adds its task.
 
     Where 0 or '' stands for "choose for me", the comment says so.
     """
@@ -80,7 +81,10 @@ def default_config() -> ConfigDict:
 
 
 def language_config() -> ConfigDict:
-    """Every setting of a language-model experiment in the paper's setting, on the next token."""
+    """Every setting of a language-model experiment in the paper's setting, on the next token.
+
+    Heads are hidden / 64, as in the released code; the paper's text says 4 of 64 at either width.
+    """
     config = default_config()
 
     task = config.task
@@ -231,7 +235,7 @@ class Experiment:
     """What one variant of a config stands for; `config` has the variant's own settings applied."""
 
     config: ConfigDict
-    task: Task
+    task: Task | Text
     model: RecallModel | LanguageModel
     train: TrainSettings
     seeds: list[int]
@@ -250,10 +254,18 @@ def build(config: ConfigDict, variant: str) -> Experiment:
         for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
             model_settings[name] = model_settings[name] or None
         model_settings["max_length"] = model_settings["max_length"] or task.seq_len
-        model_settings["heads"] = model_settings["heads"] or model_settings["hidden"] // model_settings["head_dim"]
+        if kind == "language" and not model_settings["heads"]:
+            width, head_dim = model_settings["hidden"], model_settings["head_dim"]
+            if head_dim < 1 or width % head_dim:
+                raise ConfigError(
+                    f"model.hidden must be a multiple of head_dim where heads=0, got hidden={width}, head_dim={head_dim}"
+                )
+            model_settings["heads"] = width // head_dim
         dtype = "bfloat16" if config.train.precision == "bfloat16" else "float32"
         settings = settings_class(vocab_size=task.vocab_size, dtype=dtype, **model_settings)
         settings.check()
+        if isinstance(task, Text):
+            task.batches(config.train.batch_size, _seeds(config.train))  # says if the text is too short
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if settings.max_length < task.seq_len:
@@ -321,13 +333,14 @@ def read_config(path: Path) -> ConfigDict:
 
 
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """One "field: old → new" for each field in which two configs differ."""
+    """One "field: old → new" for each field in which two configs differ; where data is kept is no difference."""
 
     def flat(config):
         return {
             f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
             for section, value in config.to_dict().items()
             for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
+            if (section, name) not in (("task", "cache"), ("task", "source"))
         }
 
     a, b = flat(old), flat(new)

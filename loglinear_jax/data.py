@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from loglinear_jax.tasks.text import Text
-from loglinear_jax.text import SeedBatches
 from loglinear_jax.train import ManySeeds
 
 
@@ -43,13 +42,7 @@ class StreamedData:
 
     def __init__(self, seeds: ManySeeds, task: Text, first_step: int):
         self._seeds = seeds
-        batches = SeedBatches(
-            task.data.train,
-            seq_len=task.seq_len,
-            target_offset=task.target_offset,
-            batch_size=seeds.trainer.settings.batch_size,
-            seeds=seeds.numbers,
-        )
+        batches = task.batches(seeds.trainer.settings.batch_size, seeds.numbers)
         self._batches = batches.iterate(first_step)
         self.validation = {"validation": place_windows(seeds, task.windows("validation"))}
 

@@ -19,7 +19,7 @@ from tensorboardX import SummaryWriter
 
 from loglinear_jax.analysis import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
-from loglinear_jax.config import Experiment, build, check_variants, variant_names
+from loglinear_jax.config import ConfigError, Experiment, build, check_variants, variant_names
 from loglinear_jax.data import Data, is_text, open_data, place_windows
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.progress import StopOnSignal, progress_bar
@@ -61,7 +61,9 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
             state = loop.run()
             if loop.stopping:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
-            summaries[variant] = summarize(state, experiment.train.metric) | loop.throughput() | loop.test(state)
+            summaries[variant] = summarize(state, experiment.train.metric) | loop.throughput()
+            if loop.trained or not directory.summary_file.exists():
+                summaries[variant] |= loop.test(state)
             trained |= loop.trained
     if not trained and directory.summary_file.exists():  # finished before, maybe on another machine
         return Outcome(summary=json.loads(directory.summary_file.read_text()))
@@ -93,6 +95,12 @@ class VariantLoop:
         # A seed's batches of a synthetic task are drawn on one device; those of a text are shared out over several.
         shared = self.settings.batch_size // self.settings.grad_accumulation if is_text(self.task) else 1
         mesh = device_mesh(len(experiment.seeds), shared)
+        working = {device.process_index for device in mesh.devices.flat}
+        if len(working) < jax.process_count():
+            raise ConfigError(
+                f"{variant}: {len(experiment.seeds)} seeds{f' of batch {shared}' if shared > 1 else ''} leave processes without "
+                f"work: make train.num_seeds a multiple of {len(jax.devices())}, or start fewer processes"
+            )
         trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
         self.seeds = ManySeeds(trainer, experiment.seeds, mesh)
 
@@ -114,8 +122,9 @@ class VariantLoop:
             mesh = self.seeds.mesh
             log.info("%s: %d seeds on %d device(s)", self.variant, len(self.seeds.seeds), mesh.size)
             if idle := len(jax.devices()) - mesh.size:
+                also = " or train.batch_size" if is_text(self.task) else ""
                 log.warning(
-                    "%d devices stay idle: train.num_seeds should be a multiple of %d", idle, len(jax.devices())
+                    "%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, len(jax.devices())
                 )
             self.trained = True
             data = open_data(self.seeds, step)
@@ -123,7 +132,10 @@ class VariantLoop:
             writer = (
                 SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1) if is_main() else None
             )
-            with contextlib.closing(dispatches), progress_bar(self.variant, self.settings.num_steps, step) as bar:
+            with (
+                contextlib.closing(dispatches),
+                progress_bar(self.variant, self.settings.num_steps, step, shown=is_main()) as bar,
+            ):
                 while not self._finished(state) and not self.stopping:
                     state = self._to_next_evaluation(state, data, dispatches, writer, bar)
                     step = _step(state)

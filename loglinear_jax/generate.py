@@ -1,6 +1,6 @@
 """Text from a trained language model: the prompt in the chunkwise form, then one token at a time from O(log T) states.
 
-python -m loglinear_jax.generate --workdir=runs/wikitext2 --prompt="The city of" --num_tokens=100
+python -m loglinear_jax.generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
 """
 
 from __future__ import annotations
@@ -152,10 +152,10 @@ def main(argv: list[str]) -> None:
         if not isinstance(run.model, LanguageModel):
             raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
         tokenizer = run.task.data.tokenizer
-        stop = None if args.stop is None else tokenizer.token_to_id(args.stop)
-        if args.stop is not None and stop is None:
-            raise ValueError(f"stop={args.stop!r} is not one token of the vocabulary")
-        prompt = tokenizer.encode(args.prompt).ids
+        stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
+        if stop is not None and len(stop) != 1:
+            raise ValueError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")
+        prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
         if not prompt:
             raise ValueError("prompt is empty: expected some text to go on from")
         tokens = stream(
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> None:
             top_k=args.top_k,
             top_p=args.top_p,
             seed=args.seed,
-            stop_token=stop,
+            stop_token=None if stop is None else stop[0],
         )
     except (ConfigError, NoReadableCheckpoint, ValueError, KeyError) as error:
         print("generate:", " ".join(str(error).split()), file=sys.stderr)

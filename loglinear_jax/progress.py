@@ -25,12 +25,13 @@ class LineStream:
         self._stream.flush()
 
 
-def progress_bar(description: str, total: int, initial: int, stream: TextIO | None = None) -> tqdm:
+def progress_bar(description: str, total: int, initial: int, stream: TextIO | None = None, shown: bool = True) -> tqdm:
     """A bar over steps with rate and time left; in a log file, a line every LOG_FILE_SECONDS."""
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
     return tqdm(
         desc=description,
+        disable=not shown,
         total=total,
         initial=initial,
         unit="step",

@@ -290,10 +290,13 @@ class SeedTrainer:
 
 
 def device_mesh(num_seeds: int, batch_size: int = 1, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """A mesh ("seed", "batch") over as many devices as divide the seeds evenly, and then the batch evenly."""
+    """A mesh ("seed", "batch") over as many devices as can share out seeds and batch evenly, the seeds first."""
     devices = jax.devices() if devices is None else devices
-    over_seeds = max(n for n in range(1, len(devices) + 1) if num_seeds % n == 0)
-    over_batch = max(n for n in range(1, len(devices) // over_seeds + 1) if batch_size % n == 0)
+    count = len(devices)
+    ways = [
+        (s, b) for s in range(1, count + 1) for b in range(1, count // s + 1) if num_seeds % s == batch_size % b == 0
+    ]
+    over_seeds, over_batch = max(ways, key=lambda way: (way[0] * way[1], way[0]))
     devices = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
     return jax.sharding.Mesh(devices, ("seed", "batch"))
 

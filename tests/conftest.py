@@ -8,6 +8,8 @@ import hypothesis
 import jax
 import pytest
 
+if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run briefly: compile them fast
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
 jax.config.update("jax_num_cpu_devices", 4)

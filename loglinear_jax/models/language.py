@@ -241,13 +241,24 @@ class LanguageModel(nn.Module):
         return summed_loss(self.features(tokens)[0], self.head, targets)
 
     def prefill(self, tokens: Int[Array, "B T"], max_length: int) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
-        """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form."""
+        """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form.
+
+        Raises ValueError for more tokens than max_length, or a max_length for which λ has no levels.
+        """
+        m = self.settings
+        if tokens.shape[1] > max_length:
+            raise ValueError(f"tokens has shape {tokens.shape}: expected no more than max_length={max_length} tokens")
+        if m.mixer == "log_linear" and max_length > m.max_length:
+            raise ValueError(f"max_length={max_length}: the model's λ has levels for {m.max_length} tokens")
         x, caches = self.features(tokens, max_length=max_length)
         return self._logits(x[:, -1]), caches
 
     def step(
         self, token: Int[Array, " B"], caches: list[BlockCache]
     ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
-        """(logits after one more token, the caches after it)."""
+        """(logits after one more token, the caches after it).
+
+        Traced positions cannot be checked: it is for the caller to take no more steps than max_length leaves room for.
+        """
         x, caches = self.features(token[:, None], caches)
         return self._logits(x[:, 0]), caches

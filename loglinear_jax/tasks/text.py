@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import numpy as np
 
-from loglinear_jax.text import Corpus, evaluation_windows, open_corpus
+from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
 
 TARGETS = {1: "next token", 2: "token after the next"}
 
@@ -21,8 +20,6 @@ class Text:
     trains and measures, by shifting labels twice. validation_windows: how many windows of the validation split to evaluate
     while training; 0, all of it, for perplexities to be compared.
     """
-
-    streamed: ClassVar[bool] = True
 
     corpus: str = "wikitext-103-raw"
     source: str = ""
@@ -41,7 +38,8 @@ class Text:
             )
         if self.validation_windows < 0:
             raise ValueError(f"task.validation_windows must not be negative, got {self.validation_windows}")
-        self.data  # noqa: B018  (says what is wrong with the corpus, before anything is trained)
+        for split in ("validation", "test"):  # says what is wrong with the corpus, before anything is trained
+            self.windows(split)
 
     @property
     def data(self) -> Corpus:
@@ -51,6 +49,16 @@ class Text:
     @property
     def vocab_size(self) -> int:
         return self.data.vocab_size
+
+    def batches(self, batch_size: int, seeds: list[int]) -> SeedBatches:
+        """The training split's batches, by seed and step. Raises CorpusError if it is too short for one."""
+        return SeedBatches(
+            self.data.train,
+            seq_len=self.seq_len,
+            target_offset=self.target_offset,
+            batch_size=batch_size,
+            seeds=seeds,
+        )
 
     def windows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets) [windows, seq_len] of all of a split; -1 where nothing is scored."""

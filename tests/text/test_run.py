@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis import load_run
+from loglinear_jax.config import ConfigError, build, language_config
 from loglinear_jax.losses import token_losses
 from tests.text.conftest import make_text
 
@@ -167,3 +168,15 @@ def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2 and "none.txt" in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text(make_text(150))
+    config = language_config()
+    config.task.update(corpus=str(path), tokenizer=bpe, cache=str(tmp_path), seq_len=5_000)
+    with pytest.raises(ConfigError, match=r"seq_len=5000: \d+ tokens make \d windows .* fewer than batch_size=8"):
+        build(config, "linear")
+    config.task.target_offset = 3
+    with pytest.raises(ConfigError, match=r"task.target_offset must be 1 \(next token\) or 2 \(the one after\), got 3"):
+        build(config, "linear")
