@@ -16,18 +16,8 @@ the next token; the preset `released` has that code's setting: two ahead, λ for
 Presets, joined by commas: hidden=N, released.
 """
 
-from loglinear_jax.config import apply_presets, language_config
+from loglinear_jax.config import apply_presets, language_config, released_language_config, set_hidden
 
 
 def get_config(preset=None):
-    return apply_presets(language_config(), preset, {"hidden=": hidden, "released": released})
-
-
-def hidden(config, width):
-    config.model.hidden = width
-
-
-def released(config):
-    config.task.target_offset = 2
-    config.model.max_length = 16_384
-    config.train.decay_all = True
+    return apply_presets(language_config(), preset, {"hidden=": set_hidden, "released": released_language_config})

@@ -8,7 +8,7 @@ joined by commas: hidden=N, released (see there), words (the word-level WikiText
 smoke (a small model that two CPU cores train in under three minutes).
 """
 
-from loglinear_jax.config import apply_presets, language_config
+from loglinear_jax.config import apply_presets, language_config, released_language_config, set_hidden
 
 
 def get_config(preset=None):
@@ -18,17 +18,9 @@ def get_config(preset=None):
     config.train.eval_every = 250
     config.train.checkpoint_every = 1_000
     config.train.patience = 6
-    return apply_presets(config, preset, {"hidden=": hidden, "released": released, "words": words, "smoke": smoke})
-
-
-def hidden(config, width):
-    config.model.hidden = width
-
-
-def released(config):
-    config.task.target_offset = 2
-    config.model.max_length = 16_384
-    config.train.decay_all = True
+    return apply_presets(
+        config, preset, {"hidden=": set_hidden, "released": released_language_config, "words": words, "smoke": smoke}
+    )
 
 
 def words(config):

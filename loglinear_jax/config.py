@@ -170,6 +170,18 @@ def released_config(config: ConfigDict) -> None:
     config.model.update(heads=1, head_dim=64, key_dim=64, init_scheme="released")
 
 
+def released_language_config(config: ConfigDict) -> None:
+    """The language model's setting in the released code: two tokens ahead, λ for 16,384, weight decay on everything."""
+    config.task.target_offset = 2
+    config.model.max_length = 16_384
+    config.train.decay_all = True
+
+
+def set_hidden(config: ConfigDict, width: int) -> None:
+    """The preset hidden=N."""
+    config.model.hidden = width
+
+
 # --- Variants -------------------------------------------------------------------------------------------------------
 
 

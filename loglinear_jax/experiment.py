@@ -232,13 +232,13 @@ class VariantLoop:
         if not is_text(self.task):
             return {}
         windows = place_windows(self.seeds, self.task.windows("test"))
-        loss, _ = to_host(self.seeds.evaluate(state.best_params, windows))
-        by_position = to_host(self.seeds.loss_by_position(state.best_params, windows)).astype(np.float64)
+        loss, scored = (x.astype(np.float64) for x in to_host(self.seeds.sums_by_position(state.best_params, windows)))
+        by_position = loss / scored
         starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
         parts = np.split(by_position, starts[1:], axis=1)
         return {
             "predicts": TARGETS[self.task.target_offset],
-            "test_loss": loss.astype(np.float64).tolist(),
+            "test_loss": (loss.sum(axis=1) / scored.sum(axis=1)).tolist(),
             "test_loss_from_position": {
                 str(start): np.nanmean(part, axis=1).tolist() for start, part in zip(starts, parts, strict=True)
             },

@@ -65,11 +65,7 @@ def stream(
             f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected at least 1, and no more than "
             f"max_length={max_length} in all"
         )
-    if m.mixer == "log_linear" and max_length > m.max_length:
-        raise ValueError(
-            f"max_length={max_length}: the model's λ has levels for {m.max_length} tokens; train with a larger "
-            "model.max_length, or generate less"
-        )
+    m.check_decoding(max_length)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= m.vocab_size:

@@ -29,11 +29,7 @@ def chunked_token_losses(
 
     chunk: tokens whose logits exist at a time; by CHUNK_ELEMENTS if None.
     """
-    padded = _pad_vocabulary(kernel).astype(x.dtype)
-    losses, right = jax.lax.map(
-        lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1]),
-        _in_chunks(x, kernel, targets, chunk),
-    )
+    losses, right = _losses_of_chunks(*_in_chunks(x, kernel, targets, chunk), kernel)
     return tuple(y.reshape(-1)[: targets.size].reshape(targets.shape) for y in (losses, right))
 
 
@@ -65,11 +61,15 @@ def _logits(x, padded, vocab):
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
+def _losses_of_chunks(x, targets, kernel):
+    """`token_losses` of each chunk, [chunks, size]."""
+    padded = _pad_vocabulary(kernel).astype(x.dtype)
+    return jax.lax.map(lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1]), (x, targets))
+
+
 @jax.custom_vjp
 def _summed(x, targets, kernel):
-    padded = _pad_vocabulary(kernel).astype(x.dtype)
-    losses = jax.lax.map(lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1])[0], (x, targets))
-    return jnp.sum(losses)
+    return jnp.sum(_losses_of_chunks(x, targets, kernel)[0])
 
 
 def _summed_forward(x, targets, kernel):

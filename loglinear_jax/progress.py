@@ -25,8 +25,16 @@ class LineStream:
         self._stream.flush()
 
 
-def progress_bar(description: str, total: int, initial: int, stream: TextIO | None = None, shown: bool = True) -> tqdm:
-    """A bar over steps with rate and time left; in a log file, a line every LOG_FILE_SECONDS."""
+def progress_bar(
+    description: str,
+    total: int,
+    initial: int = 0,
+    stream: TextIO | None = None,
+    shown: bool = True,
+    unit: str = "step",
+    unit_scale: bool = False,
+) -> tqdm:
+    """A bar over steps, or other units, with rate and time left; in a log file, a line every LOG_FILE_SECONDS."""
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
     return tqdm(
@@ -34,7 +42,8 @@ def progress_bar(description: str, total: int, initial: int, stream: TextIO | No
         disable=not shown,
         total=total,
         initial=initial,
-        unit="step",
+        unit=unit,
+        unit_scale=unit_scale,
         file=stream if terminal else LineStream(stream),
         mininterval=0.1 if terminal else LOG_FILE_SECONDS,
         maxinterval=10 if terminal else LOG_FILE_SECONDS,

@@ -243,15 +243,14 @@ class SeedTrainer:
         loss, right, scored = self._sum_over(data, lambda batch: scored_sums(self.model, params, batch))
         return loss / scored, right / scored
 
-    def loss_by_position(self, params: Any, data: Batch) -> Float[Array, " T"]:
-        """Mean loss in nats at each position of the sequences of `data`: whether more context helps. nan where none is scored."""
+    def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
+        """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
 
         def sums(batch):
             losses, _ = position_losses(self.model, params, batch)
             return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
 
-        loss, scored = self._sum_over(data, sums)
-        return loss / scored
+        return self._sum_over(data, sums)
 
     def _sum_over(self, data: Batch, function: Callable[[Batch], Any]) -> Any:
         """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices of the batch axis."""
@@ -324,33 +323,28 @@ class ManySeeds:
         self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
         names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
+        windows = DATA_SPECS["validation"]
         self.init = self._jit(trainer.init, _SEED)
         self.data = self._jit(trainer.data, _SEED, returns={name: DATA_SPECS[name] for name in names})
-        self._functions: dict[Any, Callable] = {}
+        self.sums_by_position = self._jit(self.trainer.sums_by_position, _SEED, windows)
+        self._evaluate_and_record = self._jit(
+            self.trainer.evaluate_and_record, _SEED, {"validation": windows}, donate=True
+        )
+        self._train_steps: dict[Any, Callable] = {}
 
     def train_steps(self, state: SeedState, data: dict[str, Any], num_steps: int) -> SeedState:
         """`SeedTrainer.train_steps` for every seed."""
         data = {name: value for name, value in data.items() if name != "validation"}
-        steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731
-        return self._with_data(("train", num_steps), steps, data)(state, data)
+        key = num_steps, *sorted(data)
+        if key not in self._train_steps:
+            steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731
+            specs = {name: DATA_SPECS[name] for name in data}
+            self._train_steps[key] = self._jit(steps, _SEED, specs, donate=True)
+        return self._train_steps[key](state, data)
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
         """`SeedTrainer.evaluate_and_record` for every seed."""
-        data = {"validation": data["validation"]}
-        return self._with_data("evaluate_and_record", self.trainer.evaluate_and_record, data)(state, data)
-
-    def evaluate(self, params: Any, data: Batch) -> tuple[Array, Array]:
-        """`SeedTrainer.evaluate` for every seed's parameters on that seed's sequences."""
-        return self._with_windows("evaluate")(params, data)
-
-    def loss_by_position(self, params: Any, data: Batch) -> Array:
-        """`SeedTrainer.loss_by_position` for every seed's parameters on that seed's sequences."""
-        return self._with_windows("loss_by_position")(params, data)
-
-    def _with_windows(self, method: str) -> Callable:
-        if method not in self._functions:
-            self._functions[method] = self._jit(getattr(self.trainer, method), _SEED, DATA_SPECS["validation"])
-        return self._functions[method]
+        return self._evaluate_and_record(state, {"validation": data["validation"]})
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""
@@ -363,13 +357,6 @@ class ManySeeds:
         """Host arrays, the same on every process, as data[name] of all devices together."""
         sharding = NamedSharding(self.mesh, DATA_SPECS[name])
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
-
-    def _with_data(self, key: Any, function: Callable, data: dict[str, Any]) -> Callable:
-        key = key, tuple(sorted(data))
-        if key not in self._functions:
-            specs = {name: DATA_SPECS[name] for name in data}
-            self._functions[key] = self._jit(function, _SEED, specs, donate=True)
-        return self._functions[key]
 
     def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
         sharded = jax.shard_map(jax.vmap(function), mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)

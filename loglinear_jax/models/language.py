@@ -70,6 +70,14 @@ class LanguageSettings:
         """Inner width of the SwiGLU MLP: 8/3 · hidden, up to a multiple of 256."""
         return -(-(8 * self.hidden // 3) // 256) * 256
 
+    def check_decoding(self, max_length: int) -> None:
+        """Raises ValueError if λ has no levels for so many tokens."""
+        if self.mixer == "log_linear" and max_length > self.max_length:
+            raise ValueError(
+                f"max_length={max_length}: the model's λ has levels for {self.max_length} tokens; train with a larger "
+                "model.max_length, or generate less"
+            )
+
     def check(self) -> None:
         """Raises ValueError naming the first setting that cannot be."""
         for name, known in (("mixer", MIXERS), ("remat", REMAT)):
@@ -245,11 +253,9 @@ class LanguageModel(nn.Module):
 
         Raises ValueError for more tokens than max_length, or a max_length for which λ has no levels.
         """
-        m = self.settings
         if tokens.shape[1] > max_length:
             raise ValueError(f"tokens has shape {tokens.shape}: expected no more than max_length={max_length} tokens")
-        if m.mixer == "log_linear" and max_length > m.max_length:
-            raise ValueError(f"max_length={max_length}: the model's λ has levels for {m.max_length} tokens")
+        self.settings.check_decoding(max_length)
         x, caches = self.features(tokens, max_length=max_length)
         return self._logits(x[:, -1]), caches
 

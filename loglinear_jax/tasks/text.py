@@ -32,7 +32,7 @@ class Text:
     def check(self) -> None:
         if self.seq_len < 1:
             raise ValueError(f"task.seq_len must be at least 1, got {self.seq_len}")
-        if self.target_offset not in (1, 2):
+        if self.target_offset not in TARGETS:
             raise ValueError(
                 f"task.target_offset must be 1 (next token) or 2 (the one after), got {self.target_offset}"
             )

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.progress import LOG_FILE_SECONDS, LineStream
+from loglinear_jax.progress import progress_bar
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import (
     SPLITS,
@@ -183,7 +182,8 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
     try:
         splits = text.splits()
         counts = {}
-        with _progress_bar(f"tokenising {text.name}", sum(split.num_bytes for split in splits.values())) as bar:
+        num_bytes = sum(split.num_bytes for split in splits.values())
+        with progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar:
             for name in SPLITS:
                 with (partial / f"{name}.bin").open("wb") as file:
                     counts[name] = _tokenise(splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar)
@@ -242,18 +242,3 @@ def _digest(value: dict[str, Any]) -> str:
 def _to_disk(file) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _progress_bar(description: str, num_bytes: int) -> tqdm:
-    terminal = sys.stderr.isatty()
-    seconds = 0.1 if terminal else LOG_FILE_SECONDS
-    return tqdm(
-        desc=description,
-        total=num_bytes,
-        unit="B",
-        unit_scale=True,
-        file=sys.stderr if terminal else LineStream(sys.stderr),
-        mininterval=seconds,
-        maxinterval=max(10, seconds),
-        ascii=not terminal,
-    )
