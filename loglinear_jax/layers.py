@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.attention import fenwick_step, gated_linear_attention, log_linear_attention
+from loglinear_jax.attention import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
 from loglinear_jax.fenwick import FenwickState, num_levels
 from loglinear_jax.lam import make_lam
 from pallas_kernels import runs_on_gpu
@@ -120,6 +122,45 @@ class TokenMixer(nn.Module):
         out, state = attended
         # No level above those that max_length needs holds anything yet, or will.
         return out, state.replace(levels=state.levels[:, :, : num_levels(max_length)])
+
+
+class MixerSettings:
+    """What the settings of every model with TokenMixers have in common; a model's own settings name the fields."""
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.key_groups is None else self.key_groups
+
+    def token_mixer(self, **more: Any) -> TokenMixer:
+        """The TokenMixer of these settings, called "mixer"."""
+        return TokenMixer(
+            kind=self.mixer,
+            num_levels=num_levels(self.max_length),
+            lam=self.lam,
+            lam_hidden=self.lam_hidden,
+            lam_activation=self.lam_activation,
+            init_scheme=self.init_scheme,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+            name="mixer",
+            **more,
+        )
+
+    def check_sizes_and_mixer(self, *more_sizes: str) -> None:
+        """Raises ValueError naming the first of these settings that cannot be. more_sizes: fields that must be ≥ 1 too."""
+        if self.mixer not in MIXERS:
+            raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
+        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+        sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups")
+        for name in (*sizes, *more_sizes):
+            if getattr(self, name) < 1:
+                shown = "key_groups" if name == "groups" else name
+                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.groups:
+            raise ValueError(
+                f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
+            )
+        check_attention_settings(self.chunk_size, self.implementation)
 
 
 def mixer_input_sizes(kind: str, lam: str, *, heads: int, num_levels: int) -> tuple[int, int]:

@@ -9,10 +9,8 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.attention import check_attention_settings
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.lam import make_lam
-from loglinear_jax.layers import MIXERS, CausalConv, MixerCache, TokenMixer, mixer_input_sizes
+from loglinear_jax.layers import CausalConv, MixerCache, MixerSettings, mixer_input_sizes
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.models.recall import small_normal
 
@@ -20,7 +18,7 @@ REMAT = ("none", "block")
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageSettings:
+class LanguageSettings(MixerSettings):
     """Settings of a LanguageModel.
 
     vocab_size, max_length: ids 0 .. vocab_size-1; the longest sequence, which sets the number of levels of λ.
@@ -57,10 +55,6 @@ class LanguageSettings:
     remat: str = "none"
 
     @property
-    def groups(self) -> int:
-        return self.heads if self.key_groups is None else self.key_groups
-
-    @property
     def inner(self) -> int:
         """Width of the mixer inside."""
         return self.heads * self.head_dim
@@ -80,22 +74,11 @@ class LanguageSettings:
 
     def check(self) -> None:
         """Raises ValueError naming the first setting that cannot be."""
-        for name, known in (("mixer", MIXERS), ("remat", REMAT)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"model.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
-        sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups", "conv_width")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                shown = "key_groups" if name == "groups" else name
-                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
-        if self.heads % self.groups:
-            raise ValueError(
-                f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
-            )
+        self.check_sizes_and_mixer("conv_width")
+        if self.remat not in REMAT:
+            raise ValueError(f"model.remat must be one of {', '.join(REMAT)}, got {self.remat!r}")
         if not self.norm_epsilon > 0:
             raise ValueError(f"model.norm_epsilon must be positive, got {self.norm_epsilon}")
-        check_attention_settings(self.chunk_size, self.implementation)
 
 
 @flax.struct.dataclass
@@ -149,18 +132,7 @@ class LanguageMixer(nn.Module):
         v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        mixed = TokenMixer(
-            kind=m.mixer,
-            num_levels=levels,
-            lam=m.lam,
-            lam_hidden=m.lam_hidden,
-            lam_activation=m.lam_activation,
-            init_scheme=m.init_scheme,
-            scale_values=True,
-            chunk_size=m.chunk_size,
-            implementation=m.implementation,
-            name="mixer",
-        )(
+        mixed = m.token_mixer(scale_values=True)(
             q, k, v, dt if dt_size else None, d if d_size else None,
             cache=None if cache is None else cache.mixer, max_length=max_length,
         )  # fmt: skip

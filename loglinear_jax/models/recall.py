@@ -8,16 +8,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.attention import check_attention_settings
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.lam import make_lam
-from loglinear_jax.layers import MIXERS, TokenMixer, mixer_input_sizes
+from loglinear_jax.layers import MixerSettings, mixer_input_sizes
 
 small_normal = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallSettings:
+class RecallSettings(MixerSettings):
     """Settings of a RecallModel.
 
     vocab_size, max_length: ids 0 .. vocab_size-1; the longest sequence, which sets the number of levels of λ.
@@ -46,24 +44,9 @@ class RecallSettings:
     implementation: str | None = None
     dtype: str = "float32"
 
-    @property
-    def groups(self) -> int:
-        return self.heads if self.key_groups is None else self.key_groups
-
     def check(self) -> None:
         """Raises ValueError naming the first setting that cannot be."""
-        if self.mixer not in MIXERS:
-            raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
-        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
-        for name in ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups"):
-            if getattr(self, name) < 1:
-                shown = "key_groups" if name == "groups" else name
-                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
-        if self.heads % self.groups:
-            raise ValueError(
-                f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
-            )
-        check_attention_settings(self.chunk_size, self.implementation)
+        self.check_sizes_and_mixer()
 
 
 class RecallLayer(nn.Module):
@@ -83,17 +66,7 @@ class RecallLayer(nn.Module):
         q, k, v, dt, d = jnp.split(projected, ends, axis=-1)
         q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        mixed = TokenMixer(
-            kind=m.mixer,
-            num_levels=levels,
-            lam=m.lam,
-            lam_hidden=m.lam_hidden,
-            lam_activation=m.lam_activation,
-            init_scheme=m.init_scheme,
-            chunk_size=m.chunk_size,
-            implementation=m.implementation,
-            name="mixer",
-        )(q, k, v, dt if dt_size else None, d if d_size else None)
+        mixed = m.token_mixer()(q, k, v, dt if dt_size else None, d if d_size else None)
         # 0.02 / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
         out_init = nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
         y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(
