@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers = [handler]
     try:
-        outcome = experiment.run(config, workdir)
+        outcome = experiment.run(config, workdir, ["python", Path(argv[0]).name, *argv[1:]])
     except (ConfigError, NoReadableCheckpoint, UnsupportedError) as error:
         fail(error)
     if outcome.summary is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import logging
 import platform
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,10 @@ class Outcome:
     interrupted_at: Path | None = None
 
 
-def run(config: ConfigDict, workdir: str | Path) -> Outcome:
+def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None) -> Outcome:
     """Trains every variant of the config with the same seeds and data; goes on from where an earlier call stopped.
+
+    command: the command line that asked for it, for summary.json.
 
     Raises ConfigError before any training if a setting can't be, or the workdir can't be used.
     """
@@ -67,7 +71,12 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
             trained |= loop.trained
     if not trained and directory.summary_file.exists():  # finished before, maybe on another machine
         return Outcome(summary=json.loads(directory.summary_file.read_text()))
-    summary = {"variants": summaries, "seconds_in_this_process": time.monotonic() - started, **versions()}
+    summary = {
+        "command": None if command is None else shlex.join(command),
+        **versions(),
+        "seconds_in_this_process": time.monotonic() - started,
+        "variants": summaries,
+    }
     if is_main():
         write_json(directory.summary_file, summary)
         draw_learning_curves(directory.path, directory.curves_file)
@@ -77,10 +86,18 @@ def run(config: ConfigDict, workdir: str | Path) -> Outcome:
 def versions() -> dict[str, Any]:
     """What this process measures with."""
     devices = jax.devices()
+    packages = ("loglinear_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
     return {
         "device": f"{len(devices)} × {devices[0].device_kind}",
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a checkout in PYTHONPATH, not installed
+        return "not installed"
 
 
 class VariantLoop:
@@ -184,7 +201,8 @@ class VariantLoop:
         train_loss = to_host(state.loss_sum).astype(np.float64) / (end - last_evaluation)
         state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data.validation)
         loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
-        rate = (end - start) * len(accuracy) / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        rate = (end - start) * len(accuracy) / seconds
 
         record = {
             "variant": self.variant,
@@ -193,6 +211,7 @@ class VariantLoop:
             "val_loss": loss.tolist(),
             "val_accuracy": accuracy.tolist(),
             "active": to_host(state.active).tolist(),
+            "seconds": seconds,
             "seed_steps_per_second": rate,
             "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
         }
@@ -245,9 +264,12 @@ class VariantLoop:
         }
 
     def throughput(self) -> dict[str, float | None]:
-        """Median rates over the evaluations so far (evaluation included, compilation only in the first)."""
+        """Seconds of training and evaluating, in this and earlier processes; median rates over the evaluations so far.
+
+        Compilation counts in the seconds, and in the first rate of each process.
+        """
         records = [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
-        return {
+        return {"seconds": sum(r["seconds"] for r in records)} | {
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")
         }

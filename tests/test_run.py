@@ -75,13 +75,13 @@ def assert_same_run(a, b):
 
     def records(workdir):
         lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in line.items() if "per_second" not in key} for line in lines]
+        return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
     assert records(a) == records(b)
     outcomes = [json.loads((Path(w) / "summary.json").read_text())["variants"] for w in (a, b)]
     for outcome in outcomes:
         for summary in outcome.values():
-            del summary["seed_steps_per_second"], summary["tokens_per_second"]
+            del summary["seconds"], summary["seed_steps_per_second"], summary["tokens_per_second"]
     assert outcomes[0] == outcomes[1]
 
 
@@ -94,7 +94,9 @@ def test_what_a_run_writes(undisturbed):
     assert all(len(r["val_accuracy"]) == 2 and r["seed_steps_per_second"] > 0 for r in records)
     assert records[0]["tokens_per_second"] == pytest.approx(records[0]["seed_steps_per_second"] * 8 * 16)
     summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["command"].startswith("python run.py --config=") and summary["versions"]["jax"] == jax.__version__
     for variant, s in summary["variants"].items():
+        assert s["seconds"] == pytest.approx(sum(r["seconds"] for r in records if r["variant"] == variant))
         assert s["seeds"] == [0, 1] and s["last_step"] == 60
         curves = np.array([r["val_accuracy"] for r in records if r["variant"] == variant])
         np.testing.assert_allclose(s["best_accuracy"], curves.max(axis=0))
