@@ -75,7 +75,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     if not directory.checkpoints(variant).is_dir():
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
 
-    experiment = build(config, variant)
+    corpus = directory.read_corpus()
+    experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
     trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
     abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
     checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)

@@ -253,36 +253,48 @@ class Experiment:
     seeds: list[int]
 
 
-def build(config: ConfigDict, variant: str) -> Experiment:
-    """The task, model and training settings of one variant. Raises ConfigError naming an impossible setting."""
+def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
+    """The task, model and training settings of one variant.
+
+    vocab_size: of a text that need not be read again; None opens the corpus, after all settings are checked.
+    Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
+    """
     config = variant_config(config, variant)
+    train, seeds = _train_settings(config.train), _seeds(config.train)
     try:
         task = load_task(**config.task)
-        model_settings = dict(config.model)
-        kind = model_settings.pop("kind")
-        if kind not in MODELS:
-            raise ConfigError(f"model.kind must be one of {', '.join(MODELS)}, got {kind!r}")
-        model_class, settings_class = MODELS[kind]
-        for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
-            model_settings[name] = model_settings[name] or None
-        model_settings["max_length"] = model_settings["max_length"] or task.seq_len
-        if kind == "language" and not model_settings["heads"]:
-            width, head_dim = model_settings["hidden"], model_settings["head_dim"]
-            if head_dim < 1 or width % head_dim:
-                raise ConfigError(
-                    f"model.hidden must be a multiple of head_dim where heads=0, got hidden={width}, head_dim={head_dim}"
-                )
-            model_settings["heads"] = width // head_dim
-        dtype = "bfloat16" if config.train.precision == "bfloat16" else "float32"
-        settings = settings_class(vocab_size=task.vocab_size, dtype=dtype, **model_settings)
+        settings_class, given = _model_settings(config.model, task.seq_len)
+        dtype = "bfloat16" if train.precision == "bfloat16" else "float32"
+        text = isinstance(task, Text)
+        settings = settings_class(vocab_size=vocab_size or (1 if text else task.vocab_size), dtype=dtype, **given)
         settings.check()
-        if isinstance(task, Text):
-            task.batches(config.train.batch_size, _seeds(config.train))  # says if the text is too short
+        if settings.max_length < task.seq_len:
+            raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
+        if text and vocab_size is None:
+            task.check_data(train.batch_size, seeds)
+            settings = dataclasses.replace(settings, vocab_size=task.vocab_size)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if settings.max_length < task.seq_len:
-        raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
-    return Experiment(config, task, model_class(settings), _train_settings(config.train), _seeds(config.train))
+    return Experiment(config, task, MODELS[config.model.kind][0](settings), train, seeds)
+
+
+def _model_settings(model: ConfigDict, seq_len: int) -> tuple[type, dict[str, Any]]:
+    """The class of the model's settings and its arguments, with what is chosen for the user filled in."""
+    settings = dict(model)
+    kind = settings.pop("kind")
+    if kind not in MODELS:
+        raise ConfigError(f"model.kind must be one of {', '.join(MODELS)}, got {kind!r}")
+    for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
+        settings[name] = settings[name] or None
+    settings["max_length"] = settings["max_length"] or seq_len
+    if kind == "language" and not settings["heads"]:
+        width, head_dim = settings["hidden"], settings["head_dim"]
+        if head_dim < 1 or width % head_dim:
+            raise ConfigError(
+                f"model.hidden must be a multiple of head_dim where heads=0, got hidden={width}, head_dim={head_dim}"
+            )
+        settings["heads"] = width // head_dim
+    return MODELS[kind][1], settings
 
 
 def _seeds(train: ConfigDict) -> list[int]:

@@ -52,6 +52,9 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
     directory = Workdir(workdir, writes=is_main())
     resumed = directory.prepare(config)
+    task = next(iter(experiments.values())).task  # the same for all variants
+    if is_text(task):
+        directory.keep_corpus(task.data)
     log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
     for variant, experiment in experiments.items():
         log.info("%s: %s", variant, describe_model(experiment.model, experiment.task.seq_len))

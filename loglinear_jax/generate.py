@@ -20,6 +20,7 @@ from loglinear_jax.analysis import load_run
 from loglinear_jax.checkpoints import NoReadableCheckpoint
 from loglinear_jax.config import ConfigError
 from loglinear_jax.models import LanguageModel
+from loglinear_jax.text import load_tokenizer
 
 
 def generate(
@@ -147,7 +148,7 @@ def main(argv: list[str]) -> None:
         run = load_run(args.workdir, args.variant)
         if not isinstance(run.model, LanguageModel):
             raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
-        tokenizer = run.task.data.tokenizer
+        tokenizer = load_tokenizer(str(run.workdir))
         stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
         if stop is not None and len(stop) != 1:
             raise ValueError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")

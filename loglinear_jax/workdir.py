@@ -1,6 +1,7 @@
 """What a run writes: config.json, metrics.jsonl, summary.json, TensorBoard events, checkpoints. And how it is read.
 
     config.json           the config, as started
+    corpus.json, tokenizer.json   of a text: what its tokens were made from, and the tokenizer
     metrics.jsonl         one line an evaluation: variant, step, and per-seed lists
     summary.json          outcomes of every variant, per seed and together
     learning_curves.png   accuracy against step, every seed
@@ -23,6 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config
+from loglinear_jax.text import Corpus
 
 
 class Workdir:
@@ -32,6 +34,8 @@ class Workdir:
         self.path = Path(path).absolute()
         self.writes = writes
         self.config_file = self.path / "config.json"
+        self.corpus_file = self.path / "corpus.json"
+        self.tokenizer_file = self.path / "tokenizer.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "learning_curves.png"
@@ -64,6 +68,32 @@ class Workdir:
         if self.writes:
             write_json(self.config_file, config.to_dict())
         return False
+
+    def keep_corpus(self, corpus: Corpus) -> None:
+        """Writes what a text was made from, and its tokenizer, so that the run can be read without the text.
+
+        Raises ConfigError if the run was started with another text or tokenizer.
+        """
+        known = self.read_corpus()
+        if known is None:
+            if self.writes:
+                corpus.tokenizer.save(str(self.tokenizer_file))
+                write_json(self.corpus_file, corpus.manifest)
+            return
+        for name, what in (("splits", "the text"), ("tokenizer_sha256", "the tokenizer")):
+            if known[name] != corpus.manifest[name]:
+                raise ConfigError(
+                    f"workdir {self.path} holds a run in which {what} was another one: give the same, or another --workdir"
+                )
+
+    def read_corpus(self) -> dict[str, Any] | None:
+        """The manifest of the text that the run was started with; None if there is none."""
+        if not self.corpus_file.exists():
+            return None
+        try:
+            return json.loads(self.corpus_file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.corpus_file} can't be read: {error}") from error
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl, on disk when this returns."""

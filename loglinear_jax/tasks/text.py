@@ -16,6 +16,8 @@ TARGETS = {1: "next token", 2: "token after the next"}
 class Text:
     """Windows of seq_len tokens of a corpus; the target of each token is the one target_offset further on.
 
+    The corpus is opened, and tokenised if it never was, when it is first read.
+
     corpus, source, tokenizer, cache: see loglinear_jax.text.open_corpus. target_offset 2 is what the paper's released code
     trains and measures, by shifting labels twice. validation_windows: how many windows of the validation split to evaluate
     while training; 0, all of it, for perplexities to be compared.
@@ -38,7 +40,11 @@ class Text:
             )
         if self.validation_windows < 0:
             raise ValueError(f"task.validation_windows must not be negative, got {self.validation_windows}")
-        for split in ("validation", "test"):  # says what is wrong with the corpus, before anything is trained
+
+    def check_data(self, batch_size: int, seeds: list[int]) -> None:
+        """Opens the corpus; raises CorpusError, saying what is wrong with it, if any split can't be used."""
+        self.batches(batch_size, seeds)
+        for split in ("validation", "test"):
             self.windows(split)
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from loglinear_jax import experiment
 from loglinear_jax.analysis import load_run
-from loglinear_jax.config import ConfigError, build, language_config
+from loglinear_jax.config import ConfigError, build, language_config, read_config
 from loglinear_jax.losses import token_losses
 from tests.text.conftest import make_text
 
@@ -152,14 +154,41 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(run, corpus, tmp_pat
     np.testing.assert_allclose(curves(tmp_path / "parts"), curves(workdir), rtol=1e-5)
 
 
-def test_generating_from_a_run(run):
-    workdir, *_ = run
+def test_generating_from_a_run(run, tmp_path):
+    """On a machine that does not have the text."""
+    workdir = tmp_path / "moved"
+    shutil.copytree(run[0], workdir)
+    config = json.loads((workdir / "config.json").read_text())
+    config["task"] |= {"corpus": "none.txt", "tokenizer": "none", "cache": str(tmp_path / "none")}
+    (workdir / "config.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "loglinear_jax.generate", f"--workdir={workdir}", "--prompt= the heron"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([*command, "--num_tokens=5"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(" the heron") and len(done.stdout) > 12, done.stderr
     done = subprocess.run([*command, "--num_tokens=50"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "has levels for 16 tokens" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
+    workdir, *_ = run
+    shutil.copytree(workdir, tmp_path / "run")
+    config = read_config(workdir / "config.json")
+    path = tmp_path / "other.txt"
+    path.write_text(make_text(150, seed=1))
+    known = json.loads((workdir / "config.json").read_text())
+    known["task"]["corpus"] = str(path)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(known))
+    config.task.corpus = str(path)
+    with pytest.raises(ConfigError, match=r"holds a run in which the text was another one"):
+        experiment.run(config, tmp_path / "run")
+
+
+def test_settings_are_checked_before_the_text_is_read(tmp_path):
+    config = language_config()
+    config.task.update(corpus=str(tmp_path / "none.txt"))
+    config.train.patience = -1
+    with pytest.raises(ConfigError, match="train.patience must not be negative"):
+        build(config, "linear")
 
 
 def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe):
