@@ -20,6 +20,9 @@ class Data(Protocol):
     def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         """For each number of steps to come, that number and what `ManySeeds.train_steps` reads in them."""
 
+    def close(self) -> None:
+        """Ends what reads ahead."""
+
 
 class DrawnData:
     """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones."""
@@ -32,6 +35,9 @@ class DrawnData:
     def dispatches(self, sizes):
         for size in sizes:
             yield size, self._train
+
+    def close(self):
+        self._train = {}
 
 
 class StreamedData:
@@ -56,6 +62,9 @@ class StreamedData:
                 ready = coming
             if ready is not None:
                 yield ready[0], ready[1].result()
+
+    def close(self):
+        self._batches.close()
 
     def _next(self, num_steps: int) -> dict[str, Any]:
         steps = [next(self._batches) for _ in range(num_steps)]

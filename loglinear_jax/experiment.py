@@ -153,6 +153,7 @@ class VariantLoop:
                 SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1) if is_main() else None
             )
             with (
+                contextlib.closing(data),
                 contextlib.closing(dispatches),
                 progress_bar(self.variant, self.settings.num_steps, step, shown=is_main()) as bar,
             ):

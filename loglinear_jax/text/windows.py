@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import grain
 import numpy as np
@@ -27,12 +26,8 @@ class SeedBatches:
         target_offset: int,
         batch_size: int,
         seeds: Sequence[int],
-        rows: slice = slice(None),
     ):
-        """rows: which of the B rows to read, for a process that holds only those; the others' batches have the rest.
-
-        Raises CorpusError for settings that admit no window, or fewer windows than a batch has.
-        """
+        """Raises CorpusError for settings that admit no window, or fewer windows than a batch has."""
         _check(seq_len, target_offset)
         if batch_size < 1:
             raise CorpusError(f"batch_size={batch_size}: expected at least 1")
@@ -40,8 +35,6 @@ class SeedBatches:
             raise CorpusError("seeds is empty: expected at least one")
         if bad := [seed for seed in seeds if not 0 <= seed < 2**32]:
             raise CorpusError(f"seeds: {bad[0]} is not in [0, 2**32)")
-        if not range(batch_size)[rows]:
-            raise CorpusError(f"rows={rows} takes none of the batch_size={batch_size} rows")
         self.num_windows = max(0, len(tokens) - target_offset) // seq_len
         if self.num_windows < batch_size:
             raise CorpusError(
@@ -50,7 +43,6 @@ class SeedBatches:
             )
         self._tokens = tokens
         self._target_offset = target_offset
-        self._rows = rows
         self._position = np.arange(seq_len)
         # Grain orders the windows' numbers; the windows themselves are then read all at once.
         numbers = range(self.num_windows)
@@ -62,17 +54,16 @@ class SeedBatches:
         return min(len(order) for order in self._orders)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        windows = np.stack([order[step][self._rows] for order in self._orders])
+        windows = np.stack([order[step] for order in self._orders])
         at = windows[..., None] * len(self._position) + self._position
         return {
             "tokens": self._tokens[at].astype(np.int32),
             "targets": self._tokens[at + self._target_offset].astype(np.int32),
         }
 
-    def iterate(self, first_step: int, num_prefetch: int = 2, device: Any = None) -> grain.DatasetIterator:
+    def iterate(self, first_step: int, num_prefetch: int = 2) -> grain.DatasetIterator:
         """Batches from that step on, without end, `num_prefetch` of them read ahead in threads.
 
-        device: of `jax.device_put`: a device or sharding where the batches are put ahead; None leaves them in numpy.
         get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch; close()
         ends its threads.
         Raises CorpusError for a negative step.
@@ -80,12 +71,7 @@ class SeedBatches:
         if first_step < 0:
             raise CorpusError(f"first_step={first_step}: expected 0 or more")
         options = grain.ReadOptions(num_threads=min(num_prefetch, 4), prefetch_buffer_size=num_prefetch)
-        dataset = grain.MapDataset.source(self).to_iter_dataset(options)
-        if device is not None:
-            dataset = grain.experimental.device_put(
-                dataset, device, cpu_buffer_size=num_prefetch, device_buffer_size=num_prefetch
-            )
-        iterator = iter(dataset)
+        iterator = iter(grain.MapDataset.source(self).to_iter_dataset(options))
         grain.experimental.set_next_index(iterator, first_step)
         return iterator
 
