@@ -36,7 +36,8 @@ def chunked_token_losses(
 def summed_loss(
     x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
 ) -> Float[Array, ""]:
-    """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice."""
+    """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
+    then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32."""
     return _summed(*_in_chunks(x, kernel, targets, chunk), kernel)
 
 
@@ -56,8 +57,8 @@ def _pad_vocabulary(kernel):
     return jnp.pad(kernel, [(0, 0), (0, -kernel.shape[1] % ALIGNMENT)])
 
 
-def _logits(x, padded, vocab):
-    logits = jnp.dot(x, padded, preferred_element_type=jnp.float32)
+def _logits(x, padded, vocab, dtype=jnp.float32):
+    logits = jnp.dot(x, padded, preferred_element_type=dtype).astype(jnp.float32)
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
@@ -78,7 +79,7 @@ def _summed_forward(x, targets, kernel):
     def step(sums, part):
         loss_sum, d_padded = sums
         x, targets = part
-        logits = _logits(x, padded, kernel.shape[1])
+        logits = _logits(x, padded, kernel.shape[1], x.dtype)
         scored = (targets >= 0)[:, None]
         is_label = jnp.arange(logits.shape[-1]) == targets[:, None]
         log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
