@@ -349,11 +349,25 @@ def _train_settings(train: ConfigDict) -> TrainSettings:
 
 
 def read_config(path: Path) -> ConfigDict:
-    """The config that a run was started with. Raises ConfigError if the file can't be read as one."""
+    """The config that a run was started with; a setting that is newer than the run has its default.
+
+    Raises ConfigError if the file can't be read, or is no config of this project.
+    """
     try:
-        return ConfigDict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        given = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
+    sections = ("task", "model", "train")
+    if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
+        raise ConfigError(f"{path} is no config of a run: expected task, model and train in it")
+    known = language_config() if given["model"].get("kind") == "language" else default_config()
+    for section in ("model", "train"):
+        if unknown := sorted(set(given[section]) - set(known[section])):
+            raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
+        known[section].update(given[section])
+    known.task = ConfigDict(given["task"])
+    known.variants = given.get("variants", "")
+    return known
 
 
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:

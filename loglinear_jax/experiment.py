@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
-from loglinear_jax.analysis import draw_learning_curves
+from loglinear_jax.analysis.figures import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
 from loglinear_jax.config import ConfigError, Experiment, build, check_variants, variant_names
 from loglinear_jax.data import Data, is_text, open_data, place_windows

@@ -56,7 +56,8 @@ class TokenMixer(nn.Module):
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
     cache, it takes the next token, T = 1, and returns the next cache.
 
-    λ is sown as ("intermediates", "lam_value"): apply the model with mutable=["intermediates"] to read it; otherwise free.
+    λ is sown as ("intermediates", "lam_value"), and q, k and log decays as "queries", "keys" and "log_decay": apply the
+    model with mutable=["intermediates"] to read them; otherwise free.
     """
 
     kind: str
@@ -94,6 +95,8 @@ class TokenMixer(nn.Module):
         log_decay = -jnp.exp(a_log) * step_size
         if self.scale_values:
             v = (v * step_size[..., None]).astype(v.dtype)
+        for name, value in (("queries", q), ("keys", k), ("log_decay", log_decay)):
+            self.sow("intermediates", name, value)
         decoding = cache is not None or max_length is not None
         if self.kind == "linear":
             return gated_linear_attention(

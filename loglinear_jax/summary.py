@@ -87,11 +87,16 @@ def table(variants: dict[str, dict[str, Any]], style: str = "github") -> str:
     rows = []
     for name, s in variants.items():
         row = {"variant": name, "seeds": len(s["seeds"])}
-        row |= _language_columns(s) if "predicts" in s else _recall_columns(s)
+        row |= columns_of(s)
         if any_diverged:
             row["diverged"] = sum(step is not None for step in s["diverged_step"])
         rows.append(row)
     return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True)
+
+
+def columns_of(s: dict[str, Any]) -> dict[str, str]:
+    """One variant's summary as cells to be read, by column."""
+    return _language_columns(s) if "predicts" in s else _recall_columns(s)
 
 
 def _recall_columns(s: dict[str, Any]) -> dict[str, str]:

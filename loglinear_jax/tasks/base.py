@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jaxtyping import Array, Int
 
 
@@ -17,6 +18,16 @@ class Task:
 
     seq_len: int = 128
     vocab_size: int = 128
+
+    ROLES: ClassVar[tuple[str, ...]] = ("token",)
+
+    def roles(self, tokens: Int[np.ndarray, "num T"]) -> Int[np.ndarray, "num T"]:
+        """What each token of a sample is for, as an index of ROLES; for analysis."""
+        return np.zeros(tokens.shape, np.int32)
+
+    def marks(self) -> dict[str, int]:
+        """Where parts of a sequence begin, by name; for figures."""
+        return {}
 
     def check(self) -> None:
         """Raises ValueError, naming the settings, if they admit no sequence."""

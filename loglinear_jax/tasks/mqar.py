@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct
@@ -21,6 +22,22 @@ class Mqar(Task):
     """
 
     num_pairs: int = 8
+
+    ROLES = ("key", "value", "filler", "query")
+
+    @property
+    def first_query(self) -> int:
+        return self.seq_len - 2 * self.num_pairs
+
+    def roles(self, tokens):
+        of_position = np.full(self.seq_len, self.ROLES.index("filler"))
+        of_position[0 : 2 * self.num_pairs : 2] = self.ROLES.index("key")
+        of_position[1 : 2 * self.num_pairs : 2] = self.ROLES.index("value")
+        of_position[self.first_query :: 2] = self.ROLES.index("query")
+        return np.broadcast_to(of_position, tokens.shape)
+
+    def marks(self):
+        return {"pairs end": 2 * self.num_pairs, "queries": self.first_query}
 
     def check(self) -> None:
         pairs, half = self.num_pairs, self.vocab_size // 2
@@ -44,10 +61,9 @@ class Mqar(Task):
         queries, answers = (jnp.take_along_axis(x, order, axis=1) for x in (keys, values))
         filler = jax.random.randint(key_filler, (num, self.seq_len), 1, self.vocab_size)
 
-        first_query = self.seq_len - 2 * pairs
         tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)
-        tokens = tokens.at[:, first_query::2].set(queries)
-        targets = jnp.full_like(tokens, -1).at[:, first_query::2].set(answers)
+        tokens = tokens.at[:, self.first_query :: 2].set(queries)
+        targets = jnp.full_like(tokens, -1).at[:, self.first_query :: 2].set(answers)
         return tokens, targets
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct, increasing
@@ -23,6 +24,15 @@ class SelectiveCopy(Task):
 
     seq_len: int = 256
     num_tokens: int = 16
+
+    ROLES = ("noise", "data", "separator", "blank")
+
+    def roles(self, tokens):
+        data = (tokens >= FIRST_DATA) & (tokens < FIRST_DATA + self.num_data_ids)
+        return np.select([data, tokens == SEPARATOR, tokens == BLANK], [1, 2, 3], 0)
+
+    def marks(self):
+        return {"copy target": self.seq_len - self.num_tokens - 1}
 
     @property
     def num_data_ids(self) -> int:

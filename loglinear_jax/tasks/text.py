@@ -47,6 +47,16 @@ class Text:
         for split in ("validation", "test"):
             self.windows(split)
 
+    ROLES = ("token",)
+
+    def roles(self, tokens: np.ndarray) -> np.ndarray:
+        """As of a Task: here all tokens are alike."""
+        return np.zeros(tokens.shape, np.int32)
+
+    def marks(self) -> dict[str, int]:
+        """As of a Task: none."""
+        return {}
+
     @property
     def data(self) -> Corpus:
         """The corpus, tokenised."""

@@ -59,6 +59,22 @@ def test_selective_copy(vocab, data, noise, seq_len):
     assert chisquare([places[p] for p in range(context)]).pvalue > 1e-4
 
 
+def test_roles_and_marks():
+    task = load_task("mqar", seq_len=32, num_pairs=3)
+    tokens, targets = sample(task, 5)
+    named = np.asarray(task.ROLES)[task.roles(tokens)]
+    np.testing.assert_array_equal(named == "query", targets >= 0)
+    assert (named[:, :6] == ["key", "value"] * 3).all() and (named[:, 6:26] == "filler").all()
+    assert task.marks() == {"pairs end": 6, "queries": 26}
+
+    task = load_task("selective_copy", seq_len=32, num_tokens=4, vocab_size=32)
+    tokens, targets = sample(task, 5)
+    named = np.asarray(task.ROLES)[task.roles(tokens)]
+    for row, names, target in zip(tokens, named, targets, strict=True):
+        np.testing.assert_array_equal(row[names == "data"], target[target >= 0])
+    assert (named[:, task.marks()["copy target"]] == "separator").all() and (named[:, 28:] == "blank").all()
+
+
 def test_draws_are_uniform():
     rows = np.asarray(distinct(jax.random.key(0), 6000, 2, 3))
     assert chisquare(list(collections.Counter(map(tuple, rows.tolist())).values())).pvalue > 1e-4

@@ -1,25 +1,72 @@
-"""Reading a finished (or running) run back: its settings, models, parameters and curves. Works on any machine."""
+"""Reading a finished (or running) run back: its settings, models, parameters and curves. Works on any machine.
+
+A Record is what a run writes besides checkpoints, enough for its tables and curves; a Run is one variant of it with its
+parameters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from loglinear_jax.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.config import ConfigError, build, read_config, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.tasks import Task
-from loglinear_jax.tasks.text import TARGETS, Text
-from loglinear_jax.train import CONVERGED, SeedTrainer
+from loglinear_jax.tasks.text import Text
+from loglinear_jax.train import SeedTrainer
 from loglinear_jax.workdir import Workdir
+from pallas_kernels import runs_on_gpu
+
+CURVES = ("step", "train_loss", "val_loss", "val_accuracy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a run wrote besides checkpoints. summary: its summary.json, or None while it goes on."""
+
+    workdir: Path
+    config: ConfigDict
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """The workdir's own name."""
+        return self.workdir.name
+
+    @property
+    def variants(self) -> list[str]:
+        return variant_names(self.config)
+
+    def metrics(self, variant: str) -> dict[str, np.ndarray]:
+        """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
+        return load_metrics(Workdir(self.workdir), variant)
+
+
+def load_record(workdir: str | os.PathLike) -> Record:
+    """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
+    directory = Workdir(workdir)
+    config = read_config(_config_file(directory))
+    variant_names(config)
+    try:
+        summary = json.loads(directory.summary_file.read_text()) if directory.summary_file.exists() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory.summary_file} can't be read: {error}") from error
+    return Record(directory.path, config, summary)
+
+
+def _config_file(directory: Workdir) -> Path:
+    if not directory.config_file.exists():
+        raise ConfigError(f"{directory.path} holds no run: there is no config.json")
+    return directory.config_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +75,7 @@ class Run:
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
     metrics: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not finite).
+    checkpoint: what tells the checkpoint that was read from any other.
     best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
     """
 
@@ -38,6 +86,7 @@ class Run:
     task: Task | Text
     seeds: list[int]
     metrics: dict[str, np.ndarray]
+    checkpoint: str
     best: Any
     last: Any
     best_accuracy: np.ndarray
@@ -63,9 +112,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     checkpoints are damaged.
     """
     directory = Workdir(workdir)
-    if not directory.config_file.exists():
-        raise ConfigError(f"{directory.path} holds no run: there is no config.json")
-    config = read_config(directory.config_file)
+    config = read_config(_config_file(directory))
     names = variant_names(config)
     if variant is None and len(names) > 1:
         raise ConfigError(f"{directory.path} holds several variants ({', '.join(names)}): name one")
@@ -75,6 +122,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     if not directory.checkpoints(variant).is_dir():
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
 
+    if config.model.implementation == "pallas" and not runs_on_gpu():
+        config.model.implementation = ""  # the same function, on this machine
     corpus = directory.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
     trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
@@ -85,6 +134,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
+    saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
+    identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode() + saved.read_bytes())
     return Run(
         workdir=directory.path,
         variant=variant,
@@ -93,6 +144,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         task=experiment.task,
         seeds=experiment.seeds,
         metrics=load_metrics(directory, variant),
+        checkpoint=identity.hexdigest()[:16],
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
@@ -104,47 +156,4 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
 def load_metrics(directory: Workdir, variant: str) -> dict[str, np.ndarray]:
     """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]."""
     records = [record for record in directory.read_metrics() if record["variant"] == variant]
-    names = ("step", "train_loss", "val_loss", "val_accuracy")
-    return {name: np.array([record[name] for record in records], np.float64) for name in names}
-
-
-def draw_learning_curves(workdir: str | os.PathLike, path: str | os.PathLike) -> Figure:
-    """Validation accuracy, or perplexity, against step for each variant of a run: every seed thin, the median thick.
-
-    Saved to `path`.
-    """
-    directory = Workdir(workdir)
-    config = read_config(directory.config_file)
-    names = variant_names(config)
-    language = config.train.metric == "loss"
-    figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
-    colors = matplotlib.colormaps["tab10"].colors
-    for axis, name, color in zip(axes, names, (colors * len(names))[: len(names)], strict=True):
-        metrics = load_metrics(directory, name)
-        if len(metrics["step"]):
-            values = np.exp(metrics["val_loss"]) if language else 100 * metrics["val_accuracy"]
-            axis.plot(metrics["step"], values, color=color, alpha=0.35, linewidth=1)
-            axis.plot(
-                metrics["step"], np.nanmedian(values, axis=1), color=color, linewidth=2.5, label="median of seeds"
-            )
-            axis.legend(loc="upper right" if language else "lower right", frameon=False)
-        axis.set(title=name if "=" in name else f"λ: {name}", xlabel="step")
-        if language:
-            axis.set_yscale("log")
-        else:
-            axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle="--")
-            axis.set_ylim(0, 102)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("validation perplexity" if language else "validation accuracy, %")
-    figure.suptitle(f"{describe_task(config.task)}, {config.train.num_seeds} seeds")
-    figure.savefig(path, dpi=120)
-    return figure
-
-
-def describe_task(task: ConfigDict) -> str:
-    """The task's settings in a few words, for titles."""
-    if task.name == "text":
-        return f"{Path(task.corpus).stem}, windows of {task.seq_len}, {TARGETS[task.target_offset]}"
-    described = ", ".join(f"{key} {value}" for key, value in task.items() if key != "name")
-    return f"{task.name} ({described})"
+    return {name: np.array([record[name] for record in records], np.float64) for name in CURVES}

@@ -1,0 +1,21 @@
+"""Analysis of runs: their parameters, λ, curves, tables and figures, as functions; `python -m loglinear_jax.analysis` makes a
+report of them."""
+
+from loglinear_jax.analysis.attention_rows import AttentionRow, attention_row
+from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
+from loglinear_jax.analysis.lengths import scores_by_length
+from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
+
+__all__ = [
+    "AttentionRow",
+    "Record",
+    "Run",
+    "attention_row",
+    "input_dependence",
+    "lam_values",
+    "load_record",
+    "load_run",
+    "sample_tokens",
+    "scores_by_length",
+    "static_lam",
+]

@@ -1,0 +1,62 @@
+"""Figures, tables and a report of one or several runs.
+
+python -m loglinear_jax.analysis --workdir=runs/mqar-kv=8 --workdir=runs/mqar-kv=32 --out=analysis
+
+Runs may have been trained on any machine. A run that can't be read is named, and the others are reported.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
+
+WORKDIRS = flags.DEFINE_multi_string("workdir", None, "a run of run.py; may be given several times", required=True)
+OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
+ONLY = flags.DEFINE_list("sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves")
+SEEDS = flags.DEFINE_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given")
+MAX_SEEDS = flags.DEFINE_integer(
+    "max_seeds", None, "of each variant, for what is averaged over seeds; all if not given"
+)
+LAYER = flags.DEFINE_integer("layer", -1, "layer whose λ and attention rows are drawn; -1 is the last")
+HEAD = flags.DEFINE_integer("head", 0, "and its head")
+EXAMPLE = flags.DEFINE_integer("example", 0, "which of the drawn sequences")
+POSITIONS = flags.DEFINE_list(
+    "positions", None, "tokens whose attention rows are drawn; three scored ones if not given"
+)
+SEQUENCES = flags.DEFINE_integer("sequences", 64, "sequences over which λ is averaged")
+EVALUATED = flags.DEFINE_integer("evaluated", 256, "sequences of each length in length generalisation")
+WHICH = flags.DEFINE_enum("which", "best", ["best", "last"], "parameters at each seed's best evaluation, or at the end")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    try:
+        choices = Choices(
+            sections=tuple(ONLY.value),
+            seeds=None if SEEDS.value is None else [int(x) for x in SEEDS.value],
+            max_seeds=MAX_SEEDS.value,
+            layer=LAYER.value,
+            head=HEAD.value,
+            example=EXAMPLE.value,
+            positions=None if POSITIONS.value is None else [int(x) for x in POSITIONS.value],
+            sequences=SEQUENCES.value,
+            evaluated=EVALUATED.value,
+            which=WHICH.value,
+        )
+        path, problems = make_report(WORKDIRS.value, Path(OUT.value), choices)
+    except (ValueError, OSError) as error:
+        print("analysis:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    for problem in problems:
+        print("analysis:", problem, file=sys.stderr)
+    print(f"Written to {path}")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    app.run(main)

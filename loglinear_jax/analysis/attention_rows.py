@@ -1,0 +1,59 @@
+"""Which past tokens a head really draws on: the row of the attention matrix at one position."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.runs import Run
+from loglinear_jax.fenwick import fenwick_level
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionRow:
+    """Row t of one head: o_t = Σ_s weight[s] v_s, with weight[s] = λ_t[level[s]] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s).
+
+    weight, level: for s = 0 .. t. lam: λ_t [L]; ones for gated linear attention.
+    """
+
+    position: int
+    weight: Float[np.ndarray, " S"]
+    level: Int[np.ndarray, " S"]
+    lam: Float[np.ndarray, " L"]
+
+
+def attention_row(
+    run: Run,
+    seed: int,
+    tokens: Int[np.ndarray, " T"],
+    *,
+    layer: int,
+    head: int,
+    position: int,
+    which: Literal["best", "last"] = "best",
+) -> AttentionRow:
+    """The row of one sequence's token at `position`. layer, head, position count from 0, or from the end if negative.
+
+    Raises ValueError for softmax attention, and for a layer, head or position that is not there.
+    """
+    settings = run.model.settings
+    for name, value, size in (
+        ("layer", layer, settings.layers),
+        ("head", head, settings.heads),
+        ("position", position, len(tokens)),
+    ):
+        if not -size <= value < size:
+            raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")
+    values = mixer_values(run, seed, np.asarray(tokens)[None], which)[layer]
+    head, position = head % settings.heads, position % len(tokens)
+    group = head // (settings.heads // settings.groups)
+    query = values["queries"][0, position, group].astype(np.float64)
+    keys = values["keys"][0, : position + 1, group].astype(np.float64)
+    total = np.cumsum(values["log_decay"][0, : position + 1, head].astype(np.float64))
+    level = fenwick_level(np.asarray(position), np.arange(position + 1))
+    lam = values["lam_value"][0, position, head] if "lam_value" in values else np.ones(level.max() + 1)
+    return AttentionRow(position, lam[level] * np.exp(total[-1] - total) * (keys @ query), level, lam)

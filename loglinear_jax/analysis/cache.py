@@ -1,0 +1,40 @@
+"""Results of long evaluations, kept in files and found again by what they were computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    """Dicts of arrays in <folder>/<hash of the key>.npz."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def get(self, key: Mapping[str, Any], compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """What `compute` gave for this key, now or before. key: JSON values; a run's `checkpoint` should be in it."""
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+        path = self.folder / f"{name}.npz"
+        if path.exists():
+            try:
+                with np.load(path) as file:
+                    return dict(file)
+            except (OSError, ValueError, zipfile.BadZipFile):  # cut off, say by a full disk
+                log.warning("%s can't be read and is computed again", path)
+        value = {name: np.asarray(x) for name, x in compute().items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez(file, **value)
+        partial.replace(path)
+        return value

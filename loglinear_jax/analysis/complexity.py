@@ -1,0 +1,98 @@
+"""How training time and decoding memory grow with T, measured here, beside what theory says (the paper's complexity table)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from loglinear_jax.analysis.tables import Table
+from loglinear_jax.lam import count_lam_params
+from loglinear_jax.model_speed import cache_shapes, size_in_bytes, time_training
+from loglinear_jax.models import LanguageModel, LanguageSettings
+
+# variant -> settings; growth of training time and of decoding memory in theory, as functions of T and in words.
+VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=linear": {"mixer": "linear"}} | {
+    lam: {"lam": lam} for lam in ("linear", "mlp_softplus")
+}
+TIME = {"mixer=softmax": ("T²", lambda t: t**2), "mixer=linear": ("T", lambda t: t)}
+MEMORY = {"mixer=softmax": ("T", lambda t: t), "mixer=linear": ("1", lambda t: t**0)}
+LOG_LINEAR_TIME = ("T log T", lambda t: t * np.log2(t))
+LOG_LINEAR_MEMORY = ("log T", np.log2)
+
+
+def measured_settings() -> LanguageSettings:
+    """The language model that is measured: as in training on a GPU, small on a CPU. One model has all mixers and decodes."""
+    if jax.default_backend() == "gpu":
+        return LanguageSettings(50_257, 1)
+    return LanguageSettings(
+        64, 1, hidden=64, layers=1, heads=2, head_dim=32, key_dim=32, dtype="float32", lam_hidden=64
+    )  # fmt: skip
+
+
+def default_lengths() -> list[int]:
+    """Lengths that take about half a minute in all on the machine at hand."""
+    return [2**i for i in (range(10, 16) if jax.default_backend() == "gpu" else range(9, 13))]
+
+
+def measure(lengths: Sequence[int], variant: str, tick: Callable[[], Any] = lambda: None) -> dict[str, np.ndarray]:
+    """Training steps and decoding caches of one sequence at each length: "length", "ms", "bytes"; "params", "lam_params"."""
+    found: dict[str, Any] = {"length": [], "ms": [], "bytes": []}
+    for length in lengths:
+        settings = dataclasses.replace(measured_settings(), max_length=length, **VARIANTS[variant])
+        found["length"].append(length)
+        found["ms"].append(time_training(settings, 1, length, steps=2)["ms"])
+        found["bytes"].append(size_in_bytes(cache_shapes(settings, length)))
+        tick()
+    model = LanguageModel(settings)
+    lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))
+    return {name: np.asarray(value) for name, value in found.items()} | {"params": other, "lam_params": lam}
+
+
+def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of log values against log lengths, by least squares: p where values grow as T^p."""
+    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
+
+
+def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
+    """Growth exponents over the longer half of the lengths, measured and of theory; what λ by the MLP adds."""
+    rows, raw = [], []
+    base = measured.get("linear")
+    for variant, found in measured.items():
+        half = slice(len(found["length"]) // 2, None)
+        lengths = np.asarray(found["length"], float)[half]
+        row: dict[str, str] = {"variant": variant}
+        numbers: dict[str, Any] = {"variant": variant}
+        for name, theories, own in (("ms", TIME, LOG_LINEAR_TIME), ("bytes", MEMORY, LOG_LINEAR_MEMORY)):
+            words, function = theories.get(variant, own)
+            fitted = growth_exponent(lengths, np.asarray(found[name], float)[half])
+            theory = growth_exponent(lengths, function(lengths))
+            what = "training time" if name == "ms" else "decoding memory"
+            row |= {f"{what}: theory": f"{words} ({theory:.2f})", "measured" + " " * (name == "bytes"): f"{fitted:.2f}"}
+            numbers |= {f"{name}_exponent": fitted, f"{name}_exponent_theory": theory}
+        lam, other = int(found["lam_params"]), int(found["params"])
+        row["λ's parameters"] = f"{lam:,} ({100 * lam / other:.3f} %)" if lam else "–"
+        if base is not None and lam:
+            extra = 100 * (found["ms"][-1] / base["ms"][-1] - 1)
+            row[f"time at T={found['length'][-1]:,}"] = "1 (the baseline)" if variant == "linear" else f"{extra:+.1f} %"
+            numbers["extra_time_percent"] = float(extra)
+        rows.append(row)
+        for length, ms, size in zip(found["length"], found["ms"], found["bytes"], strict=True):
+            point = {
+                "length": int(length),
+                "ms": float(ms),
+                "bytes": int(size),
+                "lam_params": lam,
+                "other_params": other,
+            }
+            raw.append(numbers | point)
+    first = int(lengths[0])
+    note = (
+        f"{machine}. Exponents p of T^p, fitted from T={first:,} to {int(lengths[-1]):,}; theory's is that of its "
+        "formula over the same lengths. Time: a training step of the whole language model on one sequence, whose parts "
+        "other than attention grow as T."
+    )
+    return Table("Growth with T", rows, raw, note)

@@ -1,0 +1,363 @@
+"""Figures. Each function draws one matplotlib Figure from arrays or runs; `save` writes it as PNG and SVG."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from loglinear_jax.analysis.attention_rows import AttentionRow
+from loglinear_jax.analysis.runs import Record, load_record
+from loglinear_jax.tasks.text import TARGETS
+from loglinear_jax.train import CONVERGED
+
+# Okabe and Ito's colours, safe for the colour-blind: a λ has the same one in every figure.
+COLORS = {
+    "fixed": "#56B4E9",
+    "linear": "#0072B2",
+    "mlp_softmax": "#E69F00",
+    "mlp_softplus": "#D55E00",
+    "rope": "#009E73",
+    "mixer=linear": "#CC79A7",
+    "mixer=softmax": "#000000",
+}
+OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
+MARK = "#D4002A"
+CELL_DIGITS = 2
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.png (150 dots an inch) and stem.svg."""
+    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def describe_task(task: ConfigDict) -> str:
+    """The task's settings in a few words, for titles."""
+    if task.name == "text":
+        return f"{Path(task.corpus).stem}, windows of {task.seq_len}, {TARGETS[task.target_offset]}"
+    words = {"mqar": "MQAR", "selective_copy": "selective copying", "seq_len": "length", "num_pairs": "pairs"}
+    words |= {"num_tokens": "tokens", "vocab_size": "vocabulary"}
+    settings = ", ".join(f"{words.get(key, key)} {value}" for key, value in task.items() if key != "name")
+    return f"{words.get(task.name, task.name)}, {settings}"
+
+
+def describe_variant(variant: str) -> str:
+    """A variant's name for titles and legends."""
+    names = {"mixer=softmax": "softmax attention", "mixer=linear": "linear attention, λ ≡ 1"}
+    return names.get(variant, variant if "=" in variant else f"λ: {variant}")
+
+
+def colors_of(variants: Iterable[str]) -> dict[str, str]:
+    """A colour for each variant."""
+    return {v: COLORS.get(v, OTHER_COLORS[index % len(OTHER_COLORS)]) for index, v in enumerate(variants)}
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def _open_frame(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+# --- Learning -------------------------------------------------------------------------------------------------------
+
+
+def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.PathLike | None = None) -> Figure:
+    """Validation accuracy (a language model's: perplexity) against step, for each variant of a run: every seed thin, the
+    median and both quartiles of the seeds thick. Saved to `path` if given."""
+    record = workdir if isinstance(workdir, Record) else load_record(workdir)
+    language = record.config.train.metric == "loss"
+    variants, colors = record.variants, colors_of(record.variants)
+    columns = min(len(variants), 3)
+    rows = -(-len(variants) // columns)
+    figure, axes = _figure(4.4 * columns, 0.6 + 3.1 * rows, rows, columns, sharex=True, sharey=True)
+    for axis in axes.flat[len(variants) :]:
+        axis.set_axis_off()
+    for axis, variant in zip(axes.flat, variants, strict=False):
+        metrics = record.metrics(variant)
+        step = metrics["step"]
+        if len(step):
+            values = np.exp(metrics["val_loss"]) if language else 100 * metrics["val_accuracy"]
+            seeds = values.shape[1]
+            axis.plot(step, values, color=colors[variant], alpha=max(0.12, 0.5 / seeds**0.5), linewidth=0.7)
+            low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
+            axis.plot(step, median, color=colors[variant], linewidth=2.6, label="median of seeds")
+            if seeds > 2:
+                axis.plot(step, low, color=colors[variant], linewidth=1.6, linestyle=(0, (4, 2)), label="quartiles")
+                axis.plot(step, high, color=colors[variant], linewidth=1.6, linestyle=(0, (4, 2)))
+            axis.legend(loc="upper right" if language else "lower right", frameon=False, fontsize=9)
+        axis.set(title=describe_variant(variant), xlabel="training step")
+        axis.xaxis.set_tick_params(labelbottom=True)
+        if language:
+            axis.set_yscale("log")
+        else:
+            axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle=":")
+            axis.set_ylim(0, 102)
+        _open_frame(axis)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("validation perplexity" if language else "validation accuracy (%)")
+    figure.suptitle(f"{describe_task(record.config.task)}; {record.config.train.num_seeds} seeds")
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
+
+
+def draw_convergence(record: Record) -> Figure | None:
+    """Share of the seeds that have reached 99 % validation accuracy by each step: the distribution of the convergence step.
+
+    None if the run has no summary, or its task is no matter of accuracy.
+    """
+    if record.summary is None or record.config.train.metric == "loss":
+        return None
+    figure, ((axis,),) = _figure(7.2, 4.2)
+    variants = record.summary["variants"]
+    last = max(s["last_step"] for s in variants.values())
+    for variant, color in colors_of(variants).items():
+        steps = variants[variant]["converged_step"]
+        reached = np.sort([step for step in steps if step is not None])
+        share = 100 * np.arange(len(reached) + 1) / len(steps)
+        label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"
+        axis.step([0, *reached, last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label)
+    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % accuracy (%)", ylim=(-2, 102), xlim=(0, last))
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
+    axis.set_title(describe_task(record.config.task))
+    _open_frame(axis)
+    return figure
+
+
+# --- λ --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One heatmap: values [rows, columns] under a title."""
+
+    values: Float[np.ndarray, "R C"]
+    title: str
+    used: Bool[np.ndarray, "R C"] | None = None  # cells that have no effect are drawn faded
+    marks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], title: str) -> Figure:
+    """Heatmaps of λ, levels × positions, in a grid of panels; each panel has its own colour scale.
+
+    Where a level's bucket is empty λ has no effect: those cells are faded. Marks are red dashed lines.
+    """
+    columns = max(map(len, panels))
+    levels = max(panel.values.shape[0] for row in panels for panel in row)
+    height = len(panels) * (1.35 + 0.14 * levels) + 0.7
+    figure, axes = _figure(max(6.6 * columns, 9.0) if columns < 3 else 5.6 * columns, height, len(panels), columns)
+    for row_axes, row in zip(axes, panels, strict=True):
+        for axis in row_axes[len(row) :]:
+            axis.set_axis_off()
+        for axis, panel in zip(row_axes, row, strict=False):
+            levels, length = panel.values.shape
+            used = np.ones_like(panel.values, bool) if panel.used is None else panel.used
+            low, high = _limits(panel.values[used])
+            extent = (-0.5, length - 0.5, -0.5, levels - 0.5)
+            how = dict(aspect="auto", origin="lower", extent=extent, vmin=low, vmax=high, interpolation="nearest")
+            image = axis.imshow(panel.values, cmap="viridis", alpha=np.where(used, 1.0, 0.22), **how)
+            figure.colorbar(image, ax=axis, pad=0.01, aspect=12, label="λ").solids.set_alpha(1)
+            for name, position in panel.marks.items():
+                axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.4)
+                side = "right" if position > 0.7 * length else "left"
+                axis.annotate(
+                    f"{name} →" if side == "right" else f"← {name}", (position - 0.5, 1.0), xycoords=("data", "axes fraction"),
+                    xytext=(-2 if side == "right" else 2, 2), textcoords="offset points", ha=side, va="bottom",
+                    fontsize=8, color=MARK,
+                )  # fmt: skip
+            axis.set_title(panel.title, fontsize=10, pad=16 if panel.marks else 6)
+            axis.set(xlabel="position (token)", ylabel="level")
+            axis.set_yticks(range(0, levels, 1 if levels <= 8 else 2))
+    figure.suptitle(
+        f"{title}\ncolour: λ (faded where the level's bucket is empty, so that λ has no effect)", fontsize=11
+    )
+    return figure
+
+
+def draw_lam_by_head(panels: Sequence[Sequence[Panel]], heads: int, title: str) -> Figure:
+    """Heatmaps of (layers · heads) × levels with the numbers in the cells; a line between layers."""
+    columns = max(map(len, panels))
+    rows_of, levels = panels[0][0].values.shape
+    width, height = max(0.52 * levels, 3.2) + 1.1, 0.34 * rows_of + 1.2
+    figure, axes = _figure(width * columns, height * len(panels) + 0.6, len(panels), columns)
+    for row_axes, row in zip(axes, panels, strict=True):
+        for axis in row_axes[len(row) :]:
+            axis.set_axis_off()
+        for axis, panel in zip(row_axes, row, strict=False):
+            low, high = _limits(panel.values[np.isfinite(panel.values)])
+            image = axis.imshow(panel.values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
+            for (i, j), value in np.ndenumerate(panel.values):
+                if np.isfinite(value):
+                    dark = value < (low + high) / 2
+                    axis.text(j, i, _short(value), ha="center", va="center", fontsize=7, color="w" if dark else "k")
+            figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
+            layers = len(panel.values) // heads
+            axis.set_yticks(
+                range(len(panel.values)), [f"layer {i} head {h}" for i in range(layers) for h in range(heads)]
+            )
+            for layer in range(1, layers):
+                axis.axhline(layer * heads - 0.5, color="w", linewidth=3)
+            axis.set_xticks(range(panel.values.shape[1]))
+            axis.tick_params(labelsize=8)
+            axis.set_title(panel.title, fontsize=10)
+            axis.set_xlabel("level")
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]], title: str) -> Figure:
+    """For each level: std of λ over tokens relative to its mean, and the share of that variance between token roles.
+
+    by_variant: for each variant, one `input_dependence` a seed. Lines are means over layers, heads and seeds; dots are seeds.
+    """
+    figure, (axes,) = _figure(11.5, 4.2, 1, 2)
+    panels = (
+        (lambda d: 100 * d["std"] / d["mean"], "std over tokens / mean of λ (%)"),
+        (lambda d: 100 * d["role_share"], "share of variance between roles (%)"),
+    )
+    for axis, (value, label) in zip(axes, panels, strict=True):
+        for variant, color in colors_of(by_variant).items():
+            seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant]])
+            levels = np.arange(seeds.shape[1])
+            axis.plot(np.tile(levels, (len(seeds), 1)).T, seeds.T, ".", color=color, alpha=0.35, markersize=5)
+            axis.plot(levels, _nanmean(seeds, 0), color=color, linewidth=2.2, label=describe_variant(variant))
+        axis.set(xlabel="level", ylabel=label, xticks=levels)
+        axis.set_ylim(bottom=0)
+        _open_frame(axis)
+    axes[1].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(f"{title}\nlines: means over layers, heads and seeds; dots: seeds", fontsize=11)
+    return figure
+
+
+# --- What a head draws on ---------------------------------------------------------------------------------------------
+
+
+def draw_attention_rows(
+    rows: Sequence[tuple[AttentionRow, str, Sequence[int]]], marks: Mapping[str, int], length: int, title: str
+) -> Figure:
+    """Rows of attention by source token, their Fenwick buckets shaded, each with its level and λ.
+
+    rows: (row, its title, positions of sources to point out).
+    """
+    figure, axes = _figure(12.5, 0.7 + 2.5 * len(rows), len(rows), 1)
+    for axis, (row, name, pointed) in zip(axes[:, 0], rows, strict=True):
+        sources = np.arange(len(row.weight))
+        starts = [0, *(1 + np.flatnonzero(np.diff(row.level)))]
+        stops = [*starts[1:], len(sources)]
+        axis.vlines(sources, 0, row.weight, color="#0072B2", linewidth=max(1.0, min(4.0, 420 / len(sources))))
+        axis.axhline(0, color="0.3", linewidth=0.8)
+        low, high = min(row.weight.min(), 0), max(row.weight.max(), 0)
+        room = 0.3 * max(high - low, 1e-12)
+        axis.set_ylim(low - 0.08 * room / 0.3, high + room)
+        right = -np.inf  # of the last label, so that none covers another
+        for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            axis.axvspan(start - 0.5, stop - 0.5, color="#E69F00" if number % 2 else "#999999", alpha=0.16, linewidth=0)
+            level, middle = row.level[start], (start + stop - 1) / 2
+            if middle - right > 0.07 * length or stop - start > 0.07 * length:
+                axis.annotate(
+                    f"level {level}\nλ {_short(row.lam[level])}", (middle, 1.0), xycoords=("data", "axes fraction"),
+                    xytext=(0, -2), textcoords="offset points", ha="center", va="top", fontsize=8,
+                )  # fmt: skip
+                right = middle
+        for source in pointed:
+            axis.plot(source, row.weight[source], "D", markersize=7, markerfacecolor="none", markeredgecolor=MARK)
+        for position in marks.values():
+            axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.0)
+        axis.plot(row.position, 0, "v", color="k", markersize=7, clip_on=False)
+        axis.set_xlim(-1, length)
+        axis.set_title(name, fontsize=10)
+        axis.set(xlabel="source position (token)", ylabel="weight of its value")
+        _open_frame(axis)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+# --- Length, and cost -------------------------------------------------------------------------------------------------
+
+
+def draw_scores_by_length(
+    by_variant: Mapping[str, tuple[Sequence[int], Float[np.ndarray, "S N"]]], trained: int, language: bool, title: str
+) -> Figure:
+    """Accuracy (language: perplexity) against the length of the evaluated sequences: seeds thin, means thick.
+
+    by_variant: (lengths [N], values [S, N] of the seeds). trained: the length of the training sequences.
+    """
+    figure, ((axis,),) = _figure(7.6, 4.2)
+    for variant, color in colors_of(by_variant).items():
+        lengths, values = by_variant[variant]
+        axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
+        label = describe_variant(variant)
+        axis.plot(lengths, values.mean(0), color=color, linewidth=2.4, marker="o", label=label)
+    axis.axvline(trained, color=MARK, linestyle="--", linewidth=1.2)
+    axis.annotate("trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points", color=MARK)  # fmt: skip
+    every = sorted({n for lengths, _ in by_variant.values() for n in lengths})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(every, [f"{n:,}" for n in every])
+    axis.minorticks_off()
+    axis.set(xlabel="length of the evaluated sequences (tokens)", ylabel="perplexity" if language else "accuracy (%)")
+    if not language:
+        axis.set_ylim(0, 102)
+    axis.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+    axis.set_title(title, fontsize=11)
+    _open_frame(axis)
+    return figure
+
+
+def draw_complexity(measured: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
+    """Training time and decoding memory against T, log-log. measured: variant -> "length", "ms", "bytes"."""
+    figure, (axes,) = _figure(12, 4.4, 1, 2)
+    panels = (("ms", "training step (ms)", 1), ("bytes", "decoding memory of a sequence (KiB)", 1024))
+    for axis, (name, label, unit) in zip(axes, panels, strict=True):
+        for (variant, color), marker in zip(colors_of(measured).items(), "osD^vP" * 9, strict=False):
+            found = measured[variant]
+            values = np.asarray(found[name]) / unit
+            axis.plot(
+                found["length"], values, marker=marker, color=color, label=describe_variant(variant), linewidth=1.8
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        lengths = sorted({n for found in measured.values() for n in found["length"]})
+        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+        axis.minorticks_off()
+        axis.set(xlabel="T (tokens)", ylabel=label)
+        axis.grid(alpha=0.3)
+        _open_frame(axis)
+    axes[1].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    # A constant λ would otherwise show the last bits of its rounding.
+    smallest = 0.02 * max(abs(low), abs(high), 1e-6)
+    if high - low < smallest:
+        middle = (low + high) / 2
+        low, high = middle - smallest / 2, middle + smallest / 2
+    return low, high
+
+
+def _short(value: float) -> str:
+    return f"{value:.{CELL_DIGITS}f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+def _nanmean(values: np.ndarray, axis: Any) -> np.ndarray:
+    counted = np.isfinite(values)
+    total = np.where(counted, values, 0).sum(axis)
+    return np.where(counted.any(axis), total / np.maximum(counted.sum(axis), 1), np.nan)

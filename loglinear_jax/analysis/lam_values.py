@@ -1,0 +1,160 @@
+"""λ of trained models: its values at tokens, its learned static part, and how much it depends on its input."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from loglinear_jax.analysis.runs import Run
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.lam import make_lam
+from loglinear_jax.tasks.text import Text
+
+# Not a seed of any run: sequences that no model was trained or validated on.
+SAMPLE_SEED = 2**31 - 1
+
+
+def sample_tokens(
+    run: Run, num: int, seq_len: int | None = None
+) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
+    """(tokens, targets) of the run's task to look at: fresh sequences, or the first windows of a text's validation split.
+
+    seq_len: the task's own if None. Raises ValueError if the task has no sequence of that length.
+    """
+    task = task_of_length(run, seq_len or run.task.seq_len)
+    if isinstance(task, Text):
+        return tuple(x[:num] for x in task.windows("validation"))
+    return tuple(np.asarray(x) for x in jax.jit(task.sample, static_argnums=1)(jax.random.key(SAMPLE_SEED), num))
+
+
+def task_of_length(run: Run, seq_len: int) -> Any:
+    """The run's task with sequences of another length."""
+    task = dataclasses.replace(run.task, seq_len=seq_len)
+    task.check()
+    return task
+
+
+@functools.cache
+def _sown(model: nn.Module):
+    @jax.jit
+    def apply(params, tokens):
+        return model.apply(params, tokens, mutable=["intermediates"])[1]["intermediates"]
+
+    return apply
+
+
+def mixer_values(
+    run: Run, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+) -> list[dict[str, np.ndarray]]:
+    """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
+
+    Raises ValueError for softmax attention, which has neither λ nor decays.
+    """
+    settings = run.model.settings
+    if settings.mixer == "softmax":
+        raise ValueError(f"{run.variant} of {run.workdir} is softmax attention: it has no λ and no decays")
+    if tokens.shape[1] > settings.max_length and settings.mixer == "log_linear":
+        raise ValueError(
+            f"tokens has shape {tokens.shape}: λ of {run.variant} has levels for {settings.max_length} tokens"
+        )
+    tree = jax.device_get(_sown(run.model)(run.params(seed, which), jnp.asarray(tokens)))
+
+    def find(node):
+        return node if "queries" in node else next(find(child) for child in node.values() if isinstance(child, dict))
+
+    layers = [find(tree[f"layer_{index}"]) for index in range(settings.layers)]
+    return [{name: np.asarray(value[0], np.float32) for name, value in layer.items()} for layer in layers]
+
+
+def lam_values(
+    run: Run, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+) -> Float[np.ndarray, "layers num T H L"]:
+    """λ at each of these tokens. Raises ValueError for a model without λ, or more tokens than it has levels for."""
+    if run.model.settings.mixer != "log_linear":
+        raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {run.model.settings.mixer}")
+    return np.stack([layer["lam_value"] for layer in mixer_values(run, seed, tokens, which)])
+
+
+def static_lam(
+    run: Run, seed: int, which: Literal["best", "last"] = "best"
+) -> tuple[Float[np.ndarray, "layers H L"], str]:
+    """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
+    paper's figures of its baseline show), λ where the input is 0 for the others."""
+    settings = run.model.settings
+    if settings.mixer != "log_linear":
+        raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
+    params = [_find_lam(layer) for layer in _layers(run.params(seed, which)["params"], settings.layers)]
+    if settings.lam == "linear":
+        return np.stack([np.asarray(layer["scale"]) for layer in params]), "Λ of softplus(Λ ⊙ d)"
+    module = make_lam(
+        settings.lam,
+        hidden=settings.lam_hidden,
+        activation=settings.lam_activation,
+        init_scheme=settings.init_scheme,
+        implementation="xla",
+    )
+    zeros = jnp.zeros((settings.heads, num_levels(settings.max_length)))
+    values = [np.asarray(module.apply({"params": layer}, zeros)) for layer in params]
+    return np.stack(values), "λ" if settings.lam == "fixed" else "λ where its input is 0"
+
+
+def _layers(params: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    return [params[f"layer_{index}"] for index in range(count)]
+
+
+def _find_lam(node: dict[str, Any]) -> dict[str, Any]:
+    return node["lam"] if "lam" in node else _find_lam(node["mixer"])
+
+
+def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:
+    """Whether the bucket of each level has tokens in it at each position; λ elsewhere multiplies a state of zeros."""
+    position = np.arange(length)[:, None]
+    return np.concatenate([np.ones((length, 1), bool), (position >> np.arange(levels - 1)) & 1 == 1], axis=1)
+
+
+def input_dependence(
+    lam: Float[np.ndarray, "layers num T H L"], roles: Int[np.ndarray, "num T"], num_roles: int
+) -> dict[str, Float[np.ndarray, "layers H L"] | Float[np.ndarray, "layers H"]]:
+    """How λ varies over tokens, for each layer, head and level: "mean", "std", "min", "max" over the tokens at which the
+    level is used, and "role_share", the share of that variance which lies between token roles (η²); nan for a level that is
+    never used, or (role_share) never varies. And "entropy" over levels, in bits, of λ / Σ λ over the used levels: the mean
+    over tokens, for each layer and head.
+    """
+    layers, num, length, heads, levels = lam.shape
+    used = used_levels(length, levels)
+    lam = lam.astype(np.float64)
+    result = {name: np.full((layers, heads, levels), np.nan) for name in ("mean", "std", "min", "max", "role_share")}
+    for level in range(levels):
+        at = used[:, level]
+        if not at.any():
+            continue
+        values = lam[..., level][:, :, at]  # layers, num, positions, heads
+        mean = values.mean((1, 2))
+        total = ((values - mean[:, None, None]) ** 2).sum((1, 2))
+        between = np.zeros_like(total)
+        for role in range(num_roles):
+            here = roles[:, at] == role
+            if here.any():
+                of_role = values[:, here]  # layers, tokens, heads
+                between += of_role.shape[1] * (of_role.mean(1) - mean) ** 2
+        result["mean"][..., level] = mean
+        result["std"][..., level] = np.sqrt(total / (num * at.sum()))
+        result["min"][..., level], result["max"][..., level] = values.min((1, 2)), values.max((1, 2))
+        varies = total > 1e-12 * (mean**2 + 1e-12) * num * at.sum()
+        result["role_share"][..., level] = np.where(varies, between / np.where(varies, total, 1), np.nan)
+    share = np.where(used[:, None, :], lam, 0)
+    share /= np.maximum(share.sum(-1, keepdims=True), 1e-30)
+    bits = -np.sum(share * np.log2(np.maximum(share, 1e-30)), axis=-1)
+    return result | {"entropy": bits.mean((1, 2))}
+
+
+def relative_variation(dependence: dict[str, np.ndarray]) -> float:
+    """One number for "λ hardly varies": std over tokens / mean, averaged over layers, heads and used levels."""
+    return float(np.nanmean(dependence["std"] / dependence["mean"]))

@@ -1,0 +1,99 @@
+"""The report of several runs: figures and tables in files, and report.html, which holds them all and needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from pathlib import Path
+
+import jinja2
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis.figures import save
+from loglinear_jax.analysis.tables import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A figure or a table, as the report shows it. folded: shown only when opened."""
+
+    title: str
+    image: Path | None = None
+    html: str = ""
+    note: str = ""
+    files: tuple[str, ...] = ()
+    folded: bool = False
+
+
+@dataclasses.dataclass
+class Section:
+    """A part of the report. Its items are written to files as they are added."""
+
+    title: str
+    intro: str = ""
+    items: list[Item] = dataclasses.field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        return slug(self.title)
+
+
+class Report:
+    """Sections in order, written into one folder."""
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.sections: list[Section] = []
+        self.problems: list[str] = []
+        out.mkdir(parents=True, exist_ok=True)
+
+    def section(self, title: str, intro: str = "") -> Section:
+        """The section of that title, begun if there is none yet."""
+        for section in self.sections:
+            if section.title == title:
+                return section
+        self.sections.append(Section(title, intro))
+        return self.sections[-1]
+
+    def add_figure(self, section: Section, figure: Figure | None, stem: str, title: str, note: str = "") -> None:
+        """Writes stem.png and stem.svg; nothing for None."""
+        if figure is not None:
+            paths = save(figure, self.out / stem)
+            section.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
+
+    def add_table(self, section: Section, table: Table | None, stem: str, folded: bool = False) -> None:
+        """Writes stem.md, stem.csv and stem.tex; nothing for None."""
+        if table is not None:
+            files = tuple(path.name for path in table.write(self.out / stem))
+            section.items.append(
+                Item(table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
+            )
+
+    def write(self, title: str, settings: Table) -> Path:
+        """Writes report.html, with pictures inside."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["as_data"] = _as_data
+        html = environment.get_template("report.html.jinja").render(
+            title=title,
+            settings=settings,
+            problems=self.problems,
+            sections=[section for section in self.sections if section.items],
+        )
+        path = self.out / "report.html"
+        path.write_text(html)
+        return path
+
+
+def slug(text: str) -> str:
+    """A name for files and anchors."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
+
+
+def _as_data(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

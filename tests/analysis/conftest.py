@@ -1,0 +1,52 @@
+"""Runs to analyse: one trained for a few steps by the project itself, and models as they start."""
+
+import jax
+import numpy as np
+import pytest
+
+from loglinear_jax import experiment
+from loglinear_jax.analysis import Run
+from loglinear_jax.config import build, default_config
+
+
+def tiny_config(**task):
+    config = default_config()
+    config.task.update({"name": "mqar", "seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
+    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32)
+    config.train.update(
+        num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, eval_every=2, checkpoint_every=2,
+        steps_per_dispatch=2,
+    )  # fmt: skip
+    return config
+
+
+@pytest.fixture
+def make_run():
+    """A Run of a model with other than its initial values, without a workdir."""
+
+    def make(variant="mlp_softplus", **model):
+        config = tiny_config()
+        config.model.update(model)
+        built = build(config, variant)
+        tokens = np.zeros((1, config.task.seq_len), np.int32)
+        params = [{"params": built.model.init(jax.random.key(seed), tokens)["params"]} for seed in built.seeds]
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda *x: np.stack(x) + 0.3 * rng.normal(size=(len(x), *x[0].shape)), *params)
+        params = jax.tree.map(np.float32, params)
+        score = np.zeros(len(built.seeds))
+        return Run(
+            workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,
+            metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score, best_step=score,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def workdir(tmp_path_factory):
+    """Of a finished run with three variants."""
+    config = tiny_config()
+    config.variants = "linear,mlp_softplus,mixer=softmax"
+    path = tmp_path_factory.mktemp("analysis") / "tiny"
+    experiment.run(config, path, ["python", "run.py"])
+    return path

@@ -1,0 +1,119 @@
+"""λ of a model, its variation, and rows of the attention matrix, against their definitions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax import fenwick_level, log_linear_attention
+from loglinear_jax.analysis import (
+    attention_row,
+    input_dependence,
+    lam_values,
+    sample_tokens,
+    scores_by_length,
+    static_lam,
+)
+from loglinear_jax.analysis.lam_values import mixer_values, used_levels
+from loglinear_jax.lam import LAMS
+
+
+@pytest.mark.parametrize("variant", ["mlp_softplus", "linear", "mixer=linear"])
+def test_an_attention_row_is_what_the_attention_does(make_run, variant):
+    """With the unit vectors as values, the attention's output is its matrix."""
+    run = make_run(variant, key_groups=1)
+    tokens, _ = sample_tokens(run, 3)
+    layer = mixer_values(run, 1, tokens)[1]
+    length = tokens.shape[1]
+    identity = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], (3, length, 2, length))
+    lam = layer.get("lam_value", np.ones((3, length, 2, 6), np.float32))
+    matrix = log_linear_attention(
+        layer["queries"], layer["keys"], identity, layer["log_decay"], lam, implementation="recurrent"
+    )
+    for position in (0, 5, 15):
+        row = attention_row(run, 1, tokens[2], layer=1, head=1, position=position)
+        np.testing.assert_allclose(row.weight, matrix[2, position, 1, : position + 1], rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(row.level, fenwick_level(position, np.arange(position + 1)))
+    last = attention_row(run, 1, tokens[2], layer=-1, head=-1, position=-1)
+    np.testing.assert_array_equal(last.weight, row.weight)
+
+
+def test_what_is_not_there_is_named(make_run):
+    run = make_run()
+    tokens, _ = sample_tokens(run, 1)
+    with pytest.raises(ValueError, match="head=2: expected -2 to 1"):
+        attention_row(run, 0, tokens[0], layer=0, head=2, position=0)
+    with pytest.raises(ValueError, match="softmax attention: it has no λ"):
+        attention_row(make_run("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
+    with pytest.raises(ValueError, match="has no λ: its mixer is linear"):
+        lam_values(make_run("mixer=linear"), 0, tokens)
+    with pytest.raises(ValueError, match="has levels for 32 tokens"):
+        lam_values(run, 0, np.zeros((1, 33), np.int32))
+    with pytest.raises(ValueError, match=r"lengths=\[64\]: λ of mlp_softplus has levels for 32 tokens"):
+        scores_by_length(run, 0, [64])
+
+
+@pytest.mark.parametrize("lam", LAMS)
+def test_static_lam_is_what_no_token_changes(make_run, lam):
+    run = make_run(lam)
+    tokens, _ = sample_tokens(run, 2)
+    values, what = static_lam(run, 0)
+    assert values.shape == (2, 2, 6)
+    if lam == "fixed":
+        np.testing.assert_allclose(lam_values(run, 0, tokens), np.broadcast_to(values[:, None, None], (2, 2, 16, 2, 6)))
+    elif lam == "linear":
+        assert "Λ" in what
+        np.testing.assert_array_equal(values[1], run.params(0)["params"]["layer_1"]["mixer"]["lam"]["scale"])
+    else:
+        assert "input is 0" in what
+
+
+def test_used_levels_are_those_with_tokens():
+    used = used_levels(20, 6)
+    for position in range(20):
+        levels = {int(fenwick_level(position, s)) for s in range(position + 1)}
+        assert set(np.flatnonzero(used[position])) == levels
+
+
+def test_input_dependence_against_sums_by_hand():
+    rng = np.random.default_rng(0)
+    lam = rng.gamma(2.0, size=(1, 4, 8, 2, 4))
+    roles = rng.integers(0, 2, (4, 8))
+    found = input_dependence(lam, roles, 3)
+    used = used_levels(8, 4)
+    for level in range(4):
+        values = lam[0][:, used[:, level], 1, level].ravel()
+        of = roles[:, used[:, level]].ravel()
+        np.testing.assert_allclose(found["mean"][0, 1, level], values.mean())
+        np.testing.assert_allclose(found["std"][0, 1, level], values.std())
+        within = sum(((values[of == r] - values[of == r].mean()) ** 2).sum() for r in (0, 1))
+        np.testing.assert_allclose(found["role_share"][0, 1, level], 1 - within / (values.var() * len(values)))
+    weights = np.where(used[None, :, None], lam[0], 0)
+    weights /= weights.sum(-1, keepdims=True)
+    bits = -np.sum(np.where(weights > 0, weights * np.log2(np.where(weights > 0, weights, 1)), 0), -1)
+    np.testing.assert_allclose(found["entropy"][0], bits.mean((0, 1)))
+
+
+def test_a_fixed_lam_varies_with_nothing(make_run):
+    run = make_run("fixed")
+    tokens, _ = sample_tokens(run, 4)
+    found = input_dependence(lam_values(run, 0, tokens), run.task.roles(tokens), len(run.task.ROLES))
+    reached = np.s_[..., :5]  # 16 tokens never reach the sixth level
+    np.testing.assert_allclose(found["std"][reached], 0, atol=1e-6)
+    assert np.isnan(found["mean"][..., 5]).all() and np.isnan(found["role_share"]).all()
+
+
+def test_scores_are_those_of_the_model(make_run):
+    run = make_run("linear")
+    scores = scores_by_length(run, 1, [16, 32], num=20)
+    for index, length in enumerate((16, 32)):
+        tokens, targets = sample_tokens(run, 20, length)
+        assert tokens.shape == (20, length)
+        logits = jax.jit(run.model.apply)(run.params(1), jnp.asarray(tokens))
+        scored = targets >= 0
+        right = (np.argmax(logits, -1) == targets)[scored]
+        np.testing.assert_allclose(scores["accuracy"][index], right.mean())
+        log_p = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.maximum(targets, 0)[..., None], -1)[
+            ..., 0
+        ]
+        np.testing.assert_allclose(scores["loss"][index], -log_p[scored].mean(), rtol=1e-4)

@@ -1,0 +1,106 @@
+"""The whole report of a real run, from the command line and as a function."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loglinear_jax.analysis import load_record, load_run
+from loglinear_jax.analysis.make import Choices, make_report
+from loglinear_jax.config import ConfigError
+
+FROM_RUNS = ("tables", "curves", "lam", "dependence", "rows", "lengths")
+
+
+@pytest.fixture(scope="session")
+def report(workdir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    path, problems = make_report([workdir], out, Choices(sections=FROM_RUNS, sequences=4, evaluated=8))
+    return out, path.read_text(), problems
+
+
+def test_everything_is_drawn_and_shown(report):
+    out, html, problems = report
+    assert problems == []
+    for stem in (
+        "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
+        "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
+        "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png", "rows-linear-tiny.png",
+        "lengths-tiny.png", "lengths-table-tiny.csv",
+    ):  # fmt: skip
+        assert (out / stem).stat().st_size > 0, stem
+        assert stem.replace(".svg", ".png") in html or stem in html
+    assert html.count("data:image/png;base64,") == len(list(out.glob("*.png")))
+    linked = re.findall(r'(?:src|href)="([^"]*)"', html)
+    assert linked and all(link.startswith(("data:image/png", "#")) for link in linked)  # it opens without a network
+    for shown in ("Left out", "python run.py"):
+        assert (shown in html) == (shown != "Left out")
+
+
+def test_evaluations_are_reused(report, workdir, monkeypatch):
+    out, *_ = report
+    before = sorted(out.glob("cache/*.npz"))
+    assert len(before) == 2 * 2 + 3 * 2  # λ of two variants, lengths of three, of two seeds
+
+    def never(*args, **kwargs):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr("loglinear_jax.analysis.make.scores_by_length", never)
+    monkeypatch.setattr("loglinear_jax.analysis.make.input_dependence", never)
+    make_report([workdir], out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8))
+    assert sorted(out.glob("cache/*.npz")) == before
+
+
+def test_several_runs_and_broken_ones(workdir, tmp_path):
+    """From the command line: what can't be read is named in a line of its own, and the rest is reported."""
+    names = ("tables-only", "half", "foreign", "damaged")
+    only, half, foreign, damaged = (tmp_path / name for name in names)
+    for path in (only, half, foreign, damaged):
+        shutil.copytree(workdir, path)
+    shutil.rmtree(only / "checkpoints")
+    half.joinpath("config.json").write_text(half.joinpath("config.json").read_text()[:50])
+    foreign.joinpath("config.json").write_text(json.dumps({"model": {"layers": 2}, "train": {}, "task": "x"}))
+    for file in damaged.joinpath("checkpoints").rglob("*"):
+        if file.is_file() and file.stat().st_size > 200:
+            file.write_bytes(file.read_bytes()[:100])
+    command = [sys.executable, "-m", "loglinear_jax.analysis", f"--out={tmp_path / 'out'}", "--sections=tables,lam"]
+    command += [f"--workdir={path}" for path in (workdir, only, half, foreign, damaged, tmp_path / "none")]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [*command, "--sequences=4"], env=env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("analysis:")]
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    for part in ("half/config.json can't be read", "foreign/config.json is no config", "none holds no run"):
+        assert sum(part in line for line in lines) == 1, (part, lines)
+    assert sum("'linear' has no checkpoint" in line for line in lines) == 1
+    assert sum("none of its checkpoints" in line and "damaged" in line for line in lines) == 3  # one a variant
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "outcomes-tables-only.md" in html and "lam-mean-tiny.png" in html and "Left out" in html
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(ValueError, match="holds no run"):
+        make_report([tmp_path], tmp_path / "out")
+    with pytest.raises(ValueError, match="sections: there is no 'all', but tables"):
+        Choices(sections=("all",))
+
+
+def test_configs_of_other_versions(workdir, tmp_path):
+    """A setting that is newer than the run has its default; one that is unknown is named."""
+    for name, change in (("older", None), ("newer", 3)):
+        shutil.copytree(workdir, tmp_path / name)
+        path = tmp_path / name / "config.json"
+        config = json.loads(path.read_text())
+        config["train"].pop("patience")
+        if change:
+            config["model"]["wings"] = change
+        path.write_text(json.dumps(config))
+    assert load_run(tmp_path / "older", "linear").config.train.patience == 0
+    with pytest.raises(ConfigError, match="there is no setting model.wings"):
+        load_record(tmp_path / "newer")

@@ -1,0 +1,130 @@
+"""Statistics against their definitions, and tables as files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from loglinear_jax.analysis import complexity, paper, tables
+from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.runs import Record
+from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
+from loglinear_jax.summary import wilson_interval
+from tests.analysis.conftest import tiny_config
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_mcnemar_is_a_fair_coin_on_the_discordant_pairs(pairs):
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    only_a, only_b, p = mcnemar(a, b)
+    assert only_a == sum(x and not y for x, y in pairs) and only_b == sum(y and not x for x, y in pairs)
+    n, k = only_a + only_b, min(only_a, only_b)
+    assert p == pytest.approx(min(1.0, 2 * binom.cdf(k, n, 0.5)))
+
+
+def test_mean_difference_has_the_interval_of_the_mean():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1.0, 2.0, 400), rng.normal(0.0, 2.0, 400)
+    mean, low, high = mean_difference(a, b)
+    half = 1.96 * np.std(a - b, ddof=1) / 20
+    assert mean == pytest.approx((a - b).mean())
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.05)
+    assert mean_difference(a, b) == (mean, low, high)  # the same each time
+    assert np.isnan(mean_difference([1.0], [0.5])[1])
+    assert mean_difference([2.0, 2.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
+
+
+def record(tmp_path, pairs=4, accuracies=None, **train):
+    config = tiny_config(seq_len=128, vocab_size=128, num_pairs=pairs)
+    config.train.update(train)
+    accuracies = accuracies or {"linear": [0.99, 0.5, 0.3], "mlp_softplus": [0.99, 0.95, 0.2]}
+    config.variants = ",".join(accuracies)
+    variants = {}
+    for name, best in accuracies.items():
+        converged = sum(x >= 0.9 for x in best)
+        variants[name] = dict(
+            metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
+            converged_step=[None] * len(best), diverged_step=[None] * len(best), last_step=2, mean_accuracy=np.mean(best),
+            std_accuracy=np.std(best, ddof=1), peak_accuracy=max(best), num_converged=converged, share_converged=converged / 3,
+            share_converged_interval=list(wilson_interval(converged, len(best))), median_convergence_step=None,
+            params=10, lam_params=1, lam_params_percent=10.0, seconds=1.0,
+        )  # fmt: skip
+    return Record(tmp_path / f"kv{pairs}", config, {"variants": json.loads(json.dumps(variants))})
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    table = tables.differences(record(tmp_path))
+    (row,) = table.raw
+    assert (row["A"], row["B"], row["only_a"], row["only_b"]) == ("linear", "mlp_softplus", 0, 1)
+    assert row["mean_difference"] == pytest.approx(100 * (0.0 - 0.45 + 0.1) / 3)
+    assert tables.differences(record(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
+
+
+def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
+    ours = record(tmp_path)
+    assert "35.1 (99.4)" in tables.outcomes(ours).text("github")
+    table = tables.as_the_paper([ours, record(tmp_path, pairs=8), record(tmp_path, pairs=16, batch_size=4)])
+    (table,) = table  # the last one is another experiment
+    text = table.text("github")
+    for shown in ("59.7 (99.0)", "1/3 [0.06, 0.79]", "67.0 (99.7)", "35.8 (99.5)"):
+        assert shown in text
+    assert "kv=8" in text and "kv=16" not in text
+    other = tiny_config(seq_len=256, vocab_size=128)
+    assert paper.result(other, "linear") is None
+    assert paper.result(ours.config, "lam_hidden=32") == "9 of 11 seeds converge"
+
+
+def test_outcomes_by_seed(tmp_path):
+    table = tables.by_seed(record(tmp_path))
+    assert table.rows[1] == {"seed": "1", "linear": "50.0", "mlp_softplus": "95.0"}
+
+
+def test_tables_as_files(tmp_path):
+    table = Table("λ & more", [{"a_b": "1 ± 2", "λ": "≥ 3"}], [{"a_b": 1.5, "λ": None}], note="A note.")
+    paths = table.write(tmp_path / "t")
+    assert [path.suffix for path in paths] == [".md", ".csv", ".tex"]
+    markdown, _, tex = (path.read_text() for path in paths)
+    assert "| 1 ± 2 | ≥ 3 |" in markdown and "A note." in markdown
+    assert r"a\_b" in tex and r"$\pm$" in tex and r"$\lambda$" in tex and r"\toprule" in tex
+    assert list(csv.DictReader(paths[1].open())) == [{"a_b": "1.5", "λ": ""}]
+
+
+def test_cache_computes_once(tmp_path):
+    cache, calls = Cache(tmp_path / "cache"), []
+
+    def compute():
+        calls.append(1)
+        return {"x": np.arange(3)}
+
+    key = {"checkpoint": "a", "seed": 1}
+    for _ in range(2):
+        np.testing.assert_array_equal(cache.get(key, compute)["x"], np.arange(3))
+    assert len(calls) == 1
+    cache.get(key | {"checkpoint": "b"}, compute)
+    assert len(calls) == 2
+    for path in (tmp_path / "cache").glob("*.npz"):
+        path.write_bytes(path.read_bytes()[:20])
+    np.testing.assert_array_equal(cache.get(key, compute)["x"], np.arange(3))
+    assert len(calls) == 3
+
+
+@given(st.floats(0.1, 3), st.floats(0.01, 100))
+def test_growth_exponents(power, factor):
+    lengths = 2.0 ** np.arange(4, 9)
+    assert complexity.growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
+
+
+def test_memory_grows_as_theory_says(monkeypatch):
+    monkeypatch.setattr(complexity, "time_training", lambda settings, batch, length, steps: {"ms": float(length)})
+    lengths = [256, 512, 1024, 2048]
+    measured = {variant: complexity.measure(lengths, variant) for variant in complexity.VARIANTS}
+    table = complexity.table(measured, "nowhere")
+    exponents = {row["variant"]: row["bytes_exponent"] for row in table.raw}
+    assert exponents["mixer=softmax"] == pytest.approx(1, abs=0.01) and abs(exponents["mixer=linear"]) < 1e-9
+    steps = np.diff(measured["mlp_softplus"]["bytes"])
+    assert (steps == steps[0]).all() and steps[0] > 0  # one more level each time T doubles
+    assert "T log T (1.1" in table.text("github")
