@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from absl import logging as absl_logging
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.analysis import load_run
@@ -144,6 +145,7 @@ def main(argv: list[str]) -> None:
     args = flags.FLAGS
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
     try:
         run = load_run(args.workdir, args.variant)
         if not isinstance(run.model, LanguageModel):

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.train import SeedState
+from loglinear_jax.train import CONVERGED, SeedState
 
 CONVERGED_SHARE = 0.90  # a seed counts as converged if its best validation accuracy reaches this
 
@@ -101,13 +101,14 @@ def columns_of(s: dict[str, Any]) -> dict[str, str]:
 
 def _recall_columns(s: dict[str, Any]) -> dict[str, str]:
     low, high = s["share_converged_interval"]
-    median = s["median_convergence_step"]
+    reached = sum(step is not None for step in s["converged_step"])
+    median = f"; {s['median_convergence_step']:.0f}" if reached else ""
     share = f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
     return {
         "accuracy %, mean ± std": f"{100 * s['mean_accuracy']:.1f} ± {100 * s['std_accuracy']:.1f}",
         "peak %": f"{100 * s['peak_accuracy']:.1f}",
         f"share ≥ {CONVERGED_SHARE:.0%} [95 % interval]": share,
-        "median step to 99 %": "–" if median is None else f"{median:.0f}",
+        f"seeds ≥ {CONVERGED:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
         "λ adds": f"{s['lam_params_percent']:.2f} %",
     }
 

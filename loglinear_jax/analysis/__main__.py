@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
+from absl import logging as absl_logging
 
 from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
 
@@ -35,6 +36,7 @@ WHICH = flags.DEFINE_enum("which", "best", ["best", "last"], "parameters at each
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
     try:
         choices = Choices(
             sections=tuple(ONLY.value),

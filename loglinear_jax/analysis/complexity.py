@@ -58,17 +58,17 @@ def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float:
 
 
 def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
-    """Growth exponents over the longer half of the lengths, measured and of theory; what λ by the MLP adds."""
+    """Growth exponents over the longer half of the lengths (three at least), measured and of theory; what λ by the MLP adds."""
     rows, raw = [], []
     base = measured.get("linear")
     for variant, found in measured.items():
-        half = slice(len(found["length"]) // 2, None)
-        lengths = np.asarray(found["length"], float)[half]
+        longer = slice(-max(len(found["length"]) // 2, 3), None)
+        lengths = np.asarray(found["length"], float)[longer]
         row: dict[str, str] = {"variant": variant}
         numbers: dict[str, Any] = {"variant": variant}
         for name, theories, own in (("ms", TIME, LOG_LINEAR_TIME), ("bytes", MEMORY, LOG_LINEAR_MEMORY)):
             words, function = theories.get(variant, own)
-            fitted = growth_exponent(lengths, np.asarray(found[name], float)[half])
+            fitted = growth_exponent(lengths, np.asarray(found[name], float)[longer])
             theory = growth_exponent(lengths, function(lengths))
             what = "training time" if name == "ms" else "decoding memory"
             row |= {f"{what}: theory": f"{words} ({theory:.2f})", "measured" + " " * (name == "bytes"): f"{fitted:.2f}"}

@@ -32,15 +32,16 @@ COLORS = {
 }
 OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
 MARK = "#D4002A"
+DOTS_PER_INCH = 150
 CELL_DIGITS = 2
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes stem.png (150 dots an inch) and stem.svg."""
+    """Writes stem.png and stem.svg."""
     paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
     with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
         for path in paths:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths
 
 
@@ -52,6 +53,12 @@ def describe_task(task: ConfigDict) -> str:
     words |= {"num_tokens": "tokens", "vocab_size": "vocabulary"}
     settings = ", ".join(f"{words.get(key, key)} {value}" for key, value in task.items() if key != "name")
     return f"{words.get(task.name, task.name)}, {settings}"
+
+
+def describe_run(record: Record) -> str:
+    """The task, and the setting if it is not the paper's."""
+    scheme = record.config.model.init_scheme
+    return describe_task(record.config.task) + ("" if scheme == "paper" else f", {scheme} setting")
 
 
 def describe_variant(variant: str) -> str:
@@ -79,7 +86,7 @@ def _open_frame(axis: Axes) -> None:
 
 def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.PathLike | None = None) -> Figure:
     """Validation accuracy (a language model's: perplexity) against step, for each variant of a run: every seed thin, the
-    median and both quartiles of the seeds thick. Saved to `path` if given."""
+    median and quartiles of the seeds in black. Saved to `path` if given."""
     record = workdir if isinstance(workdir, Record) else load_record(workdir)
     language = record.config.train.metric == "loss"
     variants, colors = record.variants, colors_of(record.variants)
@@ -93,14 +100,11 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
         step = metrics["step"]
         if len(step):
             values = np.exp(metrics["val_loss"]) if language else 100 * metrics["val_accuracy"]
-            seeds = values.shape[1]
-            axis.plot(step, values, color=colors[variant], alpha=max(0.12, 0.5 / seeds**0.5), linewidth=0.7)
+            axis.plot(step, values, color=colors[variant], alpha=max(0.2, values.shape[1] ** -0.4), linewidth=0.8)
             low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
-            axis.plot(step, median, color=colors[variant], linewidth=2.6, label="median of seeds")
-            if seeds > 2:
-                axis.plot(step, low, color=colors[variant], linewidth=1.6, linestyle=(0, (4, 2)), label="quartiles")
-                axis.plot(step, high, color=colors[variant], linewidth=1.6, linestyle=(0, (4, 2)))
-            axis.legend(loc="upper right" if language else "lower right", frameon=False, fontsize=9)
+            if values.shape[1] > 2:
+                axis.plot(step, np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
+            axis.plot(step, median, color="0.15", linewidth=2.4)
         axis.set(title=describe_variant(variant), xlabel="training step")
         axis.xaxis.set_tick_params(labelbottom=True)
         if language:
@@ -111,7 +115,11 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
         _open_frame(axis)
     for axis in axes[:, 0]:
         axis.set_ylabel("validation perplexity" if language else "validation accuracy (%)")
-    figure.suptitle(f"{describe_task(record.config.task)}; {record.config.train.num_seeds} seeds")
+    figure.suptitle(
+        f"{describe_run(record)}; {record.config.train.num_seeds} seeds\n"
+        "coloured: every seed; black: median of the seeds; dashed: quartiles",
+        fontsize=11,
+    )
     if path is not None:
         figure.savefig(path, dpi=120)
     return figure
@@ -132,10 +140,12 @@ def draw_convergence(record: Record) -> Figure | None:
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
         label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"
-        axis.step([0, *reached, last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label)
-    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % accuracy (%)", ylim=(-2, 102), xlim=(0, last))
+        axis.step(
+            [0, *reached, 1.04 * last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label
+        )
+    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % accuracy (%)", ylim=(-2, 102), xlim=(0, 1.04 * last))
     axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
-    axis.set_title(describe_task(record.config.task))
+    axis.set_title(describe_run(record))
     _open_frame(axis)
     return figure
 
@@ -173,13 +183,16 @@ def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], title: str) -> Figur
             how = dict(aspect="auto", origin="lower", extent=extent, vmin=low, vmax=high, interpolation="nearest")
             image = axis.imshow(panel.values, cmap="viridis", alpha=np.where(used, 1.0, 0.22), **how)
             figure.colorbar(image, ax=axis, pad=0.01, aspect=12, label="λ").solids.set_alpha(1)
+            positions = sorted(panel.marks.values())
             for name, position in panel.marks.items():
                 axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.4)
-                side = "right" if position > 0.7 * length else "left"
+                # To the left of its line where the end or another line's name is near on the right.
+                following = min((p for p in positions if p > position), default=1.1 * length)
+                left = following - position < 0.3 * length
                 axis.annotate(
-                    f"{name} →" if side == "right" else f"← {name}", (position - 0.5, 1.0), xycoords=("data", "axes fraction"),
-                    xytext=(-2 if side == "right" else 2, 2), textcoords="offset points", ha=side, va="bottom",
-                    fontsize=8, color=MARK,
+                    f"{name} →" if left else f"← {name}", (position - 0.5, 1.0), xycoords=("data", "axes fraction"),
+                    xytext=(-2 if left else 2, 2), textcoords="offset points", ha="right" if left else "left",
+                    va="bottom", fontsize=8, color=MARK,
                 )  # fmt: skip
             axis.set_title(panel.title, fontsize=10, pad=16 if panel.marks else 6)
             axis.set(xlabel="position (token)", ylabel="level")
@@ -191,7 +204,11 @@ def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], title: str) -> Figur
 
 
 def draw_lam_by_head(panels: Sequence[Sequence[Panel]], heads: int, title: str) -> Figure:
-    """Heatmaps of (layers · heads) × levels with the numbers in the cells; a line between layers."""
+    """Heatmaps of (layers · heads) × levels with the numbers in the cells; a line between layers. Levels of which no panel has
+    a value are left out."""
+    known = np.any([np.isfinite(panel.values).any(0) for row in panels for panel in row], axis=0)
+    last = np.flatnonzero(known)[-1] + 1
+    panels = [[dataclasses.replace(panel, values=panel.values[:, :last]) for panel in row] for row in panels]
     columns = max(map(len, panels))
     rows_of, levels = panels[0][0].values.shape
     width, height = max(0.52 * levels, 3.2) + 1.1, 0.34 * rows_of + 1.2
@@ -204,7 +221,7 @@ def draw_lam_by_head(panels: Sequence[Sequence[Panel]], heads: int, title: str) 
             image = axis.imshow(panel.values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
             for (i, j), value in np.ndenumerate(panel.values):
                 if np.isfinite(value):
-                    dark = value < (low + high) / 2
+                    dark = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
                     axis.text(j, i, _short(value), ha="center", va="center", fontsize=7, color="w" if dark else "k")
             figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
             layers = len(panel.values) // heads
@@ -234,7 +251,8 @@ def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
     for axis, (value, label) in zip(axes, panels, strict=True):
         for variant, color in colors_of(by_variant).items():
             seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant]])
-            levels = np.arange(seeds.shape[1])
+            levels = np.flatnonzero(np.isfinite(_nanmean(by_variant[variant][0]["mean"], (0, 1))))
+            seeds = seeds[:, levels]
             axis.plot(np.tile(levels, (len(seeds), 1)).T, seeds.T, ".", color=color, alpha=0.35, markersize=5)
             axis.plot(levels, _nanmean(seeds, 0), color=color, linewidth=2.2, label=describe_variant(variant))
         axis.set(xlabel="level", ylabel=label, xticks=levels)
@@ -265,11 +283,13 @@ def draw_attention_rows(
         low, high = min(row.weight.min(), 0), max(row.weight.max(), 0)
         room = 0.3 * max(high - low, 1e-12)
         axis.set_ylim(low - 0.08 * room / 0.3, high + room)
-        right = -np.inf  # of the last label, so that none covers another
+        right = -np.inf  # middle of the last label: none may cover another
         for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             axis.axvspan(start - 0.5, stop - 0.5, color="#E69F00" if number % 2 else "#999999", alpha=0.16, linewidth=0)
             level, middle = row.level[start], (start + stop - 1) / 2
-            if middle - right > 0.07 * length or stop - start > 0.07 * length:
+            if level == 0 and stop < 0.93 * length:  # one token, with room on its right
+                middle += 0.035 * length
+            if middle - right > 0.06 * length:
                 axis.annotate(
                     f"level {level}\nλ {_short(row.lam[level])}", (middle, 1.0), xycoords=("data", "axes fraction"),
                     xytext=(0, -2), textcoords="offset points", ha="center", va="top", fontsize=8,

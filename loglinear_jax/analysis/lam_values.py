@@ -102,7 +102,7 @@ def static_lam(
     )
     zeros = jnp.zeros((settings.heads, num_levels(settings.max_length)))
     values = [np.asarray(module.apply({"params": layer}, zeros)) for layer in params]
-    return np.stack(values), "λ" if settings.lam == "fixed" else "λ where its input is 0"
+    return np.stack(values), "λ itself" if settings.lam == "fixed" else "λ where its input is 0"
 
 
 def _layers(params: dict[str, Any], count: int) -> list[dict[str, Any]]:

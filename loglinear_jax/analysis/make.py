@@ -15,7 +15,7 @@ import numpy as np
 from loglinear_jax.analysis import complexity, figures, paper, tables
 from loglinear_jax.analysis.attention_rows import attention_row
 from loglinear_jax.analysis.cache import Cache
-from loglinear_jax.analysis.figures import Panel, describe_task, describe_variant
+from loglinear_jax.analysis.figures import Panel, describe_run, describe_task, describe_variant
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam, used_levels
 from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
@@ -82,12 +82,16 @@ def make_report(
     maker = _Maker(records, Report(Path(out)), choices)
     maker.report.problems += problems
     maker.make()
-    path = maker.report.write(_title(records), _settings(records))
+    path = maker.report.write(_title(records), _settings(records), _commands(records))
     return path, maker.report.problems
 
 
 def _title(records: Sequence[Record]) -> str:
-    return describe_task(records[0].config.task) if len(records) == 1 else f"Log-linear attention: {len(records)} runs"
+    return describe_run(records[0]) if len(records) == 1 else f"Log-linear attention: {len(records)} runs"
+
+
+def _commands(records: Sequence[Record]) -> list[str]:
+    return [record.summary["command"] for record in records if record.summary and record.summary.get("command")]
 
 
 def _settings(records: Sequence[Record]) -> Table:
@@ -108,7 +112,6 @@ def _settings(records: Sequence[Record]) -> Table:
                 "JAX": summary.get("versions", {}).get("jax", "–"),
                 "time": f"{sum(seconds) / 60:.1f} min" if seconds else "–",
                 "seed-steps/s": f"{np.median(rates):,.0f}" if rates else "–",
-                "command": summary.get("command") or "–",
             }
         )
     note = (
@@ -147,6 +150,10 @@ class _Maker:
     def _stem(self, record: Record, what: str) -> str:
         return f"{what}-{self._names[record.workdir]}"
 
+    def _titled(self, record: Record, what: str) -> str:
+        """A title in the report: which run, if there are several, and what is shown."""
+        return f"{describe_run(record)}: {what}" if len(self.records) > 1 else what[0].upper() + what[1:]
+
     # --- From summaries and metrics ---
 
     def _tables(self) -> None:
@@ -158,9 +165,15 @@ class _Maker:
             if record.summary is None:
                 self.report.problems.append(f"{record.workdir}: no results yet: there is no summary.json")
                 continue
-            self.report.add_table(section, tables.outcomes(record), self._stem(record, "outcomes"), folded=several)
-            self.report.add_table(section, tables.differences(record), self._stem(record, "differences"), folded=True)
-            self.report.add_table(section, tables.by_seed(record), self._stem(record, "seeds"), folded=True)
+            for stem, make, folded in (
+                ("outcomes", tables.outcomes, several),
+                ("differences", tables.differences, True),
+                ("seeds", tables.by_seed, True),
+            ):
+                table = make(record)
+                if table is not None:
+                    shown = self._titled(record, table.title.removeprefix(f"{describe_run(record)}: "))
+                    self.report.add_table(section, table, self._stem(record, stem), shown, folded)
 
     def _curves(self) -> None:
         section = self.report.section(
@@ -212,7 +225,7 @@ class _Maker:
 
     def _from_checkpoints(self, record: Record, by_tokens: dict[str, list[tuple[Record, list[Panel]]]]) -> None:
         wanted, language = self.choices.sections, record.config.train.metric == "loss"
-        task = describe_task(record.config.task)
+        task = describe_run(record)
         dependence: dict[str, list[dict]] = {}
         converged: dict[str, list[bool]] = {}
         by_length: dict[str, tuple[list[int], np.ndarray]] = {}
@@ -242,11 +255,10 @@ class _Maker:
         if dependence and "dependence" in wanted:
             section = self.report.section("How input-dependent is λ?")
             title = f"{task}: variation of λ"
-            self.report.add_table(
-                section, tables.dependence(dependence, converged, title), self._stem(record, "lam-dependence")
-            )
-            figure = figures.draw_dependence(dependence, title)
-            self.report.add_figure(section, figure, self._stem(record, "lam-variation"), title)
+            table, shown = tables.dependence(dependence, converged, title), self._titled(record, "variation of λ")
+            self.report.add_table(section, table, self._stem(record, "lam-dependence"), shown)
+            figure, shown = figures.draw_dependence(dependence, title), self._titled(record, "variation of λ by level")
+            self.report.add_figure(section, figure, self._stem(record, "lam-variation"), shown)
         if by_length:
             self._length_figure(record, by_length, language)
 
@@ -301,19 +313,21 @@ class _Maker:
         return f"layer {self.choices.layer % layers}, head {self.choices.head}"
 
     def _lam_of_a_run(self, record: Record, over_tokens: list, means: list, statics: list) -> None:
-        task, section = describe_task(record.config.task), self.report.section("λ over tokens")
+        task, section = describe_run(record), self.report.section("λ over tokens")
         title = f"λ over the tokens of one sequence; {task}; {self._place(record)}"
         figure = figures.draw_lam_over_tokens(over_tokens, title)
-        self.report.add_figure(section, figure, self._stem(record, "lam-tokens"), f"{task}: λ over tokens")
+        self.report.add_figure(section, figure, self._stem(record, "lam-tokens"), self._titled(record, "λ over tokens"))
         section = self.report.section("λ by head and level")
         heads = num_heads(record)
         if any(means):
             title = f"Mean of λ over {self.choices.sequences} sequences, where the level is used; {task}"
             figure = figures.draw_lam_by_head([row for row in means if row], heads, title)
-            self.report.add_figure(section, figure, self._stem(record, "lam-mean"), f"{task}: mean of λ")
+            self.report.add_figure(section, figure, self._stem(record, "lam-mean"), self._titled(record, "mean of λ"))
         figure = figures.draw_lam_by_head(statics, heads, f"What λ has learned apart from its input; {task}")
         note = "For linear (the paper's baseline): the weights Λ, as in the paper's figures of it; otherwise λ where its input is 0."
-        self.report.add_figure(section, figure, self._stem(record, "lam-static"), f"{task}: static part of λ", note)
+        self.report.add_figure(
+            section, figure, self._stem(record, "lam-static"), self._titled(record, "static part of λ"), note
+        )
 
     def _lam_of_several_runs(self, by_tokens: dict[str, list[tuple[Record, list[Panel]]]]) -> None:
         section = self.report.section("λ over tokens")
@@ -321,10 +335,7 @@ class _Maker:
             if len(found) < 2:
                 continue
             rows = [
-                [
-                    dataclasses.replace(panel, title=f"{describe_task(record.config.task)}\n{panel.title}")
-                    for panel in panels
-                ]
+                [dataclasses.replace(panel, title=f"{describe_run(record)}\n{panel.title}") for panel in panels]
                 for record, panels in found
             ]
             title = f"{describe_variant(variant)}: λ over tokens; {self._place(found[0][0])}"
@@ -352,11 +363,12 @@ class _Maker:
             pointed = np.flatnonzero(tokens[: at + 1] == targets[at]) if targets[at] >= 0 else []
             what = f"position {at}, {names[roles[at]]} (token {tokens[at]})"
             rows.append((row, what + (f", to predict: {targets[at]}" if targets[at] >= 0 else ""), pointed))
-        task = describe_task(record.config.task)
-        title = f"{describe_variant(run.variant)}; {self._score(run, seed)}; {task}; {self._place(record)}"
+        title = (
+            f"{describe_variant(run.variant)}; {self._score(run, seed)}; {describe_run(record)}; {self._place(record)}"
+        )
         figure = figures.draw_attention_rows(rows, run.task.marks(), len(tokens), title)
         stem = self._stem(record, f"rows-{slug(run.variant)}")
-        self.report.add_figure(section, figure, stem, f"{task}: {describe_variant(run.variant)}")
+        self.report.add_figure(section, figure, stem, self._titled(record, describe_variant(run.variant)))
 
     def _lengths(self, run: Run, lengths: list[int], language: bool) -> tuple[list[int], np.ndarray]:
         def compute(seed):
@@ -367,10 +379,10 @@ class _Maker:
         return lengths, np.array([np.exp(x["loss"]) if language else 100 * x["accuracy"] for x in found])
 
     def _length_figure(self, record: Record, by_length: dict, language: bool) -> None:
-        section, task = self.report.section("Length generalisation"), describe_task(record.config.task)
+        section, task = self.report.section("Length generalisation"), describe_run(record)
         trained = record.config.task.seq_len
         figure = figures.draw_scores_by_length(by_length, trained, language, f"Trained on {task}")
-        self.report.add_figure(section, figure, self._stem(record, "lengths"), f"{task}: longer sequences")
+        self.report.add_figure(section, figure, self._stem(record, "lengths"), self._titled(record, "longer sequences"))
         rows, raw = [], []
         for variant, (lengths, values) in by_length.items():
             row = {"variant": variant}
@@ -388,7 +400,8 @@ class _Maker:
                 for n, x in zip(lengths, seed, strict=True)
             ]
         what = "perplexity" if language else f"accuracy %, mean ± std over seeds (seeds at ≥ {CONVERGED_SHARE:.0%})"
-        self.report.add_table(section, Table(f"{task}: {what}", rows, raw), self._stem(record, "lengths-table"))
+        table = Table(f"{task}: {what}", rows, raw)
+        self.report.add_table(section, table, self._stem(record, "lengths-table"), self._titled(record, what))
 
     # --- Measured here ---
 

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 import jinja2
+import matplotlib.image
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.figures import save
+from loglinear_jax.analysis.figures import DOTS_PER_INCH, save
 from loglinear_jax.analysis.tables import Table
 
 
@@ -62,15 +63,15 @@ class Report:
             paths = save(figure, self.out / stem)
             section.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
 
-    def add_table(self, section: Section, table: Table | None, stem: str, folded: bool = False) -> None:
-        """Writes stem.md, stem.csv and stem.tex; nothing for None."""
-        if table is not None:
-            files = tuple(path.name for path in table.write(self.out / stem))
-            section.items.append(
-                Item(table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
-            )
+    def add_table(
+        self, section: Section, table: Table, stem: str, title: str | None = None, folded: bool = False
+    ) -> None:
+        """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
+        files = tuple(path.name for path in table.write(self.out / stem))
+        item = Item(title or table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
+        section.items.append(item)
 
-    def write(self, title: str, settings: Table) -> Path:
+    def write(self, title: str, settings: Table, commands: list[str]) -> Path:
         """Writes report.html, with pictures inside."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
@@ -79,9 +80,11 @@ class Report:
             lstrip_blocks=True,
         )
         environment.filters["as_data"] = _as_data
+        environment.filters["width"] = _width
         html = environment.get_template("report.html.jinja").render(
             title=title,
             settings=settings,
+            commands=commands,
             problems=self.problems,
             sections=[section for section in self.sections if section.items],
         )
@@ -97,3 +100,8 @@ def slug(text: str) -> str:
 
 def _as_data(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _width(path: Path) -> int:
+    """In CSS pixels, of which an inch has 96."""
+    return round(matplotlib.image.imread(path).shape[1] * 96 / DOTS_PER_INCH)

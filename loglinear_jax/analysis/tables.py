@@ -14,10 +14,11 @@ from scipy.stats import binomtest, bootstrap
 from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.figures import describe_task
+from loglinear_jax.analysis.figures import describe_run
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.summary import CONVERGED_SHARE, columns_of
+from loglinear_jax.train import CONVERGED
 
 RESAMPLES = 10_000
 LATEX = {"±": r"$\pm$", "λ": r"$\lambda$", "≥": r"$\ge$", "–": "--", "×": r"$\times$", "−": "$-$", "→": r"$\to$", "≡": r"$\equiv$", "²": "$^2$"}  # fmt: skip
@@ -82,7 +83,7 @@ def outcomes(record: Record) -> Table:
     note = f"Of each seed its {metric} over the evaluations counts, in validation. Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
-    return Table(describe_task(record.config.task), rows, raw, note)
+    return Table(f"{describe_run(record)}: outcomes", rows, raw, note)
 
 
 def by_seed(record: Record) -> Table:
@@ -99,7 +100,7 @@ def by_seed(record: Record) -> Table:
     raw = [{"seed": seed} | {v: value(s, i) for v, s in variants.items()} for i, seed in enumerate(seeds)]
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
     what = "validation perplexity" if language else "best accuracy in %"
-    return Table(f"{describe_task(record.config.task)}: {what} of every seed", rows, raw)
+    return Table(f"{describe_run(record)}: {what} of every seed", rows, raw)
 
 
 def as_the_paper(records: Sequence[Record]) -> list[Table]:
@@ -145,7 +146,8 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
         how = "mean ± std" if field == "seq_len" else "mean (peak)"
         scheme = f"{first.config.model.init_scheme} setting"
         note = f"accuracy: {how}; converged: seeds that reached {CONVERGED_SHARE:.0%}, Wilson's 95 % interval of their share."
-        title = f"{first.config.task.name}, {scheme}, by {'key-value pairs' if shown == 'kv' else 'length'}"
+        task = {"mqar": "MQAR", "selective_copy": "Selective copying"}[first.config.task.name]
+        title = f"{task}, {scheme}, by {'key-value pairs' if shown == 'kv' else 'length'}"
         if shown == "kv":
             title += f", length {first.config.task.seq_len}"
         tables.append(Table(title, rows, raw, note))
@@ -198,11 +200,11 @@ def differences(record: Record) -> Table | None:
         mean, low, high = mean_difference(*values)
         row = {"A": name_a, "B": name_b}
         number = dict(row)
-        if not language:
-            converged = [[x >= CONVERGED_SHARE for x in s["best_accuracy"]] for s in (a, b)]
-            only_a, only_b, p = mcnemar(*converged)
-            row |= {"only A converges": str(only_a), "only B": str(only_b), "McNemar p": f"{p:.2g}"}
-            number |= {"only_a": only_a, "only_b": only_b, "mcnemar_p": p}
+        for threshold in () if language else (CONVERGED_SHARE, CONVERGED):
+            only_a, only_b, p = mcnemar(*([x >= threshold for x in s["best_accuracy"]] for s in (a, b)))
+            row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
+            at = f"{100 * threshold:.0f}"
+            number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = "perplexity A − B" if language else "accuracy A − B, points"
         row[f"{what} [95 % interval]"] = (
             f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else f"{mean:+.2f}"
@@ -210,7 +212,7 @@ def differences(record: Record) -> Table | None:
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = "Paired by seed. The p-values are exact and not corrected for the number of comparisons; intervals are bootstrapped."
-    return Table(f"{describe_task(record.config.task)}: differences", rows, raw, note)
+    return Table(f"{describe_run(record)}: differences", rows, raw, note)
 
 
 # --- λ ----------------------------------------------------------------------------------------------------------------

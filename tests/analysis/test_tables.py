@@ -59,7 +59,8 @@ def record(tmp_path, pairs=4, accuracies=None, **train):
 def test_differences_are_paired_by_seed(tmp_path):
     table = tables.differences(record(tmp_path))
     (row,) = table.raw
-    assert (row["A"], row["B"], row["only_a"], row["only_b"]) == ("linear", "mlp_softplus", 0, 1)
+    assert (row["A"], row["B"], row["only_a_90"], row["only_b_90"]) == ("linear", "mlp_softplus", 0, 1)
+    assert (row["only_a_99"], row["only_b_99"], row["mcnemar_p_99"]) == (0, 0, 1)
     assert row["mean_difference"] == pytest.approx(100 * (0.0 - 0.45 + 0.1) / 3)
     assert tables.differences(record(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
 
