@@ -6,9 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import absl.logging
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+from loglinear_jax.distributed import any_process, is_main
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,11 @@ class Checkpoints:
         self._read_only = read_only
         policy = {"read_only": True, "create": False, "save_interval_steps": 0} if read_only else {"max_to_keep": KEEP}
         options = ocp.CheckpointManagerOptions(**policy)
+        verbosity = absl.logging.get_verbosity()
+        if read_only:
+            absl.logging.set_verbosity(absl.logging.ERROR)  # it warns that it will only read
         self._manager = ocp.CheckpointManager(self.directory, options=options)
+        absl.logging.set_verbosity(verbosity)
 
     def save(self, step: int, state: Any) -> None:
         """Start saving `state` (arrays are copied off the devices before this returns)."""
@@ -72,7 +79,9 @@ class Checkpoints:
         target, count = path.with_name(f"{step}.damaged"), 1
         while target.exists():
             target, count = path.with_name(f"{step}.damaged{count}"), count + 1
-        path.rename(target)
+        if is_main():
+            path.rename(target)
+        any_process(False)  # the others go on when it is done
         self._manager.reload()
 
 

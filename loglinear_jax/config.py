@@ -51,6 +51,13 @@ def default_config() -> ConfigDict:
     model.key_groups = 0  # heads share keys in this many groups; 0: one per head
     model.max_length = 0  # longest sequence that λ has levels for; 0: the task's seq_len
     model.init_scheme = "paper"  # or released
+    # What the paper's recall model does not have, or does otherwise; see loglinear_jax.models.recall.
+    model.weight_std = 0.02
+    model.embed_std = 0.02
+    model.norm = "post"  # or pre
+    model.conv_width = 0
+    model.qk_norm = False
+    model.lam_head_slope = 0.0
     model.chunk_size = 0  # 0: chosen from the shapes
     model.implementation = ""  # of log_linear_attention; '': the best that works here
 
@@ -98,6 +105,8 @@ def language_config() -> ConfigDict:
     task.target_offset = 1  # 2: the token after the next, as the paper's released code trains and measures
 
     model = config.model
+    for name in ("weight_std", "embed_std", "norm", "qk_norm", "lam_head_slope"):  # of recall only
+        del model[name]
     model.kind = "language"
     model.lam_hidden = 0
     model.hidden = 512

@@ -181,11 +181,11 @@ def make_lam(
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:
-    """(parameters inside λ modules, all other parameters) of a model's parameter tree."""
+    """(parameters of λ, all other parameters) of a model's parameter tree."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = int(np.prod(leaf.shape))
-        if any(getattr(key, "key", None) == "lam" for key in path):
+        if any(getattr(key, "key", None) in ("lam", "lam_log_scale") for key in path):
             lam += size
         else:
             other += size

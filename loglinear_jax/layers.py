@@ -51,6 +51,9 @@ class TokenMixer(nn.Module):
     kind "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused; "softmax":
     causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
 
+    With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a over
+    the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
+
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
@@ -67,6 +70,7 @@ class TokenMixer(nn.Module):
     lam_activation: str = "gelu"
     init_scheme: str = "paper"
     scale_values: bool = False
+    lam_head_slope: float = 0.0
     chunk_size: int | None = None
     implementation: str | None = None
 
@@ -112,6 +116,8 @@ class TokenMixer(nn.Module):
             implementation=self.implementation,
             name="lam",
         )(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
+        if self.lam_head_slope:
+            lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, lam_shape[2:]))
         self.sow("intermediates", "lam_value", lam)
         if cache is not None:
             out, cache = fenwick_step(cache, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
@@ -125,6 +131,11 @@ class TokenMixer(nn.Module):
         out, state = attended
         # No level above those that max_length needs holds anything yet, or will.
         return out, state.replace(levels=state.levels[:, :, : num_levels(max_length)])
+
+    def _init_lam_log_scale(self, key, shape):
+        del key
+        heads, levels = (jnp.linspace(-1.0, 1.0, size) for size in shape)
+        return self.lam_head_slope * heads[:, None] * levels
 
 
 class MixerSettings:

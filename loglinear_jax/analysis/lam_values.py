@@ -90,9 +90,9 @@ def static_lam(
     settings = run.model.settings
     if settings.mixer != "log_linear":
         raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
-    params = [_find_lam(layer) for layer in _layers(run.params(seed, which)["params"], settings.layers)]
+    mixers = [_find_mixer(run.params(seed, which)["params"][f"layer_{index}"]) for index in range(settings.layers)]
     if settings.lam == "linear":
-        return np.stack([np.asarray(layer["scale"]) for layer in params]), "Λ of softplus(Λ ⊙ d)"
+        return np.stack([np.asarray(mixer["lam"]["scale"]) for mixer in mixers]), "Λ of softplus(Λ ⊙ d)"
     module = make_lam(
         settings.lam,
         hidden=settings.lam_hidden,
@@ -101,16 +101,15 @@ def static_lam(
         implementation="xla",
     )
     zeros = jnp.zeros((settings.heads, num_levels(settings.max_length)))
-    values = [np.asarray(module.apply({"params": layer}, zeros)) for layer in params]
+    values = [
+        np.asarray(module.apply({"params": mixer["lam"]}, zeros)) * np.exp(mixer.get("lam_log_scale", 0.0))
+        for mixer in mixers
+    ]
     return np.stack(values), "λ itself" if settings.lam == "fixed" else "λ where its input is 0"
 
 
-def _layers(params: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    return [params[f"layer_{index}"] for index in range(count)]
-
-
-def _find_lam(node: dict[str, Any]) -> dict[str, Any]:
-    return node["lam"] if "lam" in node else _find_lam(node["mixer"])
+def _find_mixer(node: dict[str, Any]) -> dict[str, Any]:
+    return node if "lam" in node else _find_mixer(node["mixer"])
 
 
 def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:

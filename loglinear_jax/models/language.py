@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.layers import CausalConv, MixerCache, MixerSettings, mixer_input_sizes
 from loglinear_jax.losses import chunked_token_losses, summed_loss
-from loglinear_jax.models.recall import small_normal
 
 REMAT = ("none", "block")
+small_normal = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.layers import MixerSettings, mixer_input_sizes
+from loglinear_jax.layers import CausalConv, MixerSettings, mixer_input_sizes
 
-small_normal = nn.initializers.normal(0.02)
+NORMS = ("post", "pre")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,11 @@ class RecallSettings(MixerSettings):
     lam, lam_hidden, lam_activation: see loglinear_jax.lam; lam_hidden None means twice the number of levels.
     hidden, layers, heads, head_dim, key_dim, key_groups: sizes; key_groups None means one per head.
     init_scheme: "paper", or "released" for the initial values that the released code ends up with.
+    weight_std, embed_std: of the initial weights of linear maps, and of the embedding.
+    norm: "post", LayerNorm(x + layer(x)) as in the paper; or "pre", x + layer(LayerNorm(x)).
+    conv_width: of a causal convolution with SiLU over q, k and v, as in Mamba-2; 0, as in the paper, for none.
+    qk_norm: whether each head's q and k are divided by their length.
+    lam_head_slope: see TokenMixer.
     chunk_size, implementation: see log_linear_attention.
     dtype: of matrix products; parameters, decays, λ, norms and logits are float32.
     """
@@ -40,6 +47,12 @@ class RecallSettings(MixerSettings):
     key_dim: int = 32
     key_groups: int | None = None
     init_scheme: str = "paper"
+    weight_std: float = 0.02
+    embed_std: float = 0.02
+    norm: str = "post"
+    conv_width: int = 0
+    qk_norm: bool = False
+    lam_head_slope: float = 0.0
     chunk_size: int | None = None
     implementation: str | None = None
     dtype: str = "float32"
@@ -47,36 +60,57 @@ class RecallSettings(MixerSettings):
     def check(self) -> None:
         """Raises ValueError naming the first setting that cannot be."""
         self.check_sizes_and_mixer()
+        if self.norm not in NORMS:
+            raise ValueError(f"model.norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        if self.conv_width < 0:
+            raise ValueError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
+        for name in ("weight_std", "embed_std"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"model.{name} must be finite and positive, got {getattr(self, name)}")
 
 
 class RecallLayer(nn.Module):
-    """x ← LayerNorm(W_o y + x), y the token mixer over bias-free linear maps q, k, v, dt, d of x (one fused matrix)."""
+    """x ← LayerNorm(W_o y + x), y the token mixer over bias-free linear maps q, k, v, dt, d of x (one fused matrix); or, with
+    norm "pre", x ← x + W_o y with y of LayerNorm(x)."""
 
     settings: RecallSettings
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         m = self.settings
-        keys, values = m.groups * m.key_dim, m.heads * m.head_dim
-        levels = num_levels(m.max_length)
-        dt_size, d_size = mixer_input_sizes(m.mixer, m.lam, heads=m.heads, num_levels=levels)
-        sizes = [keys, keys, values, dt_size, d_size]
-        projected = nn.Dense(sum(sizes), use_bias=False, kernel_init=small_normal, dtype=m.dtype, name="in_proj")(x)
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-        q, k, v, dt, d = jnp.split(projected, ends, axis=-1)
-        q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
-        v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        mixed = m.token_mixer()(q, k, v, dt if dt_size else None, d if d_size else None)
-        # 0.02 / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
-        out_init = nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
-        y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(
-            mixed.reshape(*mixed.shape[:2], values)
-        )
-        return nn.LayerNorm(epsilon=1e-5, name="norm")(y.astype(jnp.float32) + x)
+        norm = nn.LayerNorm(epsilon=1e-5, name="norm")
+        y = _linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x)
+        # weight_std / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
+        out_init = nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5)
+        y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(y)
+        x = y.astype(jnp.float32) + x
+        return x if m.norm == "pre" else norm(x)
+
+
+def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T H*V"]:
+    """Inside RecallLayer."""
+    keys, values = m.groups * m.key_dim, m.heads * m.head_dim
+    levels = num_levels(m.max_length)
+    dt_size, d_size = mixer_input_sizes(m.mixer, m.lam, heads=m.heads, num_levels=levels)
+    qkv_size = 2 * keys + values
+    init = nn.initializers.normal(m.weight_std)
+    dense = nn.Dense(qkv_size + dt_size + d_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
+    qkv, dt, d = jnp.split(dense(x), [qkv_size, qkv_size + dt_size], axis=-1)
+    if m.conv_width:
+        qkv, _ = CausalConv(m.conv_width, name="conv")(qkv)
+    q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
+    q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
+    if m.qk_norm:
+        q, k = (y * jax.lax.rsqrt(jnp.sum(y * y, axis=-1, keepdims=True) + 1e-6) for y in (q, k))
+    v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
+    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope)
+    mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)
+    return mixed.reshape(*mixed.shape[:2], values)
 
 
 class RecallModel(nn.Module):
-    """The paper's recall model: embedding, post-norm layers with no positions and no convolution, norm, untied head."""
+    """The paper's recall model: embedding, post-norm layers with no positions and no convolution, norm, untied head; and with
+    other settings, what may make it learn more reliably."""
 
     settings: RecallSettings
 
@@ -84,9 +118,10 @@ class RecallModel(nn.Module):
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T vocab"]:
         """Logits [B, T, vocab_size] in float32 for tokens [B, T]."""
         m = self.settings
-        x = nn.Embed(m.vocab_size, m.hidden, embedding_init=small_normal, name="embed")(tokens)
+        x = nn.Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
             x = RecallLayer(m, name=f"layer_{index}")(x)
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)
-        logits = nn.Dense(m.vocab_size, use_bias=False, kernel_init=small_normal, dtype=m.dtype, name="head")(x)
+        init = nn.initializers.normal(m.weight_std)
+        logits = nn.Dense(m.vocab_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="head")(x)
         return logits.astype(jnp.float32)

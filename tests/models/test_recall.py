@@ -27,6 +27,7 @@ def build(**settings):
         {"mixer": "softmax", "key_dim": 8},
         {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3},
         {"dtype": "bfloat16"},
+        {"norm": "pre", "conv_width": 4, "qk_norm": True, "lam_head_slope": 1.0},
     ],
     ids=str,
 )
@@ -58,6 +59,30 @@ def test_initial_values():
     dt = np.log1p(np.exp(init_dt_bias(jax.random.key(0), (10_000,))))
     assert 0.001 <= dt.min() < 0.00105 and 0.095 < dt.max() <= 0.1001
     assert np.median(dt) == pytest.approx(0.01, rel=0.1)  # log-uniform
+
+
+def test_what_the_papers_model_does_not_have():
+    model, params = build(
+        lam="fixed", lam_head_slope=2.0, heads=3, key_dim=8, head_dim=8, embed_std=1.0, weight_std=0.1
+    )
+    p = params["params"]
+    assert np.std(p["embed"]["embedding"]) == pytest.approx(1.0, rel=0.2)
+    assert np.std(p["layer_0"]["out_proj"]["kernel"]) == pytest.approx(0.05, rel=0.1)
+    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    lam = sown["intermediates"]["layer_0"]["mixer"]["lam_value"][0][0, 0]
+    np.testing.assert_allclose(lam, np.exp(2 * np.outer([-1, 0, 1], np.linspace(-1, 1, 6))), rtol=1e-5)
+
+    model, params = build(qk_norm=True)
+    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    for name in ("queries", "keys"):
+        length = np.linalg.norm(sown["intermediates"]["layer_0"]["mixer"][name][0], axis=-1)
+        np.testing.assert_allclose(length, 1, atol=0.01)
+
+    model, params = build(norm="pre")  # with nothing from the layers, the embedding goes straight to the last norm
+    silent = jax.tree_util.tree_map_with_path(lambda path, x: 0 * x if "out_proj" in str(path) else x, params)
+    x = params["params"]["embed"]["embedding"][TOKENS]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(model.apply(silent, TOKENS), x @ params["params"]["head"]["kernel"], atol=1e-4)
 
 
 def test_size_of_the_papers_model():
@@ -122,6 +147,9 @@ def test_chunk_size_does_not_matter():
         ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
         ({"lam": "none"}, "lam must be one of"),
+        ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),
+        ({"conv_width": -1}, "model.conv_width must be 0, for none, or more, got -1"),
+        ({"embed_std": 0.0}, "model.embed_std must be finite and positive, got 0.0"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
