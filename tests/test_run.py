@@ -188,13 +188,13 @@ def test_a_signal_saves_says_where_and_exits(undisturbed, tmp_path, number):
 
 def test_a_signal_is_heard_between_evaluations(tmp_path):
     """And what a period had come to before the stop is in its record when the run goes on."""
-    rarely = [f"--config.train.{x}=6000" for x in ("eval_every", "checkpoint_every", "num_steps")]
+    rarely = [f"--config.train.{x}=2500" for x in ("eval_every", "checkpoint_every", "num_steps")]
     rarely += ["--config.variants=linear", "--config.train.steps_per_dispatch=1"]
     code, _, err = finish(start(tmp_path / "whole", *rarely))
     assert code == 0, err
     process = start(tmp_path / "halved", *rarely)
     next(line for line in process.stderr if "linear:   0%" in line)
-    time.sleep(1.5)
+    time.sleep(0.6)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 0 and "linear: stopping at step" in err, err
@@ -280,7 +280,7 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
     [
         ([], "name a config: --config="),
         (["--config=configs/nothing.py"], "nothing.py"),
-        (["--config=configs/mqar.py:smok"], "run.py: no preset 'smok': there are smoke, released, kv=N, seq=N"),
+        (["--config=configs/mqar.py:smok"], "run.py: no preset 'smok': there are smoke, released, d_h, kv=N, seq=N"),
         (["--config=configs/task.py:nothing"], "run.py: task.name: no task 'nothing'"),
         (
             ["--config=configs/mqar.py", "--config.train.num_sedes=3"],

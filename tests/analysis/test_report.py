@@ -30,7 +30,7 @@ def test_everything_is_drawn_and_shown(report):
     for stem in (
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
-        "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png", "rows-linear-tiny.png",
+        "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv",
     ):  # fmt: skip
         assert (out / stem).stat().st_size > 0, stem
@@ -45,7 +45,7 @@ def test_everything_is_drawn_and_shown(report):
 def test_evaluations_are_reused(report, workdir, monkeypatch):
     out, *_ = report
     before = sorted(out.glob("cache/*.npz"))
-    assert len(before) == 2 * 2 + 3 * 2  # λ of two variants, lengths of three, of two seeds
+    assert len(before) == 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds
 
     def never(*args, **kwargs):
         raise AssertionError("computed again")
@@ -78,8 +78,8 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     for part in ("half/config.json can't be read", "foreign/config.json is no config", "none holds no run"):
         assert sum(part in line for line in lines) == 1, (part, lines)
-    assert sum("'linear' has no checkpoint" in line for line in lines) == 1
-    assert sum("none of its checkpoints" in line and "damaged" in line for line in lines) == 3  # one a variant
+    assert sum("'mlp_softplus' has no checkpoint" in line for line in lines) == 1
+    assert sum("none of its checkpoints" in line and "damaged" in line for line in lines) == 2  # one a variant
     html = (tmp_path / "out" / "report.html").read_text()
     assert "outcomes-tables-only.md" in html and "lam-mean-tiny.png" in html and "Left out" in html
 
@@ -101,6 +101,6 @@ def test_configs_of_other_versions(workdir, tmp_path):
         if change:
             config["model"]["wings"] = change
         path.write_text(json.dumps(config))
-    assert load_run(tmp_path / "older", "linear").config.train.patience == 0
+    assert load_run(tmp_path / "older", "mlp_softplus").config.train.patience == 0
     with pytest.raises(ConfigError, match="there is no setting model.wings"):
         load_record(tmp_path / "newer")

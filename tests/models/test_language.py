@@ -46,7 +46,7 @@ def test_decoding_is_the_full_pass(settings, prompt):
     """At every position, from states allocated for exactly as many tokens as come."""
     model, params = build(**settings)
     expected = jax.jit(model.apply)(params, TOKENS)
-    logits, caches = model.apply(params, TOKENS[:, :prompt], 24, method="prefill")
+    logits, caches = jax.jit(lambda x: model.apply(params, x, 24, method="prefill"))(TOKENS[:, :prompt])
     np.testing.assert_allclose(logits, expected[:, prompt - 1], atol=1e-4)
     step = jax.jit(lambda token, caches: model.apply(params, token, caches, method="step"))
     for position in range(prompt, 24):

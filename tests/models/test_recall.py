@@ -15,7 +15,12 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 16)
 
 def build(**settings):
     model = RecallModel(RecallSettings(**({"vocab_size": 16, "max_length": 24} | settings)))
-    return model, model.init(jax.random.key(1), TOKENS)
+    return model, jax.jit(lambda key: {"params": model.init(key, TOKENS)["params"]})(jax.random.key(1))
+
+
+def read(model, params):
+    """(logits, what the model sows)"""
+    return jax.jit(lambda p: model.apply(p, TOKENS, mutable=["intermediates"]))(params)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +38,10 @@ def build(**settings):
 )
 def test_logits_are_causal_and_every_parameter_learns(settings):
     model, params = build(**settings)
-    logits = model.apply(params, TOKENS)
+    apply = jax.jit(model.apply)
+    logits = apply(params, TOKENS)
     assert logits.shape == (2, 24, 16) and logits.dtype == jnp.float32
-    changed = model.apply(params, TOKENS.at[:, 10:].set(3))
+    changed = apply(params, TOKENS.at[:, 10:].set(3))
     np.testing.assert_allclose(changed[:, :10], logits[:, :10], atol=1e-6)
     assert np.abs(changed[:, 10:] - logits[:, 10:]).max() > 1e-3
 
@@ -43,7 +49,7 @@ def test_logits_are_causal_and_every_parameter_learns(settings):
     keys = iter(jax.random.split(jax.random.key(2), 100))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
     weights = jax.random.normal(jax.random.key(3), logits.shape)
-    grads = jax.grad(lambda p: jnp.sum(weights * model.apply(p, TOKENS)))(params)
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(weights * model.apply(p, TOKENS))))(params)
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
 
@@ -68,12 +74,12 @@ def test_what_the_papers_model_does_not_have():
     p = params["params"]
     assert np.std(p["embed"]["embedding"]) == pytest.approx(1.0, rel=0.2)
     assert np.std(p["layer_0"]["out_proj"]["kernel"]) == pytest.approx(0.05, rel=0.1)
-    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    _, sown = read(model, params)
     lam = sown["intermediates"]["layer_0"]["mixer"]["lam_value"][0][0, 0]
     np.testing.assert_allclose(lam, np.exp(2 * np.outer([-1, 0, 1], np.linspace(-1, 1, 6))), rtol=1e-5)
 
     model, params = build(qk_norm=True)
-    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    _, sown = read(model, params)
     for name in ("queries", "keys"):
         length = np.linalg.norm(sown["intermediates"]["layer_0"]["mixer"][name][0], axis=-1)
         np.testing.assert_allclose(length, 1, atol=0.01)
@@ -82,7 +88,7 @@ def test_what_the_papers_model_does_not_have():
     silent = jax.tree_util.tree_map_with_path(lambda path, x: 0 * x if "out_proj" in str(path) else x, params)
     x = params["params"]["embed"]["embedding"][TOKENS]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(model.apply(silent, TOKENS), x @ params["params"]["head"]["kernel"], atol=1e-4)
+    np.testing.assert_allclose(jax.jit(model.apply)(silent, TOKENS), x @ params["params"]["head"]["kernel"], atol=1e-4)
 
 
 def test_size_of_the_papers_model():
@@ -95,14 +101,14 @@ def test_size_of_the_papers_model():
 
 def test_lam_can_be_read_and_costs_nothing_unread():
     model, params = build(lam="linear")
-    _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
+    _, sown = read(model, params)
     for layer in ("layer_0", "layer_1"):
         (lam,) = sown["intermediates"][layer]["mixer"]["lam_value"]
         assert lam.shape == (2, 24, 2, num_levels(24))
-    assert model.apply(params, TOKENS).shape == (2, 24, 16)  # no intermediates unless asked for
+    assert jax.eval_shape(model.apply, params, TOKENS).shape == (2, 24, 16)  # no intermediates unless asked for
     unread = jax.jit(lambda p, x: model.apply(p, x)).lower(params, TOKENS).compile().cost_analysis()["flops"]
-    read = jax.jit(lambda p, x: model.apply(p, x, mutable=["intermediates"])).lower(params, TOKENS)
-    assert unread <= read.compile().cost_analysis()["flops"]
+    reading = jax.jit(lambda p, x: model.apply(p, x, mutable=["intermediates"])).lower(params, TOKENS)
+    assert unread <= reading.compile().cost_analysis()["flops"]
 
 
 def test_linear_mixer_is_log_linear_with_lambda_one():
@@ -111,7 +117,7 @@ def test_linear_mixer_is_log_linear_with_lambda_one():
     assert jax.tree.structure(params) != jax.tree.structure(lam_params)
     for layer in ("layer_0", "layer_1"):
         params["params"][layer]["mixer"]["lam"] = lam_params["params"][layer]["mixer"]["lam"]
-    np.testing.assert_allclose(with_lam.apply(params, TOKENS), model.apply(params, TOKENS), atol=2e-5)
+    np.testing.assert_allclose(jax.jit(with_lam.apply)(params, TOKENS), jax.jit(model.apply)(params, TOKENS), atol=2e-5)
 
 
 def test_softmax_attention_is_its_formula():
@@ -128,13 +134,13 @@ def test_softmax_attention_is_its_formula():
 
 def test_lam_for_longer_sequences_than_seen():
     model, params = build(max_length=64)
-    assert model.apply(params, jnp.zeros((1, 64), jnp.int32)).shape == (1, 64, 16)
+    assert jax.eval_shape(model.apply, params, jnp.zeros((1, 64), jnp.int32)).shape == (1, 64, 16)
     with pytest.raises(ValueError, match="lam has shape .* expected L ≥ num_levels"):
         model.apply(params, jnp.zeros((1, 65), jnp.int32))
 
 
 def test_chunk_size_does_not_matter():
-    outs = [model.apply(params, TOKENS) for model, params in (build(chunk_size=c) for c in (4, 16, None))]
+    outs = [jax.jit(model.apply)(params, TOKENS) for model, params in (build(chunk_size=c) for c in (4, 16, None))]
     np.testing.assert_allclose(outs[1], outs[0], atol=2e-6)
     np.testing.assert_allclose(outs[2], outs[0], atol=2e-6)
 
