@@ -32,6 +32,6 @@ def smoke(config):
     config.task.update(seq_len=64, validation_windows=200)
     config.model.update(hidden=64, layers=2, head_dim=32, key_dim=32)
     config.train.update(
-        num_steps=300, learning_rate=3e-3, warmup_steps=20, eval_every=50, checkpoint_every=100, precision="float32",
+        num_steps=200, learning_rate=3e-3, warmup_steps=20, eval_every=50, checkpoint_every=100, precision="float32",
         steps_per_dispatch=10, eval_batch_size=16,
     )  # fmt: skip

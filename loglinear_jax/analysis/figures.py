@@ -88,7 +88,7 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
     """Validation accuracy (a language model's: perplexity) against step, for each variant of a run: every seed thin, the
     median and quartiles of the seeds in black. Saved to `path` if given."""
     record = workdir if isinstance(workdir, Record) else load_record(workdir)
-    language = record.config.train.metric == "loss"
+    language, several = record.config.train.metric == "loss", record.config.train.num_seeds > 2
     variants, colors = record.variants, colors_of(record.variants)
     columns = min(len(variants), 3)
     rows = -(-len(variants) // columns)
@@ -100,26 +100,32 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
         step = metrics["step"]
         if len(step):
             values = np.exp(metrics["val_loss"]) if language else 100 * metrics["val_accuracy"]
-            axis.plot(step, values, color=colors[variant], alpha=max(0.2, values.shape[1] ** -0.4), linewidth=0.8)
-            low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
-            if values.shape[1] > 2:
+            axis.plot(
+                step,
+                values,
+                color=colors[variant],
+                alpha=max(0.2, values.shape[1] ** -0.4),
+                linewidth=0.8 if several else 2,
+            )
+            if several:
+                low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
                 axis.plot(step, np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
-            axis.plot(step, median, color="0.15", linewidth=2.4)
+                axis.plot(step, median, color="0.15", linewidth=2.4)
         axis.set(title=describe_variant(variant), xlabel="training step")
         axis.xaxis.set_tick_params(labelbottom=True)
         if language:
             axis.set_yscale("log")
+            for set_formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                set_formatter(lambda value, _: f"{value:g}")
         else:
             axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle=":")
             axis.set_ylim(0, 102)
         _open_frame(axis)
     for axis in axes[:, 0]:
         axis.set_ylabel("validation perplexity" if language else "validation accuracy (%)")
-    figure.suptitle(
-        f"{describe_run(record)}; {record.config.train.num_seeds} seeds\n"
-        "coloured: every seed; black: median of the seeds; dashed: quartiles",
-        fontsize=11,
-    )
+    seeds = record.config.train.num_seeds
+    how = "\ncoloured: every seed; black: median of the seeds; dashed: quartiles" if several else ""
+    figure.suptitle(f"{describe_run(record)}; {seeds} seed{'s' * (seeds > 1)}{how}", fontsize=11)
     if path is not None:
         figure.savefig(path, dpi=120)
     return figure
@@ -243,11 +249,13 @@ def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 
     by_variant: for each variant, one `input_dependence` a seed. Lines are means over layers, heads and seeds; dots are seeds.
     """
-    figure, (axes,) = _figure(11.5, 4.2, 1, 2)
-    panels = (
+    panels = [
         (lambda d: 100 * d["std"] / d["mean"], "std over tokens / mean of λ (%)"),
         (lambda d: 100 * d["role_share"], "share of variance between roles (%)"),
-    )
+    ]
+    if not any(np.isfinite(d["role_share"]).any() for seeds in by_variant.values() for d in seeds):
+        del panels[1]
+    figure, (axes,) = _figure(1.9 + 4.8 * len(panels), 4.2, 1, len(panels))
     for axis, (value, label) in zip(axes, panels, strict=True):
         for variant, color in colors_of(by_variant).items():
             seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant]])
@@ -258,7 +266,7 @@ def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
         axis.set(xlabel="level", ylabel=label, xticks=levels)
         axis.set_ylim(bottom=0)
         _open_frame(axis)
-    axes[1].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+    axes[-1].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(f"{title}\nlines: means over layers, heads and seeds; dots: seeds", fontsize=11)
     return figure
 

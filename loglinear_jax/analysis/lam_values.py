@@ -123,7 +123,7 @@ def input_dependence(
 ) -> dict[str, Float[np.ndarray, "layers H L"] | Float[np.ndarray, "layers H"]]:
     """How λ varies over tokens, for each layer, head and level: "mean", "std", "min", "max" over the tokens at which the
     level is used, and "role_share", the share of that variance which lies between token roles (η²); nan for a level that is
-    never used, or (role_share) never varies. And "entropy" over levels, in bits, of λ / Σ λ over the used levels: the mean
+    never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ over the used levels: the mean
     over tokens, for each layer and head.
     """
     layers, num, length, heads, levels = lam.shape
@@ -137,16 +137,17 @@ def input_dependence(
         values = lam[..., level][:, :, at]  # layers, num, positions, heads
         mean = values.mean((1, 2))
         total = ((values - mean[:, None, None]) ** 2).sum((1, 2))
-        between = np.zeros_like(total)
+        between, found = np.zeros_like(total), 0
         for role in range(num_roles):
             here = roles[:, at] == role
             if here.any():
+                found += 1
                 of_role = values[:, here]  # layers, tokens, heads
                 between += of_role.shape[1] * (of_role.mean(1) - mean) ** 2
         result["mean"][..., level] = mean
         result["std"][..., level] = np.sqrt(total / (num * at.sum()))
         result["min"][..., level], result["max"][..., level] = values.min((1, 2)), values.max((1, 2))
-        varies = total > 1e-12 * (mean**2 + 1e-12) * num * at.sum()
+        varies = (found > 1) & (total > 1e-12 * (mean**2 + 1e-12) * num * at.sum())
         result["role_share"][..., level] = np.where(varies, between / np.where(varies, total, 1), np.nan)
     share = np.where(used[:, None, :], lam, 0)
     share /= np.maximum(share.sum(-1, keepdims=True), 1e-30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -269,7 +270,8 @@ class _Maker:
         def compute(seed):
             return input_dependence(lam_values(run, seed, tokens, self.choices.which), roles, num_roles)
 
-        return self._over_seeds(run, "dependence", {"sequences": len(tokens)}, compute)
+        sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
+        return self._over_seeds(run, "dependence", {"sample": sample}, compute)
 
     def _token_panels(self, run: Run) -> list[Panel]:
         """λ [levels, positions] of one example at the chosen layer and head, for each seed to draw."""
@@ -361,8 +363,10 @@ class _Maker:
             row = attention_row(run, seed, tokens, layer=layer, head=head, position=position, which=self.choices.which)
             at = row.position
             pointed = np.flatnonzero(tokens[: at + 1] == targets[at]) if targets[at] >= 0 else []
-            what = f"position {at}, {names[roles[at]]} (token {tokens[at]})"
-            rows.append((row, what + (f", to predict: {targets[at]}" if targets[at] >= 0 else ""), pointed))
+            what = f"position {at}, {names[roles[at]]} (token {run.task.shown(tokens[at])})"
+            rows.append(
+                (row, what + (f", to predict: {run.task.shown(targets[at])}" if targets[at] >= 0 else ""), pointed)
+            )
         title = (
             f"{describe_variant(run.variant)}; {self._score(run, seed)}; {describe_run(record)}; {self._place(record)}"
         )

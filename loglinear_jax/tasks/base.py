@@ -25,6 +25,10 @@ class Task:
         """What each token of a sample is for, as an index of ROLES; for analysis."""
         return np.zeros(tokens.shape, np.int32)
 
+    def shown(self, token: int) -> str:
+        """A token in a figure."""
+        return str(token)
+
     def marks(self) -> dict[str, int]:
         """Where parts of a sequence begin, by name; for figures."""
         return {}

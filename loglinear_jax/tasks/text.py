@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 import numpy as np
+import tokenizers
 
 from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
 
@@ -47,11 +48,15 @@ class Text:
         for split in ("validation", "test"):
             self.windows(split)
 
-    ROLES = ("token",)
+    ROLES = ("word", "part of a word", "number", "sign")
 
     def roles(self, tokens: np.ndarray) -> np.ndarray:
-        """As of a Task: here all tokens are alike."""
-        return np.zeros(tokens.shape, np.int32)
+        """As of a Task: whether a token begins a word (after a space), goes on in one, has a digit, or no letter at all."""
+        return _roles(self.data.tokenizer, self.vocab_size)[tokens]
+
+    def shown(self, token: int) -> str:
+        """As of a Task: the token's text."""
+        return repr(self.data.tokenizer.decode([int(token)]))
 
     def marks(self) -> dict[str, int]:
         """As of a Task: none."""
@@ -86,6 +91,18 @@ class Text:
 @functools.cache
 def _open(corpus: str, source: str, tokenizer: str, cache: str) -> Corpus:
     return open_corpus(corpus, source=source, tokenizer=tokenizer, cache=cache)
+
+
+@functools.cache
+def _roles(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
+    def role(text: str) -> int:
+        if any(c.isdigit() for c in text):
+            return 2
+        if not any(c.isalpha() for c in text):
+            return 3
+        return 0 if text[0] == " " else 1
+
+    return np.array([role(tokenizer.decode([token])) for token in range(vocab_size)])
 
 
 TASK = Text
