@@ -1,4 +1,4 @@
-"""Multi-query associative recall: the paper's section 4.2, Table 1 and appendix D.
+"""Multi-query associative recall: the paper's section 4.2, Table 2 and appendix A.5.
 
     python run.py --config=configs/mqar.py:kv=32 --config.train.num_seeds=64
 

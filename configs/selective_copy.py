@@ -1,4 +1,4 @@
-"""Selective copying: the paper's section 4.3 and Table 2.
+"""Selective copying: the paper's section 4.3 and Table 3.
 
     python run.py --config=configs/selective_copy.py:seq=1024
 

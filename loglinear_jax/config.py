@@ -373,24 +373,30 @@ def read_config(path: Path) -> ConfigDict:
     for section in ("model", "train"):
         if unknown := sorted(set(given[section]) - set(known[section])):
             raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
-        known[section].update(given[section])
+        try:
+            known[section].update(given[section])
+        except TypeError as error:
+            raise ConfigError(f"{path} is no config of this version: {section}: {error}") from error
+    if not isinstance(given.get("variants", ""), str):
+        raise ConfigError(f"{path} is no config of a run: variants is {given['variants']!r}, expected a text")
     known.task = ConfigDict(given["task"])
     known.variants = given.get("variants", "")
     return known
 
 
+def flat_settings(config: ConfigDict) -> dict[str, Any]:
+    """Every setting by its dotted name; of a task, where its data is kept is left out."""
+    return {
+        f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
+        for section, value in config.to_dict().items()
+        for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
+        if (section, name) not in (("task", "cache"), ("task", "source"))
+    }
+
+
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """One "field: old → new" for each field in which two configs differ; where data is kept is no difference."""
-
-    def flat(config):
-        return {
-            f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
-            for section, value in config.to_dict().items()
-            for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
-            if (section, name) not in (("task", "cache"), ("task", "source"))
-        }
-
-    a, b = flat(old), flat(new)
+    a, b = flat_settings(old), flat_settings(new)
     absent = "(absent)"
     return [
         f"{name}: {a.get(name, absent)} → {b.get(name, absent)}"

@@ -113,10 +113,12 @@ class Workdir:
         for number, line in enumerate(lines, 1):
             try:
                 if line:
-                    records.append(json.loads(line))
-            except ValueError:
+                    record = json.loads(line)
+                    record["variant"], record["step"]
+                    records.append(record)
+            except (ValueError, KeyError, TypeError):
                 if number < len(lines):
-                    raise ConfigError(f"{self.metrics_file}, line {number}: not JSON") from None
+                    raise ConfigError(f"{self.metrics_file}, line {number}: not a record of a run") from None
         return records
 
     def drop_metrics_after(self, variant: str, step: int) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 log = logging.getLogger(__name__)
 
+VERSION = 1  # of what is computed: to be raised when the same key would give something else
+
 
 class Cache:
     """Dicts of arrays in <folder>/<hash of the key>.npz."""
@@ -23,13 +25,13 @@ class Cache:
 
     def get(self, key: Mapping[str, Any], compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """What `compute` gave for this key, now or before. key: JSON values; a run's `checkpoint` should be in it."""
-        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+        name = hashlib.sha256(json.dumps({"version": VERSION, **key}, sort_keys=True).encode()).hexdigest()[:24]
         path = self.folder / f"{name}.npz"
         if path.exists():
             try:
                 with np.load(path) as file:
                     return dict(file)
-            except (OSError, ValueError, zipfile.BadZipFile):  # cut off, say by a full disk
+            except (OSError, EOFError, ValueError, zipfile.BadZipFile):  # cut off, say by a full disk
                 log.warning("%s can't be read and is computed again", path)
         value = {name: np.asarray(x) for name, x in compute().items()}
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def measure(lengths: Sequence[int], variant: str, tick: Callable[[], Any] = lamb
     for length in lengths:
         settings = dataclasses.replace(measured_settings(), max_length=length, **VARIANTS[variant])
         found["length"].append(length)
-        found["ms"].append(time_training(settings, 1, length, steps=2)["ms"])
+        found["ms"].append(time_training(settings, 1, length, steps=2, repeats=5)["ms"])
         found["bytes"].append(size_in_bytes(cache_shapes(settings, length)))
         tick()
     model = LanguageModel(settings)
@@ -76,9 +76,10 @@ def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
         lam, other = int(found["lam_params"]), int(found["params"])
         row["λ's parameters"] = f"{lam:,} ({100 * lam / other:.3f} %)" if lam else "–"
         if base is not None and lam:
-            extra = 100 * (found["ms"][-1] / base["ms"][-1] - 1)
-            row[f"time at T={found['length'][-1]:,}"] = "1 (the baseline)" if variant == "linear" else f"{extra:+.1f} %"
-            numbers["extra_time_percent"] = float(extra)
+            extra = 100 * (np.divide(found["ms"], base["ms"]) - 1)
+            shown = f"{np.median(extra):+.1f} % ({extra.min():+.1f} to {extra.max():+.1f})"
+            row["time, median (range) over T"] = "the baseline" if variant == "linear" else shown
+            numbers["extra_time_percent"] = float(np.median(extra))
         rows.append(row)
         for length, ms, size in zip(found["length"], found["ms"], found["bytes"], strict=True):
             point = {

@@ -56,9 +56,10 @@ def describe_task(task: ConfigDict) -> str:
 
 
 def describe_run(record: Record) -> str:
-    """The task, and the setting if it is not the paper's."""
+    """The task, the setting if it is not the paper's, and the label if there is one."""
     scheme = record.config.model.init_scheme
-    return describe_task(record.config.task) + ("" if scheme == "paper" else f", {scheme} setting")
+    setting = "" if scheme == "paper" else f", {scheme} setting"
+    return describe_task(record.config.task) + setting + (f" ({record.label})" if record.label else "")
 
 
 def describe_variant(variant: str) -> str:
@@ -68,8 +69,12 @@ def describe_variant(variant: str) -> str:
 
 
 def colors_of(variants: Iterable[str]) -> dict[str, str]:
-    """A colour for each variant."""
-    return {v: COLORS.get(v, OTHER_COLORS[index % len(OTHER_COLORS)]) for index, v in enumerate(variants)}
+    """A colour for each variant: its own if it has one, else the next that none of them has."""
+    variants = list(variants)
+    taken = {COLORS[v] for v in variants if v in COLORS}
+    free = [color for color in OTHER_COLORS if color not in taken] or list(OTHER_COLORS)
+    others = [v for v in variants if v not in COLORS]
+    return {v: COLORS[v] if v in COLORS else free[others.index(v) % len(free)] for v in variants}
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **kwargs: Any) -> tuple[Figure, np.ndarray]:
@@ -88,7 +93,7 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
     """Validation accuracy (a language model's: perplexity) against step, for each variant of a run: every seed thin, the
     median and quartiles of the seeds in black. Saved to `path` if given."""
     record = workdir if isinstance(workdir, Record) else load_record(workdir)
-    language, several = record.config.train.metric == "loss", record.config.train.num_seeds > 2
+    language, several = record.is_text, record.config.train.num_seeds > 2
     variants, colors = record.variants, colors_of(record.variants)
     columns = min(len(variants), 3)
     rows = -(-len(variants) // columns)
@@ -136,7 +141,7 @@ def draw_convergence(record: Record) -> Figure | None:
 
     None if the run has no summary, or its task is no matter of accuracy.
     """
-    if record.summary is None or record.config.train.metric == "loss":
+    if record.summary is None or record.is_text:
         return None
     figure, ((axis,),) = _figure(7.2, 4.2)
     variants = record.summary["variants"]
@@ -209,34 +214,33 @@ def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], title: str) -> Figur
     return figure
 
 
-def draw_lam_by_head(panels: Sequence[Sequence[Panel]], heads: int, title: str) -> Figure:
-    """Heatmaps of (layers · heads) × levels with the numbers in the cells; a line between layers. Levels of which no panel has
-    a value are left out."""
-    known = np.any([np.isfinite(panel.values).any(0) for row in panels for panel in row], axis=0)
-    last = np.flatnonzero(known)[-1] + 1
-    panels = [[dataclasses.replace(panel, values=panel.values[:, :last]) for panel in row] for row in panels]
+def draw_lam_by_head(panels: Sequence[Sequence[Panel]], title: str) -> Figure:
+    """Heatmaps of (layers · heads) × levels with the numbers in the cells, a line between layers; the panels' values are
+    [layers, heads, levels]. Levels of which no panel has a value are left out."""
     columns = max(map(len, panels))
-    rows_of, levels = panels[0][0].values.shape
-    width, height = max(0.52 * levels, 3.2) + 1.1, 0.34 * rows_of + 1.2
-    figure, axes = _figure(width * columns, height * len(panels) + 0.6, len(panels), columns)
+    levels = max(1 + np.flatnonzero(np.isfinite(p.values).any((0, 1)))[-1:].sum() for row in panels for p in row)
+    heights = [0.34 * max(p.values.shape[0] * p.values.shape[1] for p in row) + 1.2 for row in panels]
+    width = max(0.52 * levels, 3.2) + 1.1
+    grid = {"height_ratios": heights}
+    figure, axes = _figure(width * columns, sum(heights) + 0.6, len(panels), columns, gridspec_kw=grid)
     for row_axes, row in zip(axes, panels, strict=True):
         for axis in row_axes[len(row) :]:
             axis.set_axis_off()
         for axis, panel in zip(row_axes, row, strict=False):
-            low, high = _limits(panel.values[np.isfinite(panel.values)])
-            image = axis.imshow(panel.values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
-            for (i, j), value in np.ndenumerate(panel.values):
+            layers, heads, _ = panel.values.shape
+            values = panel.values[..., :levels].reshape(layers * heads, -1)
+            low, high = _limits(values[np.isfinite(values)])
+            image = axis.imshow(values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
+            for (i, j), value in np.ndenumerate(values):
                 if np.isfinite(value):
                     dark = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
                     axis.text(j, i, _short(value), ha="center", va="center", fontsize=7, color="w" if dark else "k")
             figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
-            layers = len(panel.values) // heads
-            axis.set_yticks(
-                range(len(panel.values)), [f"layer {i} head {h}" for i in range(layers) for h in range(heads)]
-            )
+            names = [f"layer {layer} head {head}" for layer in range(layers) for head in range(heads)]
+            axis.set_yticks(range(layers * heads), names)
             for layer in range(1, layers):
                 axis.axhline(layer * heads - 0.5, color="w", linewidth=3)
-            axis.set_xticks(range(panel.values.shape[1]))
+            axis.set_xticks(range(values.shape[1]))
             axis.tick_params(labelsize=8)
             axis.set_title(panel.title, fontsize=10)
             axis.set_xlabel("level")
@@ -244,22 +248,23 @@ def draw_lam_by_head(panels: Sequence[Sequence[Panel]], heads: int, title: str) 
     return figure
 
 
-def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]], title: str) -> Figure:
+def draw_dependence(by_variant: Mapping[str, Mapping[int, Mapping[str, np.ndarray]]], title: str) -> Figure:
     """For each level: std of λ over tokens relative to its mean, and the share of that variance between token roles.
 
-    by_variant: for each variant, one `input_dependence` a seed. Lines are means over layers, heads and seeds; dots are seeds.
+    by_variant: for each variant, an `input_dependence` by seed. Lines are means over layers, heads and seeds; dots are seeds.
     """
     panels = [
         (lambda d: 100 * d["std"] / d["mean"], "std over tokens / mean of λ (%)"),
         (lambda d: 100 * d["role_share"], "share of variance between roles (%)"),
     ]
-    if not any(np.isfinite(d["role_share"]).any() for seeds in by_variant.values() for d in seeds):
+    if not any(np.isfinite(d["role_share"]).any() for seeds in by_variant.values() for d in seeds.values()):
         del panels[1]
     figure, (axes,) = _figure(1.9 + 4.8 * len(panels), 4.2, 1, len(panels))
     for axis, (value, label) in zip(axes, panels, strict=True):
         for variant, color in colors_of(by_variant).items():
-            seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant]])
-            levels = np.flatnonzero(np.isfinite(_nanmean(by_variant[variant][0]["mean"], (0, 1))))
+            seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant].values()])
+            used = [_nanmean(d["mean"], (0, 1)) for d in by_variant[variant].values()]
+            levels = np.flatnonzero(np.isfinite(used).any(0))
             seeds = seeds[:, levels]
             axis.plot(np.tile(levels, (len(seeds), 1)).T, seeds.T, ".", color=color, alpha=0.35, markersize=5)
             axis.plot(levels, _nanmean(seeds, 0), color=color, linewidth=2.2, label=describe_variant(variant))
@@ -277,41 +282,53 @@ def draw_dependence(by_variant: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 def draw_attention_rows(
     rows: Sequence[tuple[AttentionRow, str, Sequence[int]]], marks: Mapping[str, int], length: int, title: str
 ) -> Figure:
-    """Rows of attention by source token, their Fenwick buckets shaded, each with its level and λ.
+    """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket, with
+    the bucket's λ.
 
     rows: (row, its title, positions of sources to point out).
     """
-    figure, axes = _figure(12.5, 0.7 + 2.5 * len(rows), len(rows), 1)
-    for axis, (row, name, pointed) in zip(axes[:, 0], rows, strict=True):
+    grid = {"width_ratios": (4.2, 1)}
+    figure, axes = _figure(13.0, 0.7 + 2.6 * len(rows), len(rows), 2, gridspec_kw=grid)
+    for (axis, sums), (row, name, pointed) in zip(axes, rows, strict=True):
         sources = np.arange(len(row.weight))
         starts = [0, *(1 + np.flatnonzero(np.diff(row.level)))]
         stops = [*starts[1:], len(sources)]
-        axis.vlines(sources, 0, row.weight, color="#0072B2", linewidth=max(1.0, min(4.0, 420 / len(sources))))
+        axis.vlines(sources, 0, row.weight, color="#0072B2", linewidth=max(1.0, min(4.0, 360 / length)))
         axis.axhline(0, color="0.3", linewidth=0.8)
-        low, high = min(row.weight.min(), 0), max(row.weight.max(), 0)
-        room = 0.3 * max(high - low, 1e-12)
-        axis.set_ylim(low - 0.08 * room / 0.3, high + room)
-        right = -np.inf  # middle of the last label: none may cover another
         for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             axis.axvspan(start - 0.5, stop - 0.5, color="#E69F00" if number % 2 else "#999999", alpha=0.16, linewidth=0)
-            level, middle = row.level[start], (start + stop - 1) / 2
-            if level == 0 and stop < 0.93 * length:  # one token, with room on its right
-                middle += 0.035 * length
-            if middle - right > 0.06 * length:
+            if stop - start > 0.06 * length:
                 axis.annotate(
-                    f"level {level}\nλ {_short(row.lam[level])}", (middle, 1.0), xycoords=("data", "axes fraction"),
+                    f"level {row.level[start]}", ((start + stop - 1) / 2, 1.0), xycoords=("data", "axes fraction"),
                     xytext=(0, -2), textcoords="offset points", ha="center", va="top", fontsize=8,
                 )  # fmt: skip
-                right = middle
         for source in pointed:
             axis.plot(source, row.weight[source], "D", markersize=7, markerfacecolor="none", markeredgecolor=MARK)
         for position in marks.values():
             axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.0)
         axis.plot(row.position, 0, "v", color="k", markersize=7, clip_on=False)
+        axis.margins(y=0.14)
         axis.set_xlim(-1, length)
         axis.set_title(name, fontsize=10)
         axis.set(xlabel="source position (token)", ylabel="weight of its value")
         _open_frame(axis)
+
+        levels = row.level[starts]
+        total = [np.abs(row.weight[start:stop]).sum() for start, stop in zip(starts, stops, strict=True)]
+        sums.barh(range(len(levels)), total, color="#0072B2")
+        for at, (level, value) in enumerate(zip(levels, total, strict=True)):
+            sums.annotate(
+                f"λ {_short(row.lam[level])}",
+                (value, at),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+        sums.set_yticks(range(len(levels)), [f"level {level}" for level in levels], fontsize=8)
+        sums.margins(x=0.35)
+        sums.set_xlabel("Σ |weight| in the bucket")
+        _open_frame(sums)
     figure.suptitle(title, fontsize=11)
     return figure
 

@@ -15,7 +15,9 @@ from jaxtyping import Bool, Float, Int
 from loglinear_jax.analysis.runs import Run
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import make_lam
+from loglinear_jax.tasks import Task
 from loglinear_jax.tasks.text import Text
+from loglinear_jax.workdir import Workdir
 
 # Not a seed of any run: sequences that no model was trained or validated on.
 SAMPLE_SEED = 2**31 - 1
@@ -26,19 +28,21 @@ def sample_tokens(
 ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
     """(tokens, targets) of the run's task to look at: fresh sequences, or the first windows of a text's validation split.
 
-    seq_len: the task's own if None. Raises ValueError if the task has no sequence of that length.
+    seq_len: the task's own if None. Raises ValueError if the task has no sequence of that length, ConfigError if the
+    text is not the one that the run was started with.
     """
-    task = task_of_length(run, seq_len or run.task.seq_len)
-    if isinstance(task, Text):
-        return tuple(x[:num] for x in task.windows("validation"))
-    return tuple(np.asarray(x) for x in jax.jit(task.sample, static_argnums=1)(jax.random.key(SAMPLE_SEED), num))
-
-
-def task_of_length(run: Run, seq_len: int) -> Any:
-    """The run's task with sequences of another length."""
-    task = dataclasses.replace(run.task, seq_len=seq_len)
+    task = dataclasses.replace(run.task, seq_len=seq_len or run.task.seq_len)
     task.check()
-    return task
+    if isinstance(task, Text):
+        if run.workdir is not None:
+            Workdir(run.workdir, writes=False).keep_corpus(task.data)  # says if it is another text now
+        return tuple(x[:num] for x in task.windows("validation"))
+    return _sample(task, num)
+
+
+@functools.lru_cache(maxsize=8)
+def _sample(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.asarray(x) for x in jax.jit(task.sample, static_argnums=1)(jax.random.key(SAMPLE_SEED), num))
 
 
 @functools.cache
@@ -86,13 +90,15 @@ def static_lam(
     run: Run, seed: int, which: Literal["best", "last"] = "best"
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
     """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
-    paper's figures of its baseline show), λ where the input is 0 for the others."""
+    paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence
+    reached."""
     settings = run.model.settings
     if settings.mixer != "log_linear":
         raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
+    trained = np.arange(num_levels(settings.max_length)) < num_levels(run.task.seq_len)
     mixers = [_find_mixer(run.params(seed, which)["params"][f"layer_{index}"]) for index in range(settings.layers)]
     if settings.lam == "linear":
-        return np.stack([np.asarray(mixer["lam"]["scale"]) for mixer in mixers]), "Λ of softplus(Λ ⊙ d)"
+        return np.where(trained, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
     module = make_lam(
         settings.lam,
         hidden=settings.lam_hidden,
@@ -105,7 +111,9 @@ def static_lam(
         np.asarray(module.apply({"params": mixer["lam"]}, zeros)) * np.exp(mixer.get("lam_log_scale", 0.0))
         for mixer in mixers
     ]
-    return np.stack(values), "λ itself" if settings.lam == "fixed" else "λ where its input is 0"
+    return np.where(
+        trained, np.stack(values), np.nan
+    ), "λ itself" if settings.lam == "fixed" else "λ where its input is 0"
 
 
 def _find_mixer(node: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +163,8 @@ def input_dependence(
     return result | {"entropy": bits.mean((1, 2))}
 
 
-def relative_variation(dependence: dict[str, np.ndarray]) -> float:
-    """One number for "λ hardly varies": std over tokens / mean, averaged over layers, heads and used levels."""
-    return float(np.nanmean(dependence["std"] / dependence["mean"]))
+def relative_variation(dependence: dict[str, np.ndarray]) -> tuple[float, float]:
+    """Two numbers for "λ hardly varies": Σ std over tokens / Σ mean, the sums over layers, heads and used levels, so that
+    levels count by their λ; and the median of std / mean, in which all count the same."""
+    std, mean = dependence["std"], dependence["mean"]
+    return float(np.nansum(std) / np.nansum(mean)), float(np.nanmedian(std / mean))

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from loglinear_jax.analysis.lam_values import sample_tokens
 from loglinear_jax.analysis.runs import Run
+from loglinear_jax.data import is_text
 from loglinear_jax.train import scored_sums
 
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
@@ -35,7 +36,8 @@ def scores_by_length(
     num: int = 256,
     which: Literal["best", "last"] = "best",
 ) -> dict[str, Float[np.ndarray, " lengths"]]:
-    """{"loss": nats, "accuracy": share} of one seed on `num` sequences of each length, the same for every seed.
+    """{"loss": nats, "accuracy": share} of one seed on `num` sequences of each length, the same for every seed. Of a text, as
+    many tokens at each length as `num` windows of the trained length have.
 
     Raises ValueError for a length for which λ has no levels: train with a larger model.max_length.
     """
@@ -48,7 +50,8 @@ def scores_by_length(
     params, score = run.params(seed, which), _scores(run.model)
     result = np.zeros((2, len(lengths)))
     for index, length in enumerate(lengths):
-        tokens, targets = sample_tokens(run, num, length)
+        count = max(num * run.task.seq_len // length, 1) if is_text(run.task) else num
+        tokens, targets = sample_tokens(run, count, length)
         size = max(BATCH_TOKENS // length, 1)
         sums = np.zeros(3)
         for first in range(0, len(tokens), size):

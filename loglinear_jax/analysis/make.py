@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,23 +24,22 @@ from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
 from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.checkpoints import NoReadableCheckpoint
-from loglinear_jax.config import ConfigError, variant_config
+from loglinear_jax.config import flat_settings
+from loglinear_jax.data import is_text
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.summary import CONVERGED_SHARE
-
-log = logging.getLogger(__name__)
 
 SECTIONS = ("tables", "curves", "lam", "dependence", "rows", "lengths", "complexity")
 FROM_CHECKPOINTS = ("lam", "dependence", "rows", "lengths")
 FEW_SEEDS = 3
+MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
     """What to show; the fields are the command line's flags.
 
-    Raises ValueError for an unknown section.
+    Raises ValueError for an unknown section, or a number that can't be.
     """
 
     sections: tuple[str, ...] = SECTIONS
@@ -55,8 +56,8 @@ class Choices:
     def __post_init__(self):
         if unknown := set(self.sections) - set(SECTIONS):
             raise ValueError(f"sections: there is no {sorted(unknown)[0]!r}, but {', '.join(SECTIONS)}")
-        for name in ("sequences", "evaluated"):
-            if getattr(self, name) < 1:
+        for name in ("sequences", "evaluated", "max_seeds"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.example < self.sequences:
             raise ValueError(
@@ -76,14 +77,16 @@ def make_report(
     for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
         try:
             records.append(load_record(workdir))
-        except (ConfigError, ValueError) as error:
+        except ValueError as error:  # a ConfigError is one
             problems.append(str(error))
     if not records:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
+    same = Counter(describe_run(record) for record in records)
+    records = [dataclasses.replace(r, label=r.name if same[describe_run(r)] > 1 else "") for r in records]
     maker = _Maker(records, Report(Path(out)), choices)
     maker.report.problems += problems
     maker.make()
-    path = maker.report.write(_title(records), _settings(records), _commands(records))
+    path = maker.report.write(_title(records), _runs(records), _settings(records), _commands(records))
     return path, maker.report.problems
 
 
@@ -95,7 +98,7 @@ def _commands(records: Sequence[Record]) -> list[str]:
     return [record.summary["command"] for record in records if record.summary and record.summary.get("command")]
 
 
-def _settings(records: Sequence[Record]) -> Table:
+def _runs(records: Sequence[Record]) -> Table:
     rows = []
     for record in records:
         model, train, summary = record.config.model, record.config.train, record.summary or {}
@@ -123,6 +126,21 @@ def _settings(records: Sequence[Record]) -> Table:
     return Table("Runs", rows, note=note)
 
 
+def _settings(records: Sequence[Record]) -> list[Table]:
+    """In which settings the runs differ, and all that they share."""
+    flat = [flat_settings(record.config) for record in records]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    differing = [n for n in names if any(settings.get(n, "–") != flat[0].get(n, "–") for settings in flat)]
+    shared = Table("All settings" if len(records) == 1 else "Settings that the runs share", [
+        {"setting": n, "value": str(flat[0][n])} for n in names if n not in differing
+    ])  # fmt: skip
+    rows = [
+        {"run": record.name} | {n: str(settings.get(n, "–")) for n in differing}
+        for record, settings in zip(records, flat, strict=True)
+    ]
+    return [*([Table("Settings that differ", rows)] if differing else []), shared]
+
+
 class _Maker:
     """Goes through the runs, one variant's parameters in memory at a time."""
 
@@ -130,6 +148,9 @@ class _Maker:
         self.records, self.report, self.choices = records, report, choices
         self.cache = Cache(report.out / "cache")
         self._names = _distinct_names(records)
+        # Of all runs, for figures of several: variant -> what is drawn of each run.
+        self._over_tokens: dict[str, list[tuple[Record, list[Panel]]]] = {}
+        self._means: dict[str, list[tuple[Record, list[Panel]]]] = {}
 
     def make(self) -> None:
         wanted = self.choices.sections
@@ -137,16 +158,28 @@ class _Maker:
             self._tables()
         if "curves" in wanted:
             self._curves()
-        by_tokens: dict[str, list[tuple[Record, list[Panel]]]] = {}
         if any(name in wanted for name in FROM_CHECKPOINTS):
             # Begun here, so that the report has them in this order.
             for name in ("λ over tokens", "λ by head and level", "How input-dependent is λ?", "What a head draws on"):
                 self.report.section(name)
             for record in self.records:
-                self._from_checkpoints(record, by_tokens)
-            self._lam_of_several_runs(by_tokens)
+                self._from_checkpoints(record)
+            if "lam" in wanted:
+                self._lam_of_several_runs()
         if "complexity" in wanted:
             self._complexity()
+
+    @contextlib.contextmanager
+    def _named(self, where: Any, what: str) -> Iterator[None]:
+        """Whatever goes wrong inside is told in the report, and ends nothing else: a run may hold anything."""
+        try:
+            yield
+        except Exception as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            known = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("loglinear_jax")
+            self.report.problems.append(
+                f"{where}: {what}: {text if known else f'{type(error).__name__}: {text}'}"[:500]
+            )
 
     def _stem(self, record: Record, what: str) -> str:
         return f"{what}-{self._names[record.workdir]}"
@@ -159,8 +192,9 @@ class _Maker:
 
     def _tables(self) -> None:
         section = self.report.section("Results")
-        for index, table in enumerate(tables.as_the_paper(self.records)):
-            self.report.add_table(section, table, f"as-the-paper-{index + 1}")
+        with self._named("all runs", "the paper's tables"):
+            for index, table in enumerate(tables.as_the_paper(self.records)):
+                self.report.add_table(section, table, f"as-the-paper-{index + 1}")
         several = len(self.records) > 4
         for record in self.records:
             if record.summary is None:
@@ -171,119 +205,92 @@ class _Maker:
                 ("differences", tables.differences, True),
                 ("seeds", tables.by_seed, True),
             ):
-                table = make(record)
-                if table is not None:
-                    shown = self._titled(record, table.title.removeprefix(f"{describe_run(record)}: "))
-                    self.report.add_table(section, table, self._stem(record, stem), shown, folded)
+                with self._named(record.workdir, stem):
+                    table = make(record)
+                    if table is not None:
+                        shown = self._titled(record, table.title.removeprefix(f"{describe_run(record)}: "))
+                        self.report.add_table(section, table, self._stem(record, stem), shown, folded)
 
     def _curves(self) -> None:
-        section = self.report.section(
-            "Learning curves", "Every seed is a thin line; medians and quartiles over seeds are thick."
-        )
+        section = self.report.section("Learning curves")
         for record in self.records:
-            if not len(record.metrics(record.variants[0])["step"]):
-                self.report.problems.append(f"{record.workdir}: no learning curves: metrics.jsonl is empty or not here")
-                continue
-            task = describe_task(record.config.task)
-            self.report.add_figure(section, figures.draw_learning_curves(record), self._stem(record, "curves"), task)
-            self.report.add_figure(
-                section,
-                figures.draw_convergence(record),
-                self._stem(record, "convergence"),
-                f"{task}: when seeds converge",
-            )
+            with self._named(record.workdir, "learning curves"):
+                if not any(len(record.metrics(variant)["step"]) for variant in record.variants):
+                    self.report.problems.append(
+                        f"{record.workdir}: no learning curves: metrics.jsonl is empty or not here"
+                    )
+                else:
+                    title = self._titled(record, "learning curves")
+                    self.report.add_figure(
+                        section, figures.draw_learning_curves(record), self._stem(record, "curves"), title
+                    )
+                title = self._titled(record, "when seeds converge")
+                self.report.add_figure(
+                    section, figures.draw_convergence(record), self._stem(record, "convergence"), title
+                )
 
     # --- From checkpoints ---
 
-    def _runs(self, record: Record) -> Iterator[Run]:
+    def _from_checkpoints(self, record: Record) -> None:
+        wanted, where = self.choices.sections, record.workdir
+        dependence: dict[str, dict[int, dict]] = {}
+        converged: dict[str, dict[int, bool]] = {}
+        by_length: dict[str, tuple[list[int], list[int], np.ndarray]] = {}
+        over_tokens, means, statics = [], [], []
         for variant in record.variants:
-            try:
-                yield load_run(record.workdir, variant)
-            except (ConfigError, NoReadableCheckpoint) as error:
-                self.report.problems.append(str(error))
+            run = None
+            with self._named(where, variant):
+                run = load_run(where, variant)
+            if run is None:
+                continue
+            if run.model.settings.mixer == "log_linear":
+                if "lam" in wanted:
+                    with self._named(where, f"{variant}: static part of λ"):
+                        statics.append(self._static_panels(run))
+                    with self._named(where, f"{variant}: λ over tokens"):
+                        over_tokens.append(self._token_panels(run))
+                        self._over_tokens.setdefault(variant, []).append((record, over_tokens[-1]))
+                    with self._named(where, f"{variant}: mean of λ"):
+                        means.append(self._mean_panels(run))
+                        self._means.setdefault(variant, []).append((record, means[-1]))
+                if "dependence" in wanted:
+                    with self._named(where, f"{variant}: variation of λ"):
+                        dependence[variant] = self._dependence(run, run.seeds[: self.choices.max_seeds])
+                        accuracy = dict(zip(run.seeds, run.scores(self.choices.which)[0], strict=True))
+                        converged[variant] = {seed: accuracy[seed] >= CONVERGED_SHARE for seed in dependence[variant]}
+            if "rows" in wanted and run.model.settings.mixer != "softmax":
+                with self._named(where, f"{variant}: what a head draws on"):
+                    self._rows(run, record)
+            longest = record.config.model.max_length or None
+            if "lengths" in wanted and len(lengths := lengths_to_test(run, longest)) > 1:
+                with self._named(where, f"{variant}: longer sequences"):
+                    by_length[variant] = self._lengths(run, lengths)
+        if over_tokens or means or statics:
+            with self._named(where, "figures of λ"):
+                self._lam_of_a_run(record, over_tokens, means, statics)
+        if dependence:
+            with self._named(where, "variation of λ"):
+                self._dependence_of_a_run(record, dependence, converged)
+        if by_length:
+            with self._named(where, "longer sequences"):
+                self._length_figure(record, by_length)
 
     def _seeds(self, run: Run) -> list[int]:
-        """Seeds to draw."""
-        chosen = run.seeds[:FEW_SEEDS] if self.choices.seeds is None else self.choices.seeds
-        return [seed for seed in chosen if seed in run.seeds]
+        """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
+        if self.choices.seeds is None:
+            return run.seeds[:FEW_SEEDS]
+        chosen = [seed for seed in self.choices.seeds if seed in run.seeds]
+        if not chosen:
+            raise ValueError(f"seeds={self.choices.seeds}: this run has {run.seeds[0]} to {run.seeds[-1]}")
+        return chosen
 
     def _score(self, run: Run, seed: int) -> str:
         index = run.seeds.index(seed)
-        if run.config.train.metric == "loss":
-            return f"seed {seed}, perplexity {np.exp(run.best_loss[index]):.1f}"
-        return f"seed {seed}, {100 * run.best_accuracy[index]:.1f} %"
-
-    def _over_seeds(self, run: Run, what: str, key: dict[str, Any], compute: Callable[[int], dict]) -> dict[int, dict]:
-        """compute(seed) for the first max_seeds seeds, from the cache where it was computed before."""
-        seeds = run.seeds[: self.choices.max_seeds]
-        key = {"checkpoint": run.checkpoint, "what": what, "which": self.choices.which} | key
-        found = {}
-        with progress_bar(f"{run.workdir.name} {run.variant}: {what}", len(seeds), unit="seed") as bar:
-            for seed in seeds:
-                found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
-                bar.update()
-        return found
-
-    def _from_checkpoints(self, record: Record, by_tokens: dict[str, list[tuple[Record, list[Panel]]]]) -> None:
-        wanted, language = self.choices.sections, record.config.train.metric == "loss"
-        task = describe_run(record)
-        dependence: dict[str, list[dict]] = {}
-        converged: dict[str, list[bool]] = {}
-        by_length: dict[str, tuple[list[int], np.ndarray]] = {}
-        tokens_panels, mean_panels, static_panels = [], [], []
-        longest = record.config.model.max_length or None
-        for run in self._runs(record):
-            try:
-                if run.model.settings.mixer == "log_linear" and {"lam", "dependence"} & set(wanted):
-                    found = self._dependence(run)
-                    dependence[run.variant] = list(found.values())
-                    best = dict(zip(run.seeds, run.best_accuracy, strict=True))
-                    converged[run.variant] = [best[seed] >= CONVERGED_SHARE for seed in found]
-                if run.model.settings.mixer == "log_linear" and "lam" in wanted:
-                    panels = self._token_panels(run)
-                    tokens_panels.append(panels)
-                    by_tokens.setdefault(run.variant, []).append((record, panels))
-                    mean_panels.append(self._mean_panels(run, found))
-                    static_panels.append(self._static_panels(run))
-                if "rows" in wanted and run.model.settings.mixer != "softmax":
-                    self._rows(run, record)
-                if "lengths" in wanted and len(lengths := lengths_to_test(run, longest)) > 1:
-                    by_length[run.variant] = self._lengths(run, lengths, language)
-            except ValueError as error:  # no text here, say, or a layer that there is not
-                self.report.problems.append(f"{record.workdir}: {run.variant}: {error}")
-        if tokens_panels:
-            self._lam_of_a_run(record, tokens_panels, mean_panels, static_panels)
-        if dependence and "dependence" in wanted:
-            section = self.report.section("How input-dependent is λ?")
-            title = f"{task}: variation of λ"
-            table, shown = tables.dependence(dependence, converged, title), self._titled(record, "variation of λ")
-            self.report.add_table(section, table, self._stem(record, "lam-dependence"), shown)
-            figure, shown = figures.draw_dependence(dependence, title), self._titled(record, "variation of λ by level")
-            self.report.add_figure(section, figure, self._stem(record, "lam-variation"), shown)
-        if by_length:
-            self._length_figure(record, by_length, language)
-
-    def _dependence(self, run: Run) -> dict[int, dict[str, np.ndarray]]:
-        tokens, _ = sample_tokens(run, self.choices.sequences)
-        roles, num_roles = run.task.roles(tokens), len(run.task.ROLES)
-
-        def compute(seed):
-            return input_dependence(lam_values(run, seed, tokens, self.choices.which), roles, num_roles)
-
-        sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
-        return self._over_seeds(run, "dependence", {"sample": sample}, compute)
-
-    def _token_panels(self, run: Run) -> list[Panel]:
-        """λ [levels, positions] of one example at the chosen layer and head, for each seed to draw."""
-        tokens, _ = sample_tokens(run, self.choices.sequences)
-        example = tokens[self.choices.example : self.choices.example + 1]
-        layer, head = self._layer_and_head(run)
-        panels = []
-        for seed in self._seeds(run):
-            lam = lam_values(run, seed, example, self.choices.which)[layer, 0, :, head]
-            title = f"{describe_variant(run.variant)}; {self._score(run, seed)}"
-            panels.append(Panel(lam.T, title, used_levels(*lam.shape).T, run.task.marks()))
-        return panels
+        accuracy, loss = (x[index] for x in run.scores(self.choices.which))
+        score = f"perplexity {np.exp(loss):.1f}" if is_text(run.task) else f"{100 * accuracy:.1f} %"
+        diverged = f", diverged at step {run.diverged_step[index]}" if run.diverged_step[index] >= 0 else ""
+        last = " at the last step" if self.choices.which == "last" else ""
+        return f"seed {seed}, {score}{last}{diverged}"
 
     def _layer_and_head(self, run: Run) -> tuple[int, int]:
         settings = run.model.settings
@@ -295,115 +302,181 @@ class _Maker:
                 raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")
         return self.choices.layer % settings.layers, self.choices.head % settings.heads
 
-    def _mean_panels(self, run: Run, dependence: dict[int, dict]) -> list[Panel]:
-        drawn = [seed for seed in self._seeds(run) if seed in dependence]
-        return [self._head_panel(run, seed, dependence[seed]["mean"], "") for seed in drawn]
+    def _example(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets) [T] of the sequence to draw."""
+        tokens, targets = sample_tokens(run, self.choices.sequences)
+        if self.choices.example >= len(tokens):
+            raise ValueError(f"example={self.choices.example}: there are {len(tokens)} sequences")
+        return tokens[self.choices.example], targets[self.choices.example]
+
+    def _over_seeds(
+        self, run: Run, what: str, key: Mapping[str, Any], seeds: list[int], compute: Callable[[int], dict]
+    ) -> dict[int, dict]:
+        """compute(seed) for these seeds, from the cache where it was computed before."""
+        key = {"checkpoint": run.checkpoint, "what": what, "which": self.choices.which, **key}
+        found = {}
+        with progress_bar(f"{run.workdir.name} {run.variant}: {what}", len(seeds), unit="seed") as bar:
+            for seed in seeds:
+                found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
+                bar.update()
+        return found
+
+    # --- λ ---
+
+    def _dependence(self, run: Run, seeds: list[int]) -> dict[int, dict[str, np.ndarray]]:
+        tokens, _ = sample_tokens(run, self.choices.sequences)
+        roles, num_roles = run.task.roles(tokens), len(run.task.ROLES)
+
+        def compute(seed):
+            return input_dependence(lam_values(run, seed, tokens, self.choices.which), roles, num_roles)
+
+        sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
+        return self._over_seeds(run, "dependence", {"sample": sample}, seeds, compute)
+
+    def _dependence_of_a_run(self, record: Record, dependence: dict, converged: dict) -> None:
+        section, title = self.report.section("How input-dependent is λ?"), f"{describe_run(record)}: variation of λ"
+        table, shown = tables.dependence(dependence, converged, title), self._titled(record, "variation of λ")
+        self.report.add_table(section, table, self._stem(record, "lam-dependence"), shown)
+        figure, shown = figures.draw_dependence(dependence, title), self._titled(record, "variation of λ by level")
+        self.report.add_figure(section, figure, self._stem(record, "lam-variation"), shown)
+
+    def _token_panels(self, run: Run) -> list[Panel]:
+        """λ [levels, positions] of one example at the chosen layer and head, for each seed to draw."""
+        tokens, _ = self._example(run)
+        layer, head = self._layer_and_head(run)
+        panels = []
+        for seed in self._seeds(run):
+            lam = lam_values(run, seed, tokens[None], self.choices.which)[layer, 0, :, head]
+            title = f"{describe_variant(run.variant)}; {self._score(run, seed)}; layer {layer}, head {head}"
+            panels.append(Panel(lam.T, title, used_levels(*lam.shape).T, run.task.marks()))
+        return panels
+
+    def _mean_panels(self, run: Run) -> list[Panel]:
+        found = self._dependence(run, self._seeds(run))
+        name = describe_variant(run.variant)
+        return [Panel(d["mean"], f"{name}; {self._score(run, seed)}") for seed, d in found.items()]
 
     def _static_panels(self, run: Run) -> list[Panel]:
         panels = []
         for seed in self._seeds(run):
             values, what = static_lam(run, seed, self.choices.which)
-            panels.append(self._head_panel(run, seed, values, f"{what}\n"))
+            panels.append(Panel(values, f"{what}\n{describe_variant(run.variant)}; {self._score(run, seed)}"))
         return panels
 
-    def _head_panel(self, run: Run, seed: int, values: np.ndarray, what: str) -> Panel:
-        rows = values.reshape(-1, values.shape[-1])
-        return Panel(rows, f"{what}{describe_variant(run.variant)}; {self._score(run, seed)}")
-
-    def _place(self, record: Record) -> str:
-        layers = record.config.model.layers
-        return f"layer {self.choices.layer % layers}, head {self.choices.head}"
-
     def _lam_of_a_run(self, record: Record, over_tokens: list, means: list, statics: list) -> None:
-        task, section = describe_run(record), self.report.section("λ over tokens")
-        title = f"λ over the tokens of one sequence; {task}; {self._place(record)}"
-        figure = figures.draw_lam_over_tokens(over_tokens, title)
-        self.report.add_figure(section, figure, self._stem(record, "lam-tokens"), self._titled(record, "λ over tokens"))
-        section = self.report.section("λ by head and level")
-        heads = num_heads(record)
-        if any(means):
-            title = f"Mean of λ over {self.choices.sequences} sequences, where the level is used; {task}"
-            figure = figures.draw_lam_by_head([row for row in means if row], heads, title)
-            self.report.add_figure(section, figure, self._stem(record, "lam-mean"), self._titled(record, "mean of λ"))
-        figure = figures.draw_lam_by_head(statics, heads, f"What λ has learned apart from its input; {task}")
-        note = "For linear (the paper's baseline): the weights Λ, as in the paper's figures of it; otherwise λ where its input is 0."
-        self.report.add_figure(
-            section, figure, self._stem(record, "lam-static"), self._titled(record, "static part of λ"), note
-        )
-
-    def _lam_of_several_runs(self, by_tokens: dict[str, list[tuple[Record, list[Panel]]]]) -> None:
-        section = self.report.section("λ over tokens")
-        for variant, found in by_tokens.items():
-            if len(found) < 2:
-                continue
-            rows = [
-                [dataclasses.replace(panel, title=f"{describe_run(record)}\n{panel.title}") for panel in panels]
-                for record, panels in found
-            ]
-            title = f"{describe_variant(variant)}: λ over tokens; {self._place(found[0][0])}"
-            figure = figures.draw_lam_over_tokens(rows, title)
+        task = describe_run(record)
+        if over_tokens:
+            figure = figures.draw_lam_over_tokens(over_tokens, f"λ over the tokens of one sequence; {task}")
+            title = self._titled(record, "λ over tokens")
             self.report.add_figure(
-                section, figure, f"lam-tokens-{slug(variant)}", f"{describe_variant(variant)}, all runs"
+                self.report.section("λ over tokens"), figure, self._stem(record, "lam-tokens"), title
             )
+        note = "For linear (the paper's baseline): the weights Λ, as in the paper's figures of it; otherwise λ where its input is 0."
+        of_mean = f"Mean of λ over {self.choices.sequences} sequences, where the level is used; {task}"
+        of_static = f"What λ has learned apart from its input; {task}"
+        for what, stem, panels, title, below in (
+            ("mean of λ", "lam-mean", means, of_mean, ""),
+            ("static part of λ", "lam-static", statics, of_static, note),
+        ):
+            if not panels:
+                continue
+            large = max(p.values.shape[0] * p.values.shape[1] for row in panels for p in row) > MANY_ROWS
+            for index, rows in enumerate([[row] for row in panels] if large else [panels]):
+                figure = figures.draw_lam_by_head(rows, title)
+                ending = f"-{index + 1}" if large else ""
+                shown = self._titled(record, what) + (f", {index + 1} of {len(panels)}" if large else "")
+                section = self.report.section("λ by head and level")
+                self.report.add_figure(section, figure, self._stem(record, stem + ending), shown, below)
+
+    def _lam_of_several_runs(self) -> None:
+        """Runs below each other, seeds beside each other, for each variant that several runs have."""
+        for section, what, found, draw in (
+            ("λ over tokens", "λ over tokens", self._over_tokens, figures.draw_lam_over_tokens),
+            ("λ by head and level", "mean of λ where the level is used", self._means, figures.draw_lam_by_head),
+        ):
+            for variant, of_runs in found.items():
+                if len(of_runs) < 2:
+                    continue
+                with self._named("all runs", f"{variant}: {what}"):
+                    rows = [
+                        [dataclasses.replace(p, title=f"{describe_run(record)}\n{p.title}") for p in panels]
+                        for record, panels in of_runs
+                    ]
+                    stem = f"all-runs-{slug(what)}-{slug(variant)}"
+                    shown = f"All runs: {what}, {describe_variant(variant)}"
+                    figure = draw(rows, f"{describe_variant(variant)}: {what}")
+                    self.report.add_figure(self.report.section(section), figure, stem, shown)
+
+    # --- What a head draws on ---
 
     def _rows(self, run: Run, record: Record) -> None:
         section = self.report.section("What a head draws on")
         section.intro = (
             "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each earlier "
-            "token, by the Fenwick bucket that the token lies in. Diamonds: tokens that are the right answer. Triangle: the position."
+            "token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands. Triangle: the position."
         )
-        tokens, targets = (x[self.choices.example] for x in sample_tokens(run, self.choices.sequences))
+        tokens, targets = self._example(run)
         layer, head = self._layer_and_head(run)
         scored = np.flatnonzero(targets >= 0)
         positions = self.choices.positions or [int(scored[i]) for i in (0, len(scored) // 2, len(scored) - 1)]
-        seed = max(self._seeds(run) or run.seeds[:1], key=lambda s: run.best_accuracy[run.seeds.index(s)])
+        accuracy, loss = run.scores(self.choices.which)
+        value = -loss if is_text(run.task) else accuracy
+        seed = max(self._seeds(run), key=lambda seed: np.nan_to_num(value[run.seeds.index(seed)], nan=-np.inf))
         roles, names = run.task.roles(tokens[None])[0], run.task.ROLES
+        answers = np.isin(roles, [names.index(name) for name in run.task.ANSWERS])
         rows = []
         for position in dict.fromkeys(positions):
             row = attention_row(run, seed, tokens, layer=layer, head=head, position=position, which=self.choices.which)
+            if not np.isfinite(row.weight).all():
+                raise ValueError(f"seed {seed}: weights are not finite")
             at = row.position
-            pointed = np.flatnonzero(tokens[: at + 1] == targets[at]) if targets[at] >= 0 else []
+            pointed = np.flatnonzero((tokens == targets[at]) & answers & (np.arange(len(tokens)) <= at))
             what = f"position {at}, {names[roles[at]]} (token {run.task.shown(tokens[at])})"
             rows.append(
                 (row, what + (f", to predict: {run.task.shown(targets[at])}" if targets[at] >= 0 else ""), pointed)
             )
-        title = (
-            f"{describe_variant(run.variant)}; {self._score(run, seed)}; {describe_run(record)}; {self._place(record)}"
-        )
+        place = f"layer {layer}, head {head}"
+        title = f"{describe_variant(run.variant)}; {self._score(run, seed)}; {describe_run(record)}; {place}"
         figure = figures.draw_attention_rows(rows, run.task.marks(), len(tokens), title)
         stem = self._stem(record, f"rows-{slug(run.variant)}")
         self.report.add_figure(section, figure, stem, self._titled(record, describe_variant(run.variant)))
 
-    def _lengths(self, run: Run, lengths: list[int], language: bool) -> tuple[list[int], np.ndarray]:
+    # --- Longer sequences ---
+
+    def _lengths(self, run: Run, lengths: list[int]) -> tuple[list[int], list[int], np.ndarray]:
+        """(lengths [N], seeds [S], perplexity or accuracy in % [S, N])."""
+
         def compute(seed):
             return scores_by_length(run, seed, lengths, self.choices.evaluated, self.choices.which)
 
         key = {"lengths": lengths, "sequences": self.choices.evaluated}
-        found = self._over_seeds(run, "lengths", key, compute).values()
-        return lengths, np.array([np.exp(x["loss"]) if language else 100 * x["accuracy"] for x in found])
+        found = self._over_seeds(run, "lengths", key, run.seeds[: self.choices.max_seeds], compute)
+        values = [np.exp(x["loss"]) if is_text(run.task) else 100 * x["accuracy"] for x in found.values()]
+        return lengths, list(found), np.array(values)
 
-    def _length_figure(self, record: Record, by_length: dict, language: bool) -> None:
+    def _length_figure(self, record: Record, by_length: dict[str, tuple[list[int], list[int], np.ndarray]]) -> None:
         section, task = self.report.section("Length generalisation"), describe_run(record)
-        trained = record.config.task.seq_len
-        figure = figures.draw_scores_by_length(by_length, trained, language, f"Trained on {task}")
+        trained, text = record.config.task.seq_len, record.is_text
+        drawn = {variant: (lengths, values) for variant, (lengths, _, values) in by_length.items()}
+        figure = figures.draw_scores_by_length(drawn, trained, text, f"Trained on {task}")
         self.report.add_figure(section, figure, self._stem(record, "lengths"), self._titled(record, "longer sequences"))
         rows, raw = [], []
-        for variant, (lengths, values) in by_length.items():
+        for variant, (lengths, seeds, values) in by_length.items():
             row = {"variant": variant}
             for length, column in zip(lengths, values.T, strict=True):
                 spread = f" ± {column.std(ddof=1):.1f}" if len(column) > 1 else ""
                 row[f"length {length}"] = f"{column.mean():.1f}{spread}"
-                if not language:
+                if not text:
                     row[f"length {length}"] += f" ({np.sum(column >= 100 * CONVERGED_SHARE)}/{len(column)})"
             if trained == 128 and record.config.task.name == "mqar":
-                row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
+                row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
             rows.append(row)
             raw += [
-                {"variant": variant, "seed_index": i, "length": n, "perplexity" if language else "accuracy": float(x)}
-                for i, seed in enumerate(values)
-                for n, x in zip(lengths, seed, strict=True)
+                {"variant": variant, "seed": seed, "length": n, "perplexity" if text else "accuracy": float(x)}
+                for seed, of_seed in zip(seeds, values, strict=True)
+                for n, x in zip(lengths, of_seed, strict=True)
             ]
-        what = "perplexity" if language else f"accuracy %, mean ± std over seeds (seeds at ≥ {CONVERGED_SHARE:.0%})"
+        what = "perplexity" if text else f"accuracy %, mean ± std over seeds (seeds at ≥ {CONVERGED_SHARE:.0%})"
         table = Table(f"{task}: {what}", rows, raw)
         self.report.add_table(section, table, self._stem(record, "lengths-table"), self._titled(record, what))
 
@@ -413,23 +486,17 @@ class _Maker:
         machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
         lengths = complexity.default_lengths()
         measured = {}
+        key = {"what": "complexity", "machine": machine, "host": platform.node(), "lengths": lengths}
+        key["settings"] = dataclasses.asdict(complexity.measured_settings())
         with progress_bar("complexity", len(lengths) * len(complexity.VARIANTS), unit="length") as bar:
             for variant in complexity.VARIANTS:
-                key = {"what": "complexity", "machine": machine, "lengths": lengths, "variant": variant}
-                key["settings"] = dataclasses.asdict(complexity.measured_settings())
                 measured[variant] = self.cache.get(
-                    key, lambda variant=variant: complexity.measure(lengths, variant, bar.update)
+                    key | {"variant": variant}, lambda variant=variant: complexity.measure(lengths, variant, bar.update)
                 )
         section = self.report.section("Complexity", "Measured on the machine that made this report.")
         self.report.add_table(section, complexity.table(measured, machine), "complexity-table")
         figure = figures.draw_complexity(measured, f"Growth with T, {machine}")
         self.report.add_figure(section, figure, "complexity", "Training time and decoding memory against T")
-
-
-def num_heads(record: Record) -> int:
-    """The number of heads of a run's models."""
-    model = variant_config(record.config, record.variants[0]).model
-    return model.heads or model.hidden // model.head_dim
 
 
 def _distinct_names(records: Iterable[Record]) -> dict[Path, str]:

@@ -47,6 +47,7 @@ class Report:
         self.out = out
         self.sections: list[Section] = []
         self.problems: list[str] = []
+        self._stems: set[str] = set()
         out.mkdir(parents=True, exist_ok=True)
 
     def section(self, title: str, intro: str = "") -> Section:
@@ -60,6 +61,7 @@ class Report:
     def add_figure(self, section: Section, figure: Figure | None, stem: str, title: str, note: str = "") -> None:
         """Writes stem.png and stem.svg; nothing for None."""
         if figure is not None:
+            self._claim(stem)
             paths = save(figure, self.out / stem)
             section.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
 
@@ -67,11 +69,17 @@ class Report:
         self, section: Section, table: Table, stem: str, title: str | None = None, folded: bool = False
     ) -> None:
         """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
+        self._claim(stem)
         files = tuple(path.name for path in table.write(self.out / stem))
         item = Item(title or table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
         section.items.append(item)
 
-    def write(self, title: str, settings: Table, commands: list[str]) -> Path:
+    def _claim(self, stem: str) -> None:
+        if stem in self._stems:
+            raise ValueError(f"two figures or tables are called {stem}")
+        self._stems.add(stem)
+
+    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
         """Writes report.html, with pictures inside."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
@@ -83,6 +91,7 @@ class Report:
         environment.filters["width"] = _width
         html = environment.get_template("report.html.jinja").render(
             title=title,
+            runs=runs,
             settings=settings,
             commands=commands,
             problems=self.problems,

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.config import ConfigError, build, read_config, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
-from loglinear_jax.tasks import Task
+from loglinear_jax.tasks import Task, load_task
 from loglinear_jax.tasks.text import Text
 from loglinear_jax.train import SeedTrainer
 from loglinear_jax.workdir import Workdir
@@ -31,11 +31,13 @@ CURVES = ("step", "train_loss", "val_loss", "val_accuracy")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a run wrote besides checkpoints. summary: its summary.json, or None while it goes on."""
+    """What a run wrote besides checkpoints. config: every field of its task filled in. summary: its summary.json, or None while
+    it goes on. label: tells it from other runs of the same task, in titles."""
 
     workdir: Path
     config: ConfigDict
     summary: dict[str, Any] | None
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -45,6 +47,11 @@ class Record:
     @property
     def variants(self) -> list[str]:
         return variant_names(self.config)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it trained a language model, so that perplexity is what counts."""
+        return self.config.task.name == "text"
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
@@ -58,8 +65,12 @@ def load_record(workdir: str | os.PathLike) -> Record:
     variant_names(config)
     try:
         summary = json.loads(directory.summary_file.read_text()) if directory.summary_file.exists() else None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{directory.summary_file} can't be read: {error}") from error
+        task = load_task(**config.task)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{directory.path} can't be read: {error}") from error
+    if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("variants"), dict)):
+        raise ConfigError(f"{directory.summary_file} is no summary of a run: there are no variants in it")
+    config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
     return Record(directory.path, config, summary)
 
 
@@ -92,6 +103,13 @@ class Run:
     best_accuracy: np.ndarray
     best_loss: np.ndarray
     best_step: np.ndarray
+    diverged_step: np.ndarray
+
+    def scores(self, which: Literal["best", "last"] = "best") -> tuple[np.ndarray, np.ndarray]:
+        """(validation accuracy, loss in nats) of every seed, at its best evaluation or at the last."""
+        if which == "best" or not len(self.metrics["step"]):
+            return self.best_accuracy, self.best_loss
+        return self.metrics["val_accuracy"][-1], self.metrics["val_loss"][-1]
 
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
         """Parameters of one seed, ready for model.apply(params, tokens). Raises KeyError for a seed that was not run."""
@@ -122,11 +140,12 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     if not directory.checkpoints(variant).is_dir():
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
 
-    if config.model.implementation == "pallas" and not runs_on_gpu():
-        config.model.implementation = ""  # the same function, on this machine
     corpus = directory.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
-    trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
+    model = experiment.model
+    if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
+        model = type(model)(dataclasses.replace(model.settings, implementation=None))
+    trainer = SeedTrainer(model, experiment.task, experiment.train)
     abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
     checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
     state = checkpoints.restore_latest(on_this_machine(abstract))
@@ -135,12 +154,16 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
     saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
-    identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode() + saved.read_bytes())
+    identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
+    for part in (state.best_loss, state.best_accuracy, state.loss_sum):
+        identity.update(np.asarray(part).tobytes())
+    if saved.exists():
+        identity.update(saved.read_bytes())
     return Run(
         workdir=directory.path,
         variant=variant,
         config=experiment.config,
-        model=experiment.model,
+        model=model,
         task=experiment.task,
         seeds=experiment.seeds,
         metrics=load_metrics(directory, variant),
@@ -150,6 +173,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         best_accuracy=state.best_accuracy,
         best_loss=state.best_loss,
         best_step=state.best_step,
+        diverged_step=state.diverged_step,
     )
 
 

@@ -19,10 +19,12 @@ class Task:
     seq_len: int = 128
     vocab_size: int = 128
 
+    # What tokens are for, and which of them hold what is to be predicted; for analysis.
     ROLES: ClassVar[tuple[str, ...]] = ("token",)
+    ANSWERS: ClassVar[tuple[str, ...]] = ROLES
 
     def roles(self, tokens: Int[np.ndarray, "num T"]) -> Int[np.ndarray, "num T"]:
-        """What each token of a sample is for, as an index of ROLES; for analysis."""
+        """What each token of a sample is for, as an index of ROLES."""
         return np.zeros(tokens.shape, np.int32)
 
     def shown(self, token: int) -> str:

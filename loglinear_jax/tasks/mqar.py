@@ -24,6 +24,7 @@ class Mqar(Task):
     num_pairs: int = 8
 
     ROLES = ("key", "value", "filler", "query")
+    ANSWERS = ("value",)
 
     @property
     def first_query(self) -> int:

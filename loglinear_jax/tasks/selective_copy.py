@@ -26,6 +26,7 @@ class SelectiveCopy(Task):
     num_tokens: int = 16
 
     ROLES = ("noise", "data", "separator", "blank")
+    ANSWERS = ("data",)
 
     def roles(self, tokens):
         data = (tokens >= FIRST_DATA) & (tokens < FIRST_DATA + self.num_data_ids)

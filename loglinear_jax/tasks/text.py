@@ -49,6 +49,7 @@ class Text:
             self.windows(split)
 
     ROLES = ("word", "part of a word", "number", "sign")
+    ANSWERS = ROLES
 
     def roles(self, tokens: np.ndarray) -> np.ndarray:
         """As of a Task: whether a token begins a word (after a space), goes on in one, has a digit, or no letter at all."""

@@ -37,6 +37,7 @@ def make_run():
         return Run(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,
             metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score, best_step=score,
+            diverged_step=score - 1,
         )  # fmt: skip
 
     return make

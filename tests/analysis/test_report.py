@@ -58,9 +58,9 @@ def test_evaluations_are_reused(report, workdir, monkeypatch):
 
 def test_several_runs_and_broken_ones(workdir, tmp_path):
     """From the command line: what can't be read is named in a line of its own, and the rest is reported."""
-    names = ("tables-only", "half", "foreign", "damaged")
-    only, half, foreign, damaged = (tmp_path / name for name in names)
-    for path in (only, half, foreign, damaged):
+    names = ("tables-only", "half", "foreign", "damaged", "metrics", "summary", "types")
+    only, half, foreign, damaged, metrics, summary, types = (tmp_path / name for name in names)
+    for path in (only, half, foreign, damaged, metrics, summary, types):
         shutil.copytree(workdir, path)
     shutil.rmtree(only / "checkpoints")
     half.joinpath("config.json").write_text(half.joinpath("config.json").read_text()[:50])
@@ -68,20 +68,46 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     for file in damaged.joinpath("checkpoints").rglob("*"):
         if file.is_file() and file.stat().st_size > 200:
             file.write_bytes(file.read_bytes()[:100])
-    command = [sys.executable, "-m", "loglinear_jax.analysis", f"--out={tmp_path / 'out'}", "--sections=tables,lam"]
-    command += [f"--workdir={path}" for path in (workdir, only, half, foreign, damaged, tmp_path / "none")]
+    lines = metrics.joinpath("metrics.jsonl").read_text().splitlines()
+    metrics.joinpath("metrics.jsonl").write_text("\n".join([lines[0][:30], *lines[1:]]) + "\n")
+    summary.joinpath("summary.json").write_text("{}")
+    config = json.loads(types.joinpath("config.json").read_text())
+    config["model"]["heads"] = "two"
+    types.joinpath("config.json").write_text(json.dumps(config))
+    command = [
+        sys.executable,
+        "-m",
+        "loglinear_jax.analysis",
+        f"--out={tmp_path / 'out'}",
+        "--sections=tables,curves,lam",
+    ]
+    workdirs = (workdir, only, half, foreign, damaged, metrics, summary, types, tmp_path / "none")
+    command += [f"--workdir={path}" for path in workdirs]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [*command, "--sequences=4"], env=env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("analysis:")]
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    for part in ("half/config.json can't be read", "foreign/config.json is no config", "none holds no run"):
-        assert sum(part in line for line in lines) == 1, (part, lines)
+    for part in (
+        "half/config.json can't be read", "foreign/config.json is no config", "none holds no run",
+        "metrics.jsonl, line 1: not a record", "summary.json is no summary", "types/config.json is no config",
+    ):  # fmt: skip
+        assert any(part in line for line in lines), (part, lines)
     assert sum("'mlp_softplus' has no checkpoint" in line for line in lines) == 1
     assert sum("none of its checkpoints" in line and "damaged" in line for line in lines) == 2  # one a variant
     html = (tmp_path / "out" / "report.html").read_text()
     assert "outcomes-tables-only.md" in html and "lam-mean-tiny.png" in html and "Left out" in html
+    assert "curves-tiny.png" in html and "all-runs-lam-over-tokens-mlp-softplus.png" not in html
+
+
+def test_choices_that_a_run_does_not_have(workdir, tmp_path):
+    _, problems = make_report([workdir], tmp_path, Choices(sections=("lam", "rows"), seeds=[7], sequences=2))
+    assert problems and all("seeds=[7]: this run has 0 to 1" in problem for problem in problems)
+    _, problems = make_report([workdir], tmp_path, Choices(sections=("lam",), head=5, sequences=2))
+    assert len(problems) == 1 and "head=5: expected -2 to 1" in problems[0]
+    with pytest.raises(ValueError, match="max_seeds must be at least 1, got 0"):
+        Choices(max_seeds=0)
 
 
 def test_nothing_to_report(tmp_path):

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 from scipy.stats import binom
 
 from loglinear_jax.analysis import complexity, paper, tables
 from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.figures import colors_of
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
+from loglinear_jax.config import default_config, language_config
 from loglinear_jax.summary import wilson_interval
-from tests.analysis.conftest import tiny_config
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
@@ -34,12 +36,14 @@ def test_mean_difference_has_the_interval_of_the_mean():
     assert mean == pytest.approx((a - b).mean())
     assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.05)
     assert mean_difference(a, b) == (mean, low, high)  # the same each time
-    assert np.isnan(mean_difference([1.0], [0.5])[1])
-    assert mean_difference([2.0, 2.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
+    assert np.isnan(mean_difference(a[:9], b[:9])[1])  # too few
+    assert mean_difference([2.0] * 10, [1.0] * 10) == (1.0, 1.0, 1.0)
 
 
 def record(tmp_path, pairs=4, accuracies=None, **train):
-    config = tiny_config(seq_len=128, vocab_size=128, num_pairs=pairs)
+    """A run in the paper's setting with three seeds."""
+    config = default_config()
+    config.task.update(name="mqar", seq_len=128, vocab_size=128, num_pairs=pairs)
     config.train.update(train)
     accuracies = accuracies or {"linear": [0.99, 0.5, 0.3], "mlp_softplus": [0.99, 0.95, 0.2]}
     config.variants = ",".join(accuracies)
@@ -71,12 +75,52 @@ def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     table = tables.as_the_paper([ours, record(tmp_path, pairs=8), record(tmp_path, pairs=16, batch_size=4)])
     (table,) = table  # the last one is another experiment
     text = table.text("github")
-    for shown in ("59.7 (99.0)", "1/3 [0.06, 0.79]", "67.0 (99.7)", "35.8 (99.5)"):
+    for shown in ("59.7 (99.0)", "1/3 [0.06, 0.79], 0/3", "67.0 (99.7)", "35.8 (99.5)"):
         assert shown in text
     assert "kv=8" in text and "kv=16" not in text
-    other = tiny_config(seq_len=256, vocab_size=128)
-    assert paper.result(other, "linear") is None
-    assert paper.result(ours.config, "lam_hidden=32") == "9 of 11 seeds converge"
+    assert paper.result(ours.config, "lam_hidden=32").startswith("9 of 11 seeds converge")
+    for change in ({"task.seq_len": 256}, {"model.norm": "pre"}, {"model.layers": 3}, {"train.num_steps": 4_000}):
+        other = ConfigDict(ours.config.to_dict())
+        other.update_from_flattened_dict(change)
+        assert paper.result(other, "linear") is None
+
+
+def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
+    halves = [
+        record(tmp_path, pairs, {variant: [0.99, 0.5, 0.3]}) for pairs in (4, 8) for variant in ("linear", "rope")
+    ]
+    again = record(tmp_path / "again", 4, {"rope": [0.1, 0.1, 0.1]})
+    (table,) = tables.as_the_paper([*halves, again])
+    assert {(row["variant"], row["num_pairs"]) for row in table.raw} == {
+        (v, p) for v in ("linear", "rope") for p in (4, 8)
+    }
+    assert "not shown: rope of kv4" in table.note and all(row["mean_accuracy"] > 0.5 for row in table.raw)
+
+
+def test_a_language_run_that_diverged_has_no_difference(tmp_path):
+    run = record(tmp_path)
+    run.config.task = language_config().task
+    run.summary["variants"]["linear"]["best_loss"] = [None] * 3
+    (row,) = tables.differences(run).rows
+    assert row["seeds"] == "0" and row["perplexity A − B [95 % interval]"] == "–"
+
+
+def test_a_seed_that_is_not_finite_is_counted_and_left_out():
+    good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
+    good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))
+    bad = {name: np.full_like(value, np.nan) for name, value in good.items()}
+    table = tables.dependence({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "λ")
+    assert [row["seeds"] for row in table.rows] == ["all (1)", "not finite: 1 (0)"]
+    assert (
+        table.rows[0]["Σ std over tokens / Σ mean of λ"] == "50.0 %"
+        and table.rows[0]["of the variance between roles"] == "25 %"
+    )
+    assert {row["seed"] for row in table.raw} == {3, 7}
+
+
+def test_every_variant_has_its_own_colour():
+    variants = ["lam_hidden=32", "linear", "mlp_softplus", "a=1", "b=2"]
+    assert len(set(colors_of(variants).values())) == len(variants)
 
 
 def test_outcomes_by_seed(tmp_path):
@@ -120,7 +164,7 @@ def test_growth_exponents(power, factor):
 
 
 def test_memory_grows_as_theory_says(monkeypatch):
-    monkeypatch.setattr(complexity, "time_training", lambda settings, batch, length, steps: {"ms": float(length)})
+    monkeypatch.setattr(complexity, "time_training", lambda settings, batch, length, **_: {"ms": float(length)})
     lengths = [256, 512, 1024, 2048]
     measured = {variant: complexity.measure(lengths, variant) for variant in complexity.VARIANTS}
     table = complexity.table(measured, "nowhere")
