@@ -255,11 +255,11 @@ def dependence(
     """
     rows, raw = [], []
     for variant, seeds in by_variant.items():
-        flags = {seed: converged[variant][seed] for seed, d in seeds.items() if np.isfinite(d["entropy"]).all()}
+        flags = {seed: bool(converged[variant][seed]) for seed, d in seeds.items() if np.isfinite(d["entropy"]).all()}
         parts = {"all": list(flags)}
         if len(set(flags.values())) == 2:
             parts |= {
-                name: [s for s, flag in flags.items() if flag is want]
+                name: [s for s, flag in flags.items() if flag == want]
                 for name, want in (("converged", True), ("others", False))
             }
         if left_out := len(seeds) - len(flags):

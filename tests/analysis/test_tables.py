@@ -116,6 +116,9 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
         and table.rows[0]["of the variance between roles"] == "25 %"
     )
     assert {row["seed"] for row in table.raw} == {3, 7}
+    flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
+    table = tables.dependence({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "λ")
+    assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
 
 
 def test_every_variant_has_its_own_colour():
