@@ -129,6 +129,7 @@ TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
 
 def _against_axis(records: list[Record]) -> Table | None:
     """One such table; None for fewer than two columns."""
+    records = sorted(records, key=lambda record: record.config.task[AXES[record.config.task.name][0]])
     first = records[0]
     field, shown, words = AXES[first.config.task.name]
     found: dict[str, dict[int, Record]] = {}  # by variant and column

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The experiments of results/README.md, from the repository's root: bash results/run.sh [names that begin with this]
+#
+# Each trains into runs/<name> and leaves its config.json and summary.json in results/<name>; what is there already is not run
+# again, and what was interrupted goes on. On several GPUs start it once for each, with CUDA_VISIBLE_DEVICES and other names.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+only=${1-}
+
+run() {
+  local name=$1
+  shift
+  case $name in "$only"*) ;; *) return 0 ;; esac
+  [ -f "results/$name/summary.json" ] && return 0
+  python3 run.py "$@" --workdir="runs/$name"
+  [ -f "runs/$name/summary.json" ] || { echo "$name was interrupted: the same command goes on with it"; exit 1; }
+  mkdir -p "results/$name"
+  cp "runs/$name/config.json" "runs/$name/summary.json" "results/$name/"
+}
+
+paper=fixed,linear,mlp_softmax,mlp_softplus
+tf32=--config.train.precision=tf32  # the paper's arithmetic
+
+for kv in 4 8 16 32; do
+  run mqar-seq128-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper,rope --config.train.num_seeds=64 $tf32
+  run mqar-seq128-released-kv$kv --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.train.num_seeds=64 $tf32
+  run mqar-seq128-reference-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=mixer=linear,mixer=softmax --config.train.num_seeds=64 $tf32
+  run mqar-seq128-five-seeds-kv$kv --config=configs/mqar.py:kv=$kv $tf32
+  run mqar-seq256-kv$kv --config=configs/mqar.py:kv=$kv,seq=256 --config.variants=$paper --config.train.num_seeds=32 $tf32
+  run mqar-seq512-kv$kv --config=configs/mqar.py:kv=$kv,seq=512 --config.variants=$paper --config.train.num_seeds=32 $tf32
+done
+for kv in 4 32; do
+  run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
+done
+run mqar-d_h-kv8 --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
+
+run copy-seq256 --config=configs/selective_copy.py --config.variants=$paper --config.train.num_seeds=16 $tf32
+run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
+run copy-seq1024 --config=configs/selective_copy.py:seq=1024 --config.variants=$paper --config.train.num_seeds=8 $tf32
+
+run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3
+run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$paper
+run wikitext2-two-ahead --config=configs/wikitext2.py:words,hidden=256 --config.variants=linear,mlp_softplus --config.train.num_seeds=3 --config.task.target_offset=2
