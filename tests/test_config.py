@@ -29,6 +29,13 @@ def test_every_preset_builds(name, preset):
         assert len(experiment.seeds) == config.train.num_seeds
 
 
+def test_the_ablation_of_lams_hidden_width():
+    config = get_config("mqar", "kv=32,d_h")
+    widths = [build(config, variant).model.settings.lam_hidden for variant in variant_names(config)]
+    assert widths == [32, 64, 128] and config.task.num_pairs == 32
+    check_variants(config)
+
+
 def test_the_papers_settings():
     for name, steps in (("mqar", 5000), ("selective_copy", 30_000)):
         experiment = build(get_config(name), "mlp_softplus")

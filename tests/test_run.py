@@ -169,18 +169,21 @@ def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
     assert_same_run(workdir, undisturbed[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_says_where_and_exits(undisturbed, tmp_path, number):
-    workdir = tmp_path / "run"
-    process = start(workdir)
-    wait_for_lines(workdir / "metrics.jsonl", 3, process)
-    process.send_signal(number)
-    code, out, err = finish(process)
-    assert code == 0 and "Traceback" not in err and "| linear" not in out
-    assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
-    saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
-    last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert last == saved < 60 and f"linear: stopping at step {saved}" in err
+def test_signals_save_say_where_and_exit(undisturbed, tmp_path):
+    """A run that is stopped by one signal, goes on, is stopped by the other, and ends as if it never had been."""
+    workdir, saved, lines = tmp_path / "run", None, 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = start(workdir)
+        wait_for_lines(workdir / "metrics.jsonl", lines + 2, process)
+        process.send_signal(number)
+        code, out, err = finish(process)
+        assert code == 0 and "Traceback" not in err and "| linear" not in out
+        assert saved is None or f"linear: going on from step {saved}" in err
+        assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
+        saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
+        records = (workdir / "metrics.jsonl").read_text().splitlines()
+        last, lines = json.loads(records[-1])["step"], len(records)
+        assert last == saved < 60 and f"linear: stopping at step {saved}" in err
     code, _, err = finish(start(workdir))
     assert code == 0 and f"linear: going on from step {saved}" in err
     assert_same_run(workdir, undisturbed[0])
