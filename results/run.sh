@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# The experiments of results/README.md, from the repository's root: bash results/run.sh [names that begin with this]
+# The experiments of results/README.md, from the repository's root: bash results/run.sh ['mqar-seq128-*', or another pattern]
 #
 # Each trains into runs/<name> and leaves its config.json and summary.json in results/<name>; what is there already is not run
 # again, and what was interrupted goes on. On several GPUs start it once for each, with CUDA_VISIBLE_DEVICES and other names.
+# With LIST=1 it prints the names.
 set -euo pipefail
+trap : TERM INT  # run.py saves when it gets the signal too; this waits for it
 cd "$(dirname "$0")/.."
-only=${1-}
+only=${1-*}
 
 run() {
   local name=$1
   shift
-  case $name in "$only"*) ;; *) return 0 ;; esac
+  case $name in $only) ;; *) return 0 ;; esac
+  [ -n "${LIST-}" ] && echo "$name" && return 0
   [ -f "results/$name/summary.json" ] && return 0
   python3 run.py "$@" --workdir="runs/$name"
   [ -f "runs/$name/summary.json" ] || { echo "$name was interrupted: the same command goes on with it"; exit 1; }
@@ -33,6 +36,30 @@ for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
 done
 run mqar-d_h-kv8 --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
+
+# Why do seeds collapse? One lever at a time, then together.
+levers() {
+  run collapse-kv$kv-$1 --config=configs/mqar.py:kv=$kv --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=64 $tf32 "${@:2}"
+}
+conv=--config.model.conv_width=4
+pre=--config.model.norm=pre
+qk_norm=--config.model.qk_norm=True
+init="--config.model.weight_std=0.125 --config.model.embed_std=1.0"
+rate="--config.train.learning_rate=0.003"
+schedule="--config.train.warmup_steps=500 --config.train.schedule=cosine"
+for kv in 4 32; do
+  levers conv $conv
+  levers pre $pre
+  levers qk_norm $qk_norm
+  levers init $init
+  levers warmup --config.train.warmup_steps=500
+  levers lam_slope --config.model.lam_head_slope=1.0
+  levers rate $rate
+  levers conv+qk_norm $conv $qk_norm
+  levers conv+init $conv $init
+  levers conv+pre+qk_norm $conv $pre $qk_norm
+  levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
+done
 
 run copy-seq256 --config=configs/selective_copy.py --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
