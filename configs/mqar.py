@@ -20,7 +20,7 @@ Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released
 small instance that learns in under three minutes on two CPU cores).
 """
 
-from loglinear_jax.config import apply_presets, default_config, released_config, smoke_config
+from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config
 
 
 def get_config(preset=None):
@@ -29,9 +29,10 @@ def get_config(preset=None):
     config.task.seq_len = 128
     config.task.vocab_size = 128
     config.task.num_pairs = 8
-    return apply_presets(
-        config, preset, {"smoke": smoke, "released": released_config, "d_h": d_h, "kv=": kv, "seq=": seq}
-    )
+    presets = {
+        "smoke": smoke, "released": released_config, "robust": robust_config, "d_h": d_h, "kv=": kv, "seq=": seq
+    }  # fmt: skip
+    return apply_presets(config, preset, presets)
 
 
 def kv(config, pairs):

@@ -16,7 +16,7 @@ Presets, joined by commas: seq=N tokens, released (the released code's model, in
 (a small instance that learns in under three minutes on two CPU cores).
 """
 
-from loglinear_jax.config import apply_presets, default_config, released_config, smoke_config
+from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config
 
 
 def get_config(preset=None):
@@ -27,7 +27,7 @@ def get_config(preset=None):
     config.task.num_tokens = 16
     config.train.num_steps = 30_000
     config.train.checkpoint_every = 1_000
-    return apply_presets(config, preset, {"smoke": smoke, "released": released, "seq=": seq})
+    return apply_presets(config, preset, {"smoke": smoke, "released": released, "robust": robust_config, "seq=": seq})
 
 
 def seq(config, length):

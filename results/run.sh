@@ -47,6 +47,7 @@ qk_norm=--config.model.qk_norm=True
 init="--config.model.weight_std=0.125 --config.model.embed_std=1.0"
 rate="--config.train.learning_rate=0.003"
 schedule="--config.train.warmup_steps=500 --config.train.schedule=cosine"
+stream=--config.train.stream=True
 for kv in 4 32; do
   levers conv $conv
   levers pre $pre
@@ -55,15 +56,23 @@ for kv in 4 32; do
   levers warmup --config.train.warmup_steps=500
   levers lam_slope --config.model.lam_head_slope=1.0
   levers rate $rate
+  levers stream $stream
   levers conv+qk_norm $conv $qk_norm
   levers conv+init $conv $init
   levers conv+pre+qk_norm $conv $pre $qk_norm
+  levers conv+stream $conv $stream
+  levers conv+pre+qk_norm+stream $conv $pre $qk_norm $stream
   levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
+done
+# All of these together are the preset robust.
+for kv in 4 8 16 32; do
+  run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
 done
 
 run copy-seq256 --config=configs/selective_copy.py --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-seq1024 --config=configs/selective_copy.py:seq=1024 --config.variants=$paper --config.train.num_seeds=8 $tf32
+run copy-robust-seq1024 --config=configs/selective_copy.py:seq=1024,robust --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=8 $tf32
 
 run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3
 run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$paper
