@@ -195,6 +195,9 @@ class _Maker:
         with self._named("all runs", "the paper's tables"):
             for index, table in enumerate(tables.as_the_paper(self.records)):
                 self.report.add_table(section, table, f"as-the-paper-{index + 1}")
+        with self._named("all runs", "the table by setting"):
+            for index, table in enumerate(tables.by_setting(self.records)):
+                self.report.add_table(section, table, f"by-setting-{index + 1}")
         several = len(self.records) > 4
         for record in self.records:
             if record.summary is None:

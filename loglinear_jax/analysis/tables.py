@@ -14,9 +14,10 @@ from scipy.stats import binomtest, bootstrap
 from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.figures import describe_run
+from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
+from loglinear_jax.config import default_config, flat_settings
 from loglinear_jax.summary import CONVERGED_SHARE, columns_of
 from loglinear_jax.train import CONVERGED
 
@@ -104,31 +105,103 @@ def by_seed(record: Record) -> Table:
     return Table(f"{describe_run(record)}: {what} of every seed", rows, raw)
 
 
+# The field that a task's table has in its columns, its name there, and in words.
+AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
+TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
+# What does not make a setting another one.
+BESIDES = {
+    "variants", "model.lam", "model.max_length", "train.num_seeds", "train.first_seed", "train.checkpoint_every",
+    "train.steps_per_dispatch", "train.eval_batch_size",
+}  # fmt: skip
+
+
 def as_the_paper(records: Sequence[Record]) -> list[Table]:
     """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
 
     Runs go together that differ in nothing else; a variant that was run twice is shown from the first of them.
     """
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        if record.summary is None or record.config.task.name not in AXES:
-            continue
-        config = record.config.to_dict()
-        del config["task"][AXES[record.config.task.name][0]], config["model"]["max_length"], config["model"]["lam"]
-        for name in ("num_seeds", "first_seed", "checkpoint_every", "steps_per_dispatch", "eval_batch_size"):
-            config["train"].pop(name, None)
-        groups.setdefault(str((config["task"], config["model"], config["train"])), []).append(record)
-    tables = [_against_axis(group) for group in groups.values()]
+    records = [record for record in records if record.summary is not None and record.config.task.name in AXES]
+    groups: dict[tuple, list[int]] = {}
+    for index, record in enumerate(records):
+        axis = f"task.{AXES[record.config.task.name][0]}"
+        same = tuple((name, value) for name, value in _setting(record).items() if name != axis)
+        groups.setdefault(same, []).append(index)
+    changes = changed_settings(records)
+    tables = [_against_axis([records[i] for i in group], changes[group[0]]) for group in groups.values()]
     return [table for table in tables if table is not None]
 
 
-# The field that a task's table has in its columns, its name there, and in words.
-AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
-TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
+def by_setting(records: Sequence[Record]) -> list[Table]:
+    """For each recall task that was run in several settings: a row for each, with every variant's share of converged seeds."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        if record.summary is not None and record.config.task.name in AXES:
+            task = tuple((name, value) for name, value in _setting(record).items() if name.startswith("task."))
+            groups.setdefault(task, []).append(record)
+    return [_against_settings(group) for group in groups.values() if len(set(changed_settings(group))) > 1]
 
 
-def _against_axis(records: list[Record]) -> Table | None:
-    """One such table; None for fewer than two columns."""
+def changed_settings(records: Sequence[Record]) -> list[str]:
+    """For each run the settings of model and training in which the runs differ, where they are not the default:
+    "norm=pre, conv_width=4"."""
+    settings, default = [_setting(record) for record in records], flat_settings(default_config())
+    differing = [
+        name
+        for name in dict.fromkeys(itertools.chain(*settings))
+        if not name.startswith("task.") and len({str(setting.get(name)) for setting in settings}) > 1
+    ]
+    return [
+        ", ".join(
+            f"{name.partition('.')[2]}={setting[name]}"
+            for name in differing
+            if name in setting and setting[name] != default.get(name)
+        )
+        for setting in settings
+    ]
+
+
+def _setting(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in flat_settings(record.config).items() if name not in BESIDES}
+
+
+def _against_settings(records: list[Record]) -> Table:
+    """One such table, in the order of the runs."""
+    rows, raw = [], []
+    for record, changes in zip(records, changed_settings(records), strict=True):
+        row = {"changed": changes or "nothing"}
+        for variant, s in _variants(record).items():
+            row[variant] = _shares(s)
+            if s["median_convergence_step"] is not None:
+                row[variant] += f"; {s['median_convergence_step']:.0f}"
+            raw.append({"run": record.name, "changed": changes, "variant": variant} | _share_numbers(s))
+        rows.append(row)
+    note = (
+        "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
+        "Changed: against the default settings, as far as these runs differ."
+    )
+    return Table(f"{describe_task(records[0].config.task)}: by setting", rows, raw, note)
+
+
+def _shares(summary: Mapping[str, Any]) -> str:
+    """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
+    low, high = summary["share_converged_interval"]
+    seeds = len(summary["seeds"])
+    return f"{summary['num_converged']}/{seeds} [{low:.2f}, {high:.2f}], {_count(summary['converged_step'])}/{seeds}"
+
+
+def _share_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, and the accuracies, as plain numbers."""
+    low, high = summary["share_converged_interval"]
+    names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
+    return (
+        {"num_seeds": len(summary["seeds"])}
+        | {name: summary[name] for name in names}
+        | {"share_low": low, "share_high": high, "num_at_99": _count(summary["converged_step"])}
+    )
+
+
+def _against_axis(records: list[Record], changes: str) -> Table | None:
+    """One table of λ against pairs or length; None for fewer than two columns."""
     records = sorted(records, key=lambda record: record.config.task[AXES[record.config.task.name][0]])
     first = records[0]
     field, shown, words = AXES[first.config.task.name]
@@ -155,15 +228,8 @@ def _against_axis(records: list[Record]) -> Table | None:
             theirs[name] = published or "–"
             spread = f" ± {100 * s['std_accuracy']:.1f}" if field == "seq_len" else f" ({100 * s['peak_accuracy']:.1f})"
             ours[name] = f"{100 * s['mean_accuracy']:.1f}{spread}"
-            low, high = s["share_converged_interval"]
-            seeds = len(s["seeds"])
-            at_99 = _count(s["converged_step"])
-            shares[name] = f"{s['num_converged']}/{seeds} [{low:.2f}, {high:.2f}], {at_99}/{seeds}"
-            raw.append(
-                {"variant": variant, field: value, "num_seeds": seeds}
-                | {key: s[key] for key in ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")}
-                | {"share_low": low, "share_high": high, "num_at_99": at_99, "the_paper": published}
-            )
+            shares[name] = _shares(s)
+            raw.append({"variant": variant, field: value} | _share_numbers(s) | {"the_paper": published})
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
     how = "mean ± std" if field == "seq_len" else "mean (peak)"
     notes.insert(
@@ -177,6 +243,8 @@ def _against_axis(records: list[Record]) -> Table | None:
     title = f"{TASKS[first.config.task.name]}, {first.config.model.init_scheme} setting, by {words}"
     if shown == "kv":
         title += f", length {first.config.task.seq_len}"
+    if changes:
+        title += f" ({changes})"
     return Table(title, rows, raw, "; ".join(notes) + ".")
 
 

@@ -97,6 +97,19 @@ def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
     assert "not shown: rope of kv4" in table.note and all(row["mean_accuracy"] > 0.5 for row in table.raw)
 
 
+def test_settings_of_one_task_stand_below_each_other(tmp_path):
+    runs = [record(tmp_path), record(tmp_path, warmup_steps=500, num_seeds=7), record(tmp_path, pairs=8)]
+    runs[1].config.model.norm = "pre"
+    (table,) = tables.by_setting([*runs, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
+    assert [row["changed"] for row in table.rows] == ["nothing", "norm=pre, warmup_steps=500"]
+    assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in table.rows)
+    (first, *_) = tables.as_the_paper([*runs, record(tmp_path / "pre", pairs=8, warmup_steps=500)])
+    assert first.title == "MQAR, paper setting, by key-value pairs, length 128"
+    runs[1].config.model.norm = "post"
+    titles = [table.title for table in tables.as_the_paper([*runs, record(tmp_path, pairs=8, warmup_steps=500)])]
+    assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
+
+
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = record(tmp_path)
     run.config.task = language_config().task
