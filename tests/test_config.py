@@ -64,7 +64,7 @@ def test_the_released_settings():
 @pytest.mark.parametrize(
     ("name", "preset", "message"),
     [
-        ("mqar", "smoek", "no preset 'smoek': there are smoke, released, d_h, kv=N, seq=N"),
+        ("mqar", "smoek", "no preset 'smoek': there are smoke, released, robust, d_h, kv=N, seq=N"),
         ("mqar", "kv=many", "preset 'kv=many': expected a whole number after 'kv='"),
         ("selective_copy", "kv=4", "no preset 'kv=4'"),
         ("task", None, "name the task's module"),

@@ -18,8 +18,8 @@ def d_of_a_fresh_model(seed=0):
 
 def init_and_apply(name, d, **settings):
     module = make_lam(name, **settings)
-    params = module.init(jax.random.key(1), d)
-    return module.apply(params, d), params["params"]
+    params = jax.jit(module.init)(jax.random.key(1), d)
+    return jax.jit(module.apply)(params, d), params["params"]
 
 
 @pytest.mark.parametrize("name", LAMS)

@@ -25,8 +25,8 @@ def draw(seed, batch, length, hidden, vocab):
 )
 def test_chunks_do_not_matter(shape, chunk, seed):
     x, kernel, targets = draw(seed, *shape)
-    expected, expected_right = token_losses(x @ kernel, targets)
-    losses, right = chunked_token_losses(x, kernel, targets, chunk)
+    expected, expected_right = jax.jit(token_losses)(x @ kernel, targets)
+    losses, right = jax.jit(chunked_token_losses, static_argnums=3)(x, kernel, targets, chunk)
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(right, expected_right)
 
@@ -37,10 +37,10 @@ def test_chunks_do_not_matter(shape, chunk, seed):
         return 0.3 * summed_loss(x, kernel, targets, chunk)
 
     (value, grads), (wanted, wanted_grads) = (
-        jax.value_and_grad(f, argnums=(0, 1))(x, kernel) for f in (in_chunks, at_once)
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(x, kernel) for f in (in_chunks, at_once)
     )
     np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(in_chunks(x, kernel), wanted, rtol=1e-4, atol=1e-5)  # not differentiated
+    np.testing.assert_allclose(jax.jit(in_chunks)(x, kernel), wanted, rtol=1e-4, atol=1e-5)  # not differentiated
     for grad, expected in zip(grads, wanted_grads, strict=True):
         np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-5)
 

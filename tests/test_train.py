@@ -1,6 +1,7 @@
 """Many seeds in one program: the same as alone, sharded, frozen where they diverge, stopped where they converge."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,22 @@ from loglinear_jax.tasks import load_task
 from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, device_mesh, mean_loss, scored_sums
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
-MODEL = RecallModel(RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1))
+MODEL = RecallModel(
+    RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
+)
 CPUS = jax.devices("cpu")  # four virtual ones, also beside a GPU
 SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation=30, eval_batch_size=20, stop_at=None)
 
 
+@functools.cache  # whose functions are compiled once for all seeds
+def many_seeds(count, settings, devices, loss):
+    return ManySeeds(SeedTrainer(MODEL, TASK, settings, loss), list(range(count)), device_mesh(count, devices=devices))
+
+
 def train(seeds, settings=SETTINGS, devices=None, loss=mean_loss, periods=(3, 3)):
-    trainer = SeedTrainer(MODEL, TASK, settings, loss)
-    many = ManySeeds(trainer, seeds, device_mesh(len(seeds), devices=devices or jax.devices()[:1]))
-    state, data = many.init(many.seeds), many.data(many.seeds)
+    many = many_seeds(len(seeds), settings, tuple(devices or jax.devices()[:1]), loss)
+    numbers = jax.device_put(np.array(seeds, np.int32), many.sharding)
+    state, data = many.init(numbers), many.data(numbers)
     losses, accuracies = [], []
     for num_steps in periods:
         state = many.train_steps(state, data, num_steps)
@@ -134,21 +142,21 @@ def test_early_stopping_and_the_records_of_a_seed():
 def test_best_parameters_are_those_of_the_best_evaluation():
     periods = (2,) * 4
     state, _, accuracies, data = train([0, 1, 2], dataclasses.replace(SETTINGS, learning_rate=0.05), periods=periods)
-    trainer = SeedTrainer(MODEL, TASK, SETTINGS)
+    evaluate = jax.jit(SeedTrainer(MODEL, TASK, SETTINGS).evaluate)
     for index in range(3):
         params = jax.tree.map(lambda x: x[index], state.best_params)
         validation = jax.tree.map(lambda x: x[index], data["validation"])
-        _, accuracy = trainer.evaluate(params, validation)
+        _, accuracy = evaluate(params, validation)
         assert accuracy == pytest.approx(accuracies[:, index].max(), abs=1e-6) == state.best_accuracy[index]
 
 
 def test_evaluation_counts_a_partial_batch_once():
     trainer = SeedTrainer(MODEL, TASK, SETTINGS)
-    params = trainer.init(jnp.int32(0)).params
-    tokens, targets = TASK.sample(jax.random.key(0), 30)
-    loss, correct, scored = scored_sums(MODEL, params, (tokens, targets))
+    params = jax.jit(trainer.init)(jnp.int32(0)).params
+    tokens, targets = jax.jit(TASK.sample, static_argnums=1)(jax.random.key(0), 30)
+    loss, correct, scored = jax.jit(scored_sums, static_argnums=0)(MODEL, params, (tokens, targets))
     assert scored == 60
-    got_loss, got_accuracy = trainer.evaluate(params, (tokens, targets))
+    got_loss, got_accuracy = jax.jit(trainer.evaluate)(params, (tokens, targets))
     np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, get_args
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+import pallas_kernels
 from loglinear_jax.attention import common, pallas, recurrent
 from loglinear_jax.attention.decay import MIN_LOG_DECAY
 from loglinear_jax.attention.parallel import parallel
@@ -79,6 +81,25 @@ def log_linear_attention(
         else:
             _check_levels(lam, position + length, "initial_state.position + T tokens")
 
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, v, chunk_size, precision) else "xla"
+    out, state = _attend(
+        q, k, v, log_decay, lam, initial_state,
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+        interpreted=pallas_kernels.interpreting(),
+    )  # fmt: skip
+    return (out, state) if return_state else out
+
+
+# Called outside of jit, one compilation rather than one for each operation. Whether kernels are interpreted is no argument
+# of theirs, but must not be that of an earlier call.
+@functools.partial(
+    jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision", "interpreted")
+)
+def _attend(
+    q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
+):
+    del interpreted
     dtype = common.accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = lam.astype(dtype)
@@ -93,8 +114,6 @@ def log_linear_attention(
         )
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
-    if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, v, chunk_size, precision) else "xla"
     if implementation == "parallel":
         out, state = parallel(q, k, v, log_decay, lam, **kwargs)
     elif implementation == "recurrent":
@@ -103,8 +122,7 @@ def log_linear_attention(
         out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
     else:
         out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
-    out = out.astype(out_dtype)
-    return (out, state) if return_state else out
+    return out.astype(out_dtype), state
 
 
 def fenwick_step(
@@ -139,7 +157,12 @@ def fenwick_step(
                 f"state.levels has {levels} levels, room for {1 << (levels - 1)} tokens: expected at least "
                 f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger max_length"
             )
-    dtype = state.levels.dtype
+    return _step(state, q, k, v, log_decay, lam)
+
+
+@jax.jit
+def _step(state, q, k, v, log_decay, lam):
+    levels, dtype = state.levels.shape[2], state.levels.dtype
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = _with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
     out, new_state = recurrent.step(state, q, k, v, log_decay, lam)

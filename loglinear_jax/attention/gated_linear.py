@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,6 +13,7 @@ from loglinear_jax.attention.decay import MIN_LOG_DECAY, decay_matrix, decay_to_
 from loglinear_jax.attention.xla import default_chunk_size
 
 
+@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision"))
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],

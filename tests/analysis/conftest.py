@@ -12,7 +12,7 @@ from loglinear_jax.config import build, default_config
 def tiny_config(**task):
     config = default_config()
     config.task.update({"name": "mqar", "seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
-    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32)
+    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32, implementation="parallel")
     config.train.update(
         num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, eval_every=2, checkpoint_every=2,
         steps_per_dispatch=2,
@@ -29,10 +29,10 @@ def make_run():
         config.model.update(model)
         built = build(config, variant)
         tokens = np.zeros((1, config.task.seq_len), np.int32)
-        params = [{"params": built.model.init(jax.random.key(seed), tokens)["params"]} for seed in built.seeds]
+        keys = jax.vmap(jax.random.key)(np.array(built.seeds))
+        params = {"params": jax.jit(jax.vmap(built.model.init, (0, None)))(keys, tokens)["params"]}
         rng = np.random.default_rng(0)
-        params = jax.tree.map(lambda *x: np.stack(x) + 0.3 * rng.normal(size=(len(x), *x[0].shape)), *params)
-        params = jax.tree.map(np.float32, params)
+        params = jax.tree.map(lambda x: np.float32(x + 0.3 * rng.normal(size=x.shape)), params)
         score = np.zeros(len(built.seeds))
         return Run(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,

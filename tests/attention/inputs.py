@@ -81,9 +81,8 @@ def outputs_and_gradients(inputs, initial_state=None, **kwargs):
 
     def scalar(inputs, levels):
         out, state = forward(inputs, levels)
-        return jnp.sum(out * weights[0]) + jnp.sum(state.levels * weights[1])
+        return jnp.sum(out * weights[0]) + jnp.sum(state.levels * weights[1]), (out, state)
 
-    grad = jax.grad(scalar, argnums=(0,) if levels is None else (0, 1))
-    out, state = jax.jit(forward)(inputs, levels)
-    gradients = jax.jit(grad)(inputs, levels)
+    grad = jax.grad(scalar, argnums=(0,) if levels is None else (0, 1), has_aux=True)
+    gradients, (out, state) = jax.jit(grad)(inputs, levels)
     return out, state, dict(zip((*ARGUMENTS, "initial_levels"), jax.tree.leaves(gradients), strict=False))

@@ -31,7 +31,7 @@ def test_every_form_is_the_definition(form, length):
 
 
 @in_float64
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     length=st.integers(1, 70),
     log_chunk=st.integers(0, 6),

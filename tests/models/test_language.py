@@ -12,8 +12,9 @@ from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
 
 SETTINGS = LanguageSettings(
-    vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32"
-)
+    vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32",
+    implementation="parallel",
+)  # fmt: skip
 TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 37)
 VARIANTS = [{"lam": name} for name in LAMS] + [{"mixer": "linear"}, {"mixer": "softmax"}]
 
@@ -21,9 +22,13 @@ VARIANTS = [{"lam": name} for name in LAMS] + [{"mixer": "linear"}, {"mixer": "s
 def build(**settings):
     """A model and random parameters (zeros at the start would hide a parameter that does nothing)."""
     model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
-    keys = iter(jax.random.split(jax.random.key(2), 100))
-    params = jax.jit(model.init)(jax.random.key(1), TOKENS)
-    return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
+    rng = np.random.default_rng(0)
+
+    def random(x):  # vectors: norms, decays, biases; matrices keep the size of their inputs
+        value = 0.3 + 0.3 * rng.normal(size=x.shape) if x.ndim < 2 else rng.normal(size=x.shape) / x.shape[-2] ** 0.5
+        return value.astype(np.float32)
+
+    return model, jax.tree.map(random, jax.eval_shape(model.init, jax.random.key(1), TOKENS))
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention import _sum_over_reads, since_block_start
@@ -10,6 +10,7 @@ from tests.attention.inputs import in_float64
 
 
 @in_float64
+@settings(max_examples=30)
 @given(num_chunks=st.integers(2, 300), seed=st.integers(0, 2**32 - 1))
 def test_sums_from_the_start_of_a_block(num_chunks, seed):
     decay = np.random.default_rng(seed).normal(size=(2, num_chunks))
@@ -23,6 +24,7 @@ def test_sums_from_the_start_of_a_block(num_chunks, seed):
 
 
 @in_float64
+@settings(max_examples=30)
 @given(num_chunks=st.integers(1, 70), seed=st.integers(0, 2**32 - 1))
 def test_sums_over_the_states_that_a_chunk_reads(num_chunks, seed):
     x = np.random.default_rng(seed).normal(size=num_chunks)
