@@ -16,8 +16,9 @@ The width d_h of the λ MLP (appendix, 11 seeds: 9 converge with each of 32, 64 
 Length generalisation (trained at 128, tested at 256: linear 3.3, mlp_softplus 33.2) wants --config.model.max_length=256, so that λ
 has levels for it; python -m loglinear_jax.analysis then tests it.
 
-Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released code's model and initial values), smoke (a
-small instance that learns in under three minutes on two CPU cores).
+Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released code's model and initial values), robust (a model
+that most seeds learn with: 59 of 64 at 4 pairs, all at 32), smoke (a small instance that learns in under three minutes on two CPU
+cores).
 """
 
 from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config

@@ -180,10 +180,9 @@ def released_config(config: ConfigDict) -> None:
 
 
 def robust_config(config: ConfigDict) -> None:
-    """What makes nearly every seed learn recall (results/README.md): a short convolution before q, k and v of unit length,
-    pre-norm, a schedule, and fresh sequences, as seeds that don't find the solution soon learn a fixed set by heart."""
+    """What so far makes most seeds learn recall, 59 to 64 of 64 (results/README.md): a short convolution before q, k and v of
+    unit length, and pre-norm."""
     config.model.update(conv_width=4, norm="pre", qk_norm=True)
-    config.train.update(learning_rate=3e-3, warmup_steps=500, schedule="cosine", stream=True)
 
 
 def released_language_config(config: ConfigDict) -> None:

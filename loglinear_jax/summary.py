@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from scipy.stats import binomtest
 from tabulate import tabulate
 
 from loglinear_jax.distributed import to_host
@@ -20,6 +19,8 @@ CONVERGED_SHARE = 0.90  # a seed counts as converged if its best validation accu
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval for a share of `trials` (Wilson 1927)."""
+    from scipy.stats import binomtest  # importing it takes a good part of a run's start
+
     interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
 

@@ -64,7 +64,7 @@ for kv in 4 32; do
   levers conv+pre+qk_norm+stream $conv $pre $qk_norm $stream
   levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
 done
-# All of these together are the preset robust.
+# The preset robust is conv+pre+qk_norm.
 for kv in 4 8 16 32; do
   run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
 done

@@ -29,6 +29,7 @@ TINY = (
     "--config.model.head_dim=8",
     "--config.model.key_dim=8",
     "--config.model.layers=1",
+    "--config.model.implementation=parallel",
     "--config.train.num_seeds=2",
     "--config.train.num_steps=60",
     "--config.train.batch_size=8",
@@ -67,9 +68,9 @@ def undisturbed(tmp_path_factory):
     return workdir, out, err
 
 
-def assert_same_run(a, b):
+def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
     """Bit-identical parameters, optimizer outcomes and metrics; only the throughput may differ."""
-    for variant in ("linear", "mlp_softplus"):
+    for variant in variants:
         x, y = load_run(a, variant), load_run(b, variant)
         jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
 
@@ -152,7 +153,7 @@ def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
     workdir = tmp_path / "run"
     rng = np.random.default_rng()
     kills = 0
-    for lines in (1, 7, 14):
+    for lines in (4, 14):
         process = start(workdir)
         wait_for_lines(workdir / "metrics.jsonl", lines, process)
         time.sleep(rng.uniform(0, 0.2))
@@ -165,47 +166,40 @@ def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
         file.write('{"variant": "mlp_sof')
     code, _, err = finish(start(workdir))
     assert code == 0, err
-    assert kills >= 2
+    assert kills >= 1
     assert_same_run(workdir, undisturbed[0])
 
 
-def test_signals_save_say_where_and_exit(undisturbed, tmp_path):
-    """A run that is stopped by one signal, goes on, is stopped by the other, and ends as if it never had been."""
-    workdir, saved, lines = tmp_path / "run", None, 0
+def test_signals_save_say_where_and_exit(tmp_path):
+    """A run that is stopped by one signal, goes on, is stopped by the other, and ends as if it never had been.
+
+    Both come between evaluations: what a period had come to before is in its record when the run goes on.
+    """
+    rarely = [f"--config.train.{name}=400" for name in ("eval_every", "checkpoint_every")]
+    rarely += ["--config.train.num_steps=800", "--config.variants=linear", "--config.train.steps_per_dispatch=1"]
+    code, _, err = finish(start(tmp_path / "whole", *rarely))
+    assert code == 0, err
+    workdir, saved = tmp_path / "run", None
     for number in (signal.SIGTERM, signal.SIGINT):
-        process = start(workdir)
-        wait_for_lines(workdir / "metrics.jsonl", lines + 2, process)
+        process = start(workdir, *rarely)
+        if saved is None:
+            next(line for line in process.stderr if "linear:   0%" in line)
+            time.sleep(1)
+        else:  # in the second period
+            wait_for_lines(workdir / "metrics.jsonl", 1, process)
         process.send_signal(number)
         code, out, err = finish(process)
         assert code == 0 and "Traceback" not in err and "| linear" not in out
         assert saved is None or f"linear: going on from step {saved}" in err
         assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
-        saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
-        records = (workdir / "metrics.jsonl").read_text().splitlines()
-        last, lines = json.loads(records[-1])["step"], len(records)
-        assert last == saved < 60 and f"linear: stopping at step {saved}" in err
-    code, _, err = finish(start(workdir))
+        steps = [int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
+        assert saved is None or saved < max(steps)
+        saved = max(steps)
+        assert saved < 800 and f"linear: stopping at step {saved}" in err
+        assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 400
+    code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
-    assert_same_run(workdir, undisturbed[0])
-
-
-def test_a_signal_is_heard_between_evaluations(tmp_path):
-    """And what a period had come to before the stop is in its record when the run goes on."""
-    rarely = [f"--config.train.{x}=800" for x in ("eval_every", "checkpoint_every", "num_steps")]
-    rarely += ["--config.variants=linear", "--config.train.steps_per_dispatch=1"]
-    code, _, err = finish(start(tmp_path / "whole", *rarely))
-    assert code == 0, err
-    process = start(tmp_path / "halved", *rarely)
-    next(line for line in process.stderr if "linear:   0%" in line)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    code, _, err = finish(process)
-    assert code == 0 and "linear: stopping at step" in err, err
-    assert not (tmp_path / "halved" / "metrics.jsonl").read_text()
-    code, _, err = finish(start(tmp_path / "halved", *rarely))
-    assert code == 0 and "linear: going on from step" in err, err
-    whole, halved = (load_run(tmp_path / name) for name in ("whole", "halved"))
-    jax.tree.map(np.testing.assert_array_equal, (whole.last, whole.metrics), (halved.last, halved.metrics))
+    assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
 @pytest.fixture
@@ -234,9 +228,10 @@ def test_a_truncated_newest_checkpoint_falls_back(undisturbed, copied):
 def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied):
     for path in (copied / "checkpoints" / "linear").iterdir():
         truncate(path)
-    for _ in range(2):
-        code, _, err = finish(start(copied))
-        assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
+    before = sorted(copied.rglob("*"))
+    code, _, err = finish(start(copied))
+    assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
+    assert sorted(copied.rglob("*")) == before
     with pytest.raises((NoReadableCheckpoint, ConfigError)):
         load_run(copied, "linear")
     assert load_run(copied, "mlp_softplus").seeds == [0, 1]

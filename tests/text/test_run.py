@@ -27,6 +27,7 @@ SMALL = (
     "--config.model.layers=1",
     "--config.model.head_dim=8",
     "--config.model.key_dim=8",
+    "--config.model.implementation=parallel",
     "--config.train.num_seeds=2",
     "--config.train.num_steps=12",
     "--config.train.learning_rate=0.01",
