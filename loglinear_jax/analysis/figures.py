@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.attention_rows import AttentionRow
@@ -158,6 +160,45 @@ def draw_convergence(record: Record) -> Figure | None:
     axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
     axis.set_title(describe_run(record))
     _open_frame(axis)
+    return figure
+
+
+def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """How many seeds converge in several settings: a panel for each task, a row for each setting, a colour for each variant.
+
+    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_at_99,
+    share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy with Wilson's 95 % interval, rings that at ≥ 99 %.
+    """
+    settings = list(dict.fromkeys(number["changed"] for numbers in shares.values() for number in numbers))
+    colors = colors_of(dict.fromkeys(number["variant"] for numbers in shares.values() for number in numbers))
+    lines = [textwrap.fill(changed or "nothing", 40) for changed in settings]
+    spacing = 0.14
+    room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
+    top = np.cumsum([0, *room])
+    middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
+    figure, (axes,) = _figure(3.6 + 3.6 * len(shares), 1.4 + 0.65 * top[-1], columns=len(shares), sharey=True)
+    for axis, (task, numbers) in zip(axes, shares.items(), strict=True):
+        for index, (variant, color) in enumerate(colors.items()):
+            own = [number for number in numbers if number["variant"] == variant]
+            y = [middle[number["changed"]] + spacing * (index - (len(colors) - 1) / 2) for number in own]
+            at_90, at_99, low, high = (
+                100 * np.array([number[name] / (number["num_seeds"] if "num" in name else 1) for number in own])
+                for name in ("num_converged", "num_at_99", "share_low", "share_high")
+            )
+            axis.hlines(y, low, high, color=color, linewidth=1.6)
+            axis.plot(at_90, y, "o", color=color, markersize=5.5, label=describe_variant(variant), clip_on=False)
+            axis.plot(at_99, y, "o", color=color, markersize=5.5, markerfacecolor="none", clip_on=False, zorder=3)
+        axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
+        axis.set(xlim=(0, 100), ylim=(top[-1], 0), xlabel="seeds (%)", title=task)
+        axis.grid(axis="x", color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        _open_frame(axis)
+    axes[0].set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
+    axes[0].set_ylabel("changed")
+    handles, labels = axes[0].get_legend_handles_labels()
+    handles += [Line2D([], [], color="0.3", marker="o", markersize=5.5), Line2D([], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none")]  # fmt: skip
+    labels += ["≥ 90 % accuracy, with 95 % interval", "≥ 99 %"]
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5), frameon=False, fontsize=9)
     return figure
 
 

@@ -196,7 +196,13 @@ class _Maker:
             for index, table in enumerate(tables.as_the_paper(self.records)):
                 self.report.add_table(section, table, f"as-the-paper-{index + 1}")
         with self._named("all runs", "the table by setting"):
-            for index, table in enumerate(tables.by_setting(self.records)):
+            by_setting = tables.by_setting(self.records)
+            if by_setting:
+                shares = {table.title.removesuffix(tables.BY_SETTING): table.raw for table in by_setting}
+                self.report.add_figure(
+                    section, figures.draw_shares(shares), "by-setting", "Seeds that converge, by setting"
+                )
+            for index, table in enumerate(by_setting):
                 self.report.add_table(section, table, f"by-setting-{index + 1}")
         several = len(self.records) > 4
         for record in self.records:

@@ -108,6 +108,7 @@ def by_seed(record: Record) -> Table:
 # The field that a task's table has in its columns, its name there, and in words.
 AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
 TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
+BY_SETTING = ": by setting"
 # What does not make a setting another one.
 BESIDES = {
     "variants", "model.lam", "model.max_length", "train.num_seeds", "train.first_seed", "train.checkpoint_every",
@@ -179,7 +180,7 @@ def _against_settings(records: list[Record]) -> Table:
         "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
         "Changed: against the default settings, as far as these runs differ."
     )
-    return Table(f"{describe_task(records[0].config.task)}: by setting", rows, raw, note)
+    return Table(describe_task(records[0].config.task) + BY_SETTING, rows, raw, note)
 
 
 def _shares(summary: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from loglinear_jax.analysis import complexity, paper, tables
 from loglinear_jax.analysis.cache import Cache
-from loglinear_jax.analysis.figures import colors_of
+from loglinear_jax.analysis.figures import colors_of, draw_shares
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
 from loglinear_jax.config import default_config, language_config
@@ -103,6 +103,8 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     (table,) = tables.by_setting([*runs, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
     assert [row["changed"] for row in table.rows] == ["nothing", "norm=pre, warmup_steps=500"]
     assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in table.rows)
+    (axis,) = draw_shares({"4 pairs": table.raw}).axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["nothing", "norm=pre, warmup_steps=500"]
     (first, *_) = tables.as_the_paper([*runs, record(tmp_path / "pre", pairs=8, warmup_steps=500)])
     assert first.title == "MQAR, paper setting, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
