@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -400,12 +400,17 @@ def flat_settings(config: ConfigDict) -> dict[str, Any]:
     }
 
 
+ABSENT = "(absent)"
+
+
+def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of `flat_settings` that do not have the same value in all of these, or that some lack; as they come."""
+    names = dict.fromkeys(name for of_one in settings for name in of_one)
+    first = settings[0]
+    return [n for n in names if any(of_one.get(n, ABSENT) != first.get(n, ABSENT) for of_one in settings)]
+
+
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     """One "field: old → new" for each field in which two configs differ; where data is kept is no difference."""
     a, b = flat_settings(old), flat_settings(new)
-    absent = "(absent)"
-    return [
-        f"{name}: {a.get(name, absent)} → {b.get(name, absent)}"
-        for name in sorted(a.keys() | b.keys())
-        if a.get(name, absent) != b.get(name, absent)
-    ]
+    return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(differing_names([a, b]))]

@@ -24,7 +24,7 @@ from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
 from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import flat_settings
+from loglinear_jax.config import differing_names, flat_settings
 from loglinear_jax.data import is_text
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.summary import CONVERGED_SHARE
@@ -130,7 +130,7 @@ def _settings(records: Sequence[Record]) -> list[Table]:
     """In which settings the runs differ, and all that they share."""
     flat = [flat_settings(record.config) for record in records]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
-    differing = [n for n in names if any(settings.get(n, "–") != flat[0].get(n, "–") for settings in flat)]
+    differing = differing_names(flat)
     shared = Table("All settings" if len(records) == 1 else "Settings that the runs share", [
         {"setting": n, "value": str(flat[0][n])} for n in names if n not in differing
     ])  # fmt: skip
@@ -198,11 +198,11 @@ class _Maker:
         with self._named("all runs", "the table by setting"):
             by_setting = tables.by_setting(self.records)
             if by_setting:
-                shares = {table.title.removesuffix(tables.BY_SETTING): table.raw for table in by_setting}
+                shares = {task: table.raw for task, table in by_setting.items()}
                 self.report.add_figure(
                     section, figures.draw_shares(shares), "by-setting", "Seeds that converge, by setting"
                 )
-            for index, table in enumerate(by_setting):
+            for index, table in enumerate(by_setting.values()):
                 self.report.add_table(section, table, f"by-setting-{index + 1}")
         several = len(self.records) > 4
         for record in self.records:

@@ -17,7 +17,7 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
-from loglinear_jax.config import default_config, flat_settings
+from loglinear_jax.config import default_config, differing_names, flat_settings
 from loglinear_jax.summary import CONVERGED_SHARE, columns_of
 from loglinear_jax.train import CONVERGED
 
@@ -108,7 +108,6 @@ def by_seed(record: Record) -> Table:
 # The field that a task's table has in its columns, its name there, and in words.
 AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
 TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
-BY_SETTING = ": by setting"
 # What does not make a setting another one.
 BESIDES = {
     "variants", "model.lam", "model.max_length", "train.num_seeds", "train.first_seed", "train.checkpoint_every",
@@ -121,7 +120,7 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
 
     Runs go together that differ in nothing else; a variant that was run twice is shown from the first of them.
     """
-    records = [record for record in records if record.summary is not None and record.config.task.name in AXES]
+    records = _recall_results(records)
     groups: dict[tuple, list[int]] = {}
     for index, record in enumerate(records):
         axis = f"task.{AXES[record.config.task.name][0]}"
@@ -132,25 +131,22 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def by_setting(records: Sequence[Record]) -> list[Table]:
-    """For each recall task that was run in several settings: a row for each, with every variant's share of converged seeds."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        if record.summary is not None and record.config.task.name in AXES:
-            task = tuple((name, value) for name, value in _setting(record).items() if name.startswith("task."))
-            groups.setdefault(task, []).append(record)
-    return [_against_settings(group) for group in groups.values() if len(set(changed_settings(group))) > 1]
+def by_setting(records: Sequence[Record]) -> dict[str, Table]:
+    """For each recall task, in words, that was run in several settings: a row for each, with every variant's share of converged
+    seeds."""
+    groups: dict[str, list[Record]] = {}
+    for record in _recall_results(records):
+        groups.setdefault(describe_task(record.config.task), []).append(record)
+    return {
+        task: _against_settings(task, group) for task, group in groups.items() if len(set(changed_settings(group))) > 1
+    }
 
 
 def changed_settings(records: Sequence[Record]) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
     "norm=pre, conv_width=4"."""
     settings, default = [_setting(record) for record in records], flat_settings(default_config())
-    differing = [
-        name
-        for name in dict.fromkeys(itertools.chain(*settings))
-        if not name.startswith("task.") and len({str(setting.get(name)) for setting in settings}) > 1
-    ]
+    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
     return [
         ", ".join(
             f"{name.partition('.')[2]}={setting[name]}"
@@ -165,7 +161,11 @@ def _setting(record: Record) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(record.config).items() if name not in BESIDES}
 
 
-def _against_settings(records: list[Record]) -> Table:
+def _recall_results(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.summary is not None and record.config.task.name in AXES]
+
+
+def _against_settings(task: str, records: list[Record]) -> Table:
     """One such table, in the order of the runs."""
     rows, raw = [], []
     for record, changes in zip(records, changed_settings(records), strict=True):
@@ -180,7 +180,7 @@ def _against_settings(records: list[Record]) -> Table:
         "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
         "Changed: against the default settings, as far as these runs differ."
     )
-    return Table(describe_task(records[0].config.task) + BY_SETTING, rows, raw, note)
+    return Table(f"{task}: by setting", rows, raw, note)
 
 
 def _shares(summary: Mapping[str, Any]) -> str:

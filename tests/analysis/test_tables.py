@@ -100,7 +100,8 @@ def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
 def test_settings_of_one_task_stand_below_each_other(tmp_path):
     runs = [record(tmp_path), record(tmp_path, warmup_steps=500, num_seeds=7), record(tmp_path, pairs=8)]
     runs[1].config.model.norm = "pre"
-    (table,) = tables.by_setting([*runs, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
+    found = tables.by_setting([*runs, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
+    (table,) = found.values()
     assert [row["changed"] for row in table.rows] == ["nothing", "norm=pre, warmup_steps=500"]
     assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in table.rows)
     (axis,) = draw_shares({"4 pairs": table.raw}).axes
