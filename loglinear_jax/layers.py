@@ -17,7 +17,6 @@ from loglinear_jax.lam import make_lam
 from pallas_kernels import runs_on_gpu
 
 MIXERS = ("log_linear", "linear", "softmax")
-MIN_DT, MAX_DT = 1e-3, 0.1
 
 
 def init_a_log(key, shape, dtype=jnp.float32):
@@ -26,10 +25,14 @@ def init_a_log(key, shape, dtype=jnp.float32):
     return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))
 
 
-def init_dt_bias(key, shape, dtype=jnp.float32):
-    """The inverse softplus of a log-uniform draw from [MIN_DT, MAX_DT] (Mamba-2)."""
-    dt = jnp.exp(jax.random.uniform(key, shape, dtype, np.log(MIN_DT), np.log(MAX_DT)))
-    return dt + jnp.log(-jnp.expm1(-dt))
+def init_dt_bias(dt_min, dt_max):
+    """An initializer: the inverse softplus of a log-uniform draw from [dt_min, dt_max] (Mamba-2)."""
+
+    def init(key, shape, dtype=jnp.float32):
+        dt = jnp.exp(jax.random.uniform(key, shape, dtype, np.log(dt_min), np.log(dt_max)))
+        return dt + jnp.log(-jnp.expm1(-dt))
+
+    return init
 
 
 @flax.struct.dataclass
@@ -54,6 +57,9 @@ class TokenMixer(nn.Module):
     With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a over
     the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
 
+    dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head remembers
+    about 1 / (h Δ) tokens.
+
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
@@ -71,6 +77,8 @@ class TokenMixer(nn.Module):
     init_scheme: str = "paper"
     scale_values: bool = False
     lam_head_slope: float = 0.0
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
     chunk_size: int | None = None
     implementation: str | None = None
 
@@ -94,7 +102,7 @@ class TokenMixer(nn.Module):
 
         heads = v.shape[2]
         a_log = self.param("a_log", init_a_log, (heads,))
-        dt_bias = self.param("dt_bias", init_dt_bias, (heads,))
+        dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), (heads,))
         step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
         log_decay = -jnp.exp(a_log) * step_size
         if self.scale_values:

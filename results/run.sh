@@ -48,6 +48,7 @@ init="--config.model.weight_std=0.125 --config.model.embed_std=1.0"
 rate="--config.train.learning_rate=0.003"
 schedule="--config.train.warmup_steps=500 --config.train.schedule=cosine"
 stream=--config.train.stream=True
+dt_max=--config.model.dt_max=0.01
 for kv in 4 32; do
   levers conv $conv
   levers pre $pre
@@ -57,14 +58,15 @@ for kv in 4 32; do
   levers lam_slope --config.model.lam_head_slope=1.0
   levers rate $rate
   levers stream $stream
+  levers dt_max $dt_max
   levers conv+qk_norm $conv $qk_norm
   levers conv+init $conv $init
   levers conv+pre+qk_norm $conv $pre $qk_norm
-  levers conv+stream $conv $stream
-  levers conv+pre+qk_norm+stream $conv $pre $qk_norm $stream
+  levers conv+dt_max $conv $dt_max
   levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
+  run collapse-released-kv$kv-dt_max --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.train.num_seeds=64 $tf32 $dt_max
 done
-# The preset robust is conv+pre+qk_norm.
+# The preset robust is conv+pre+qk_norm+dt_max.
 for kv in 4 8 16 32; do
   run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
 done

@@ -29,7 +29,7 @@ class RecallSettings(MixerSettings):
     norm: "post", LayerNorm(x + layer(x)) as in the paper; or "pre", x + layer(LayerNorm(x)).
     conv_width: of a causal convolution with SiLU over q, k and v, as in Mamba-2; 0, as in the paper, for none.
     qk_norm: whether each head's q and k are divided by their length.
-    lam_head_slope: see TokenMixer.
+    lam_head_slope, dt_min, dt_max: see TokenMixer.
     chunk_size, implementation: see log_linear_attention.
     dtype: of matrix products; parameters, decays, λ, norms and logits are float32.
     """
@@ -53,6 +53,8 @@ class RecallSettings(MixerSettings):
     conv_width: int = 0
     qk_norm: bool = False
     lam_head_slope: float = 0.0
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
     chunk_size: int | None = None
     implementation: str | None = None
     dtype: str = "float32"
@@ -64,9 +66,11 @@ class RecallSettings(MixerSettings):
             raise ValueError(f"model.norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
         if self.conv_width < 0:
             raise ValueError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
-        for name in ("weight_std", "embed_std"):
+        for name in ("weight_std", "embed_std", "dt_min", "dt_max"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"model.{name} must be finite and positive, got {getattr(self, name)}")
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 
 
 class RecallLayer(nn.Module):
@@ -103,7 +107,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     if m.qk_norm:
         q, k = (y * jax.lax.rsqrt(jnp.sum(y * y, axis=-1, keepdims=True) + 1e-6) for y in (q, k))
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope)
+    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max)
     mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)
     return mixed.reshape(*mixed.shape[:2], values)
 

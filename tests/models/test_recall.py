@@ -70,7 +70,7 @@ def test_initial_values():
     assert np.std(p["embed"]["embedding"]) == pytest.approx(0.02, rel=0.1)
     assert np.std(p["head"]["kernel"]) == pytest.approx(0.02, rel=0.15)
     np.testing.assert_allclose(p["layer_1"]["mixer"]["a_log"], np.log([1, 2]), rtol=1e-6)
-    dt = np.log1p(np.exp(init_dt_bias(jax.random.key(0), (10_000,))))
+    dt = np.log1p(np.exp(init_dt_bias(1e-3, 0.1)(jax.random.key(0), (10_000,))))
     assert 0.001 <= dt.min() < 0.00105 and 0.095 < dt.max() <= 0.1001
     assert np.median(dt) == pytest.approx(0.01, rel=0.1)  # log-uniform
 
@@ -85,6 +85,10 @@ def test_what_the_papers_model_does_not_have():
     _, sown = read(model, params)
     lam = sown["intermediates"]["layer_0"]["mixer"]["lam_value"][0][0, 0]
     np.testing.assert_allclose(lam, np.exp(2 * np.outer([-1, 0, 1], np.linspace(-1, 1, 6))), rtol=1e-5)
+
+    model, params = build(dt_min=1e-4, dt_max=1e-3, heads=8, key_dim=8, head_dim=8)
+    dt = np.concatenate([np.log1p(np.exp(params["params"][f"layer_{i}"]["mixer"]["dt_bias"])) for i in (0, 1)])
+    assert (dt >= 0.99e-4).all() and (dt <= 1.01e-3).all() and dt.std() > 1e-4
 
     model, params = build(qk_norm=True)
     _, sown = read(model, params)
@@ -164,6 +168,8 @@ def test_chunk_size_does_not_matter():
         ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),
         ({"conv_width": -1}, "model.conv_width must be 0, for none, or more, got -1"),
         ({"embed_std": 0.0}, "model.embed_std must be finite and positive, got 0.0"),
+        ({"dt_min": 0.0}, "model.dt_min must be finite and positive, got 0.0"),
+        ({"dt_min": 0.2}, "model.dt_min must not be above dt_max, got dt_min=0.2, dt_max=0.1"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
