@@ -202,6 +202,40 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
+def draw_initial_memory(
+    panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]], what: str
+) -> Figure:
+    """Every seed's best accuracy against how far back it remembers before training.
+
+    panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure, axes = _figure(0.8 + 3.7 * columns, 0.9 + 3.2 * rows, rows, columns, sharex=True, sharey=True)
+    variants = list(dict.fromkeys(variant for *_, drawn in panels for variant in drawn))
+    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
+    handles: dict[str, Any] = {}
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, length, drawn) in zip(axes.flat, panels, strict=False):
+        for variant, (tokens, accuracy) in drawn.items():
+            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
+            handles[variant] = axis.plot(tokens, 100 * accuracy, markers[variant], **how)[0]
+        axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
+        axis.set_xscale("log")
+        axis.set(title=textwrap.fill(title, 44), xlabel=what, ylim=(0, 102))
+        axis.title.set_fontsize(9)
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _open_frame(axis)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("best validation accuracy (%)")
+    labels = [*map(describe_variant, handles), "length of the sequences"]
+    handles[""] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
+    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    return figure
+
+
 # --- λ --------------------------------------------------------------------------------------------------------------
 
 

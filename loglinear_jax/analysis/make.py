@@ -18,18 +18,19 @@ import numpy as np
 from loglinear_jax.analysis import complexity, figures, paper, tables
 from loglinear_jax.analysis.attention_rows import attention_row
 from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.decays import initial_memory
 from loglinear_jax.analysis.figures import Panel, describe_run, describe_task, describe_variant
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam, used_levels
 from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
 from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import differing_names, flat_settings
+from loglinear_jax.config import differing_names, flat_settings, variant_config
 from loglinear_jax.data import is_text
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.summary import CONVERGED_SHARE
 
-SECTIONS = ("tables", "curves", "lam", "dependence", "rows", "lengths", "complexity")
+SECTIONS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths", "complexity")
 FROM_CHECKPOINTS = ("lam", "dependence", "rows", "lengths")
 FEW_SEEDS = 3
 MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
@@ -158,6 +159,8 @@ class _Maker:
             self._tables()
         if "curves" in wanted:
             self._curves()
+        if "decays" in wanted:
+            self._decays()
         if any(name in wanted for name in FROM_CHECKPOINTS):
             # Begun here, so that the report has them in this order.
             for name in ("λ over tokens", "λ by head and level", "How input-dependent is λ?", "What a head draws on"):
@@ -237,6 +240,35 @@ class _Maker:
                 self.report.add_figure(
                     section, figures.draw_convergence(record), self._stem(record, "convergence"), title
                 )
+
+    def _decays(self) -> None:
+        """Of recall runs that are finished: whether the initial decays decide which seeds converge."""
+        found = []
+        for record in self.records:
+            if record.summary is None or record.is_text:
+                continue
+            for variant in record.variants:
+                if variant_config(record.config, variant).model.mixer != "softmax":
+                    with self._named(record.workdir, f"{variant}: initial decays"):
+                        found.append((record, variant, initial_memory(record, variant)))
+        if not found:
+            return
+        section = self.report.section("Which seeds converge")
+        with self._named("all runs", "initial decays"):
+            changed = tables.changed_settings([record for record, *_ in found])
+            drawn: dict[str, tuple[str, int, dict]] = {}
+            for (record, variant, tokens), changes in zip(found, changed, strict=True):
+                title = describe_task(record.config.task) + (f"; {changes}" if changes else "")
+                panel = drawn.setdefault(record.workdir, (title, record.config.task.seq_len, {}))
+                accuracy = np.array(record.summary["variants"][variant]["best_accuracy"], float)
+                panel[2][variant] = (tokens[:, self.choices.layer].max(1), accuracy)
+            layer = "the last layer" if self.choices.layer == -1 else f"layer {self.choices.layer}"
+            figure = figures.draw_initial_memory(
+                list(drawn.values()), f"longest memory in {layer} at the start (tokens)"
+            )
+            shown = "Every seed's outcome, by how far back it remembers at the start"
+            self.report.add_figure(section, figure, "initial-memory", shown)
+            self.report.add_table(section, tables.initial_memory(found), "initial-memory-table")
 
     # --- From checkpoints ---
 

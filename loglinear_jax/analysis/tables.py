@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from scipy.stats import binomtest, bootstrap
 from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
+from loglinear_jax.analysis.decays import longer_among
 from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
-from loglinear_jax.config import default_config, differing_names, flat_settings
+from loglinear_jax.config import default_config, differing_names, flat_settings, released_config
 from loglinear_jax.summary import CONVERGED_SHARE, columns_of
 from loglinear_jax.train import CONVERGED
 
@@ -144,17 +146,21 @@ def by_setting(records: Sequence[Record]) -> dict[str, Table]:
 
 def changed_settings(records: Sequence[Record]) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"."""
+    "norm=pre, conv_width=4"; the preset released is one of them."""
     settings, default = [_setting(record) for record in records], flat_settings(default_config())
     differing = [name for name in differing_names(settings) if not name.startswith("task.")]
-    return [
-        ", ".join(
-            f"{name.partition('.')[2]}={setting[name]}"
-            for name in differing
-            if name in setting and setting[name] != default.get(name)
-        )
-        for setting in settings
-    ]
+    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
+
+
+def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    changed = {name: value for name, value in setting.items() if value != default.get(name)}
+    words, config = [], default_config()
+    released_config(config)
+    released = {name: value for name, value in flat_settings(config).items() if value != default[name]}
+    if released.items() <= changed.items():
+        words = ["released setting"]
+        changed = {name: value for name, value in changed.items() if name not in released}
+    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
 
 
 def _setting(record: Record) -> dict[str, Any]:
@@ -247,6 +253,34 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     if changes:
         title += f" ({changes})"
     return Table(title, rows, raw, "; ".join(notes) + ".")
+
+
+def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S layers heads"]]]) -> Table:
+    """Whether the seeds that converged are those that remembered further back at the start.
+
+    memory: runs, variants and their `decays.initial_memory`. Of each layer, and of all, the head that remembers longest counts.
+    """
+    changes = changed_settings([record for record, *_ in memory])
+    rows, raw = [], []
+    for (record, variant, tokens), changed in zip(memory, changes, strict=True):
+        summary = _variants(record)[variant]
+        converged = np.array(summary["best_accuracy"], float) >= CONVERGED_SHARE
+        name = {"task": describe_task(record.config.task), "changed": changed or "nothing", "variant": variant}
+        row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
+        number = name | {"run": record.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
+        longest = {f"layer {i}": of_layer for i, of_layer in enumerate(tokens.max(2).T)} | {"all": tokens.max((1, 2))}
+        for place, of_seeds in longest.items():
+            chance, p = longer_among(of_seeds, converged)
+            row[place] = f"{chance:.2f} (p = {p:.1g})" if np.isfinite(chance) else "–"
+            number |= {f"{place}: probability": chance, f"{place}: p": p}
+        rows.append(row)
+        raw.append(number)
+    note = (
+        "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: the "
+        "outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. Memory: "
+        "tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, or of all."
+    )
+    return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
 
 
 # --- Differences ------------------------------------------------------------------------------------------------------

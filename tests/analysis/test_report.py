@@ -14,7 +14,7 @@ from loglinear_jax.analysis import load_record, load_run
 from loglinear_jax.analysis.make import Choices, make_report
 from loglinear_jax.config import ConfigError
 
-FROM_RUNS = ("tables", "curves", "lam", "dependence", "rows", "lengths")
+FROM_RUNS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths")
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def test_everything_is_drawn_and_shown(report):
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
-        "lengths-tiny.png", "lengths-table-tiny.csv",
+        "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
     ):  # fmt: skip
         assert (out / stem).stat().st_size > 0, stem
         assert stem.replace(".svg", ".png") in html or stem in html
