@@ -32,6 +32,9 @@ from loglinear_jax.workdir import Workdir, write_json
 
 log = logging.getLogger(__name__)
 
+# As many steps of all seeds may be spent on seeds that have stopped, before steps are compiled anew for fewer seeds.
+IDLE_STEPS = 500
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -112,6 +115,8 @@ class VariantLoop:
         self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
         self.settings, self.task = experiment.train, experiment.task
         self.trained = self.stopping = False
+        self._rows = None  # the seeds that steps are computed for; None: all
+        self._idle_steps = 0.0
         # A seed's batches of a synthetic task are drawn on one device; those of a text are shared out over several.
         shared = self.settings.batch_size // self.settings.grad_accumulation if is_text(self.task) else 1
         mesh = device_mesh(len(experiment.seeds), shared)
@@ -194,19 +199,24 @@ class VariantLoop:
         last_evaluation = start // every * every
         end = min(last_evaluation + every, self.settings.num_steps)
         began = time.perf_counter()
+        active = to_host(state.active)
+        if self._idle_steps >= IDLE_STEPS:
+            self._rows, self._idle_steps = self.seeds.rows_to_train(active), 0.0
         while _step(state) < end:
             self.stopping = any_process(self.stop.requested)
             if self.stopping:
                 return state
             num_steps, batches = next(dispatches)
-            state = self.seeds.train_steps(state, batches, num_steps)
+            state = self.seeds.train_steps(state, batches, num_steps, self._rows)
             jax.block_until_ready(state.step)
             bar.update(num_steps)
         train_loss = to_host(state.loss_sum).astype(np.float64) / (end - last_evaluation)
         state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data.validation)
         loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
         seconds = time.perf_counter() - began
-        rate = (end - start) * len(accuracy) / seconds
+        computed = len(active) if self._rows is None else self._rows.size
+        self._idle_steps += (end - start) * (computed - active.sum()) / len(active)
+        rate = (end - start) * int(active.sum()) / seconds
 
         record = {
             "variant": self.variant,

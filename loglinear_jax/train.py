@@ -1,7 +1,8 @@
 """Training many seeds at once: pure functions of one seed, vmapped, sharded over devices, and jitted.
 
 Everything of a seed follows from its number: initial parameters, data set, batch order, validation set. So seed i of
-a run of many is the same experiment as seed i alone.
+a run of many is the same experiment as seed i alone. Seeds that stopped need not cost anything: steps can be
+computed for half of the seeds, a quarter or an eighth alone.
 
 Devices form a mesh with two axes: "seed", whose parts never talk to each other, and "batch", over which the sequences of a
 streamed batch are shared out (data parallelism).
@@ -75,7 +76,7 @@ class TrainSettings:
 class SeedState:
     """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
 
-    loss_sum is over the steps since the last evaluation. best_step is the evaluated step with the best metric, best_accuracy
+    loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the best metric, best_accuracy
     and best_loss what was measured there. converged_step is the first evaluated step with accuracy ≥ CONVERGED;
     diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not happened.
     A seed that stopped or diverged no longer changes its parameters.
@@ -212,7 +213,7 @@ class SeedTrainer:
             params=keep(params, state.params),
             opt_state=keep(opt_state, state.opt_state),
             diverged_step=jnp.where(state.active & ~finite, state.step, state.diverged_step),
-            loss_sum=state.loss_sum + loss,
+            loss_sum=state.loss_sum + jnp.where(state.active, loss, jnp.nan),
         )
 
     def _loss_and_gradients(self, params: Any, batch: Batch) -> tuple[Array, Any]:
@@ -332,15 +333,39 @@ class ManySeeds:
         )
         self._train_steps: dict[Any, Callable] = {}
 
-    def train_steps(self, state: SeedState, data: dict[str, Any], num_steps: int) -> SeedState:
-        """`SeedTrainer.train_steps` for every seed."""
+    def train_steps(
+        self, state: SeedState, data: dict[str, Any], num_steps: int, rows: Int[Array, " R"] | None = None
+    ) -> SeedState:
+        """`SeedTrainer.train_steps` for every seed, or for the `rows_to_train` alone: of the others only `step` changes, and
+        loss_sum becomes nan."""
         data = {name: value for name, value in data.items() if name != "validation"}
-        key = num_steps, *sorted(data)
+        key = num_steps, rows is None, *sorted(data)
         if key not in self._train_steps:
-            steps = lambda state, data: self.trainer.train_steps(state, data, num_steps)  # noqa: E731
+
+            def steps(state, data):
+                return jax.vmap(lambda *of_seed: self.trainer.train_steps(*of_seed, num_steps))(state, data)
+
+            def steps_of_rows(state, data, rows):
+                trained = steps(*jax.tree.map(lambda x: x[rows], (state, data)))
+                state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
+                return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
+
             specs = {name: DATA_SPECS[name] for name in data}
-            self._train_steps[key] = self._jit(steps, _SEED, specs, donate=True)
-        return self._train_steps[key](state, data)
+            function, takes = (steps, (_SEED, specs)) if rows is None else (steps_of_rows, (_SEED, specs, _SEED))
+            self._train_steps[key] = self._jit(function, *takes, donate=True, mapped=False)
+        return self._train_steps[key](state, data, *(() if rows is None else (rows,)))
+
+    def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
+        """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each size is
+        compiled), as many on every device; None if it takes more."""
+        active = active.reshape(self.mesh.shape["seed"], -1)
+        seeds = active.shape[1]
+        sizes = sorted({-(-seeds // part) for part in (8, 4, 2)})
+        size = next((size for size in sizes if size >= active.sum(1).max()), seeds)
+        if size == seeds:
+            return None
+        rows = np.sort(np.argsort(~active, axis=1, kind="stable")[:, :size], axis=1).astype(np.int32).reshape(-1)
+        return jax.make_array_from_callback(rows.shape, self.sharding, lambda at: rows[at])
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
         """`SeedTrainer.evaluate_and_record` for every seed."""
@@ -358,8 +383,12 @@ class ManySeeds:
         sharding = NamedSharding(self.mesh, DATA_SPECS[name])
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
 
-    def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
-        sharded = jax.shard_map(jax.vmap(function), mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
+    def _jit(
+        self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False, mapped: bool = True
+    ) -> Callable:
+        """mapped: whether the function is one seed's, to be vmapped."""
+        function = jax.vmap(function) if mapped else function
+        sharded = jax.shard_map(function, mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
         jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())
 
         def call(*args):

@@ -13,10 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis import load_run
+from loglinear_jax import experiment
+from loglinear_jax.analysis import load_record, load_run
 from loglinear_jax.checkpoints import NoReadableCheckpoint
 from loglinear_jax.cli import main
-from loglinear_jax.config import ConfigError
+from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.train import ManySeeds
 
 ROOT = Path(__file__).parent.parent
 TINY = (
@@ -308,3 +310,27 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monke
     assert ended.value.code == 2 and out == "" and err.startswith("run.py: ")
     assert message in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
+    config = default_config()
+    config.variants = "linear"
+    config.task.update(name="mqar", seq_len=16, vocab_size=16, num_pairs=2)
+    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
+    config.train.update(
+        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, eval_every=5, checkpoint_every=10,
+        steps_per_dispatch=5, stop_at=0.12,
+    )  # fmt: skip
+    sizes = []
+    rows_to_train = ManySeeds.rows_to_train
+    monkeypatch.setattr(ManySeeds, "rows_to_train", lambda *a: sizes.append(rows_to_train(*a)) or sizes[-1])
+    every, some = tmp_path / "every", tmp_path / "some"
+    experiment.run(config, every)
+    assert not sizes  # so short a run does not compile again
+    monkeypatch.setattr(experiment, "IDLE_STEPS", 1)
+    experiment.run(config, some)
+    curves = [load_record(path).metrics("linear") for path in (every, some)]
+    stopped = np.isnan(curves[0]["train_loss"][-1])
+    assert 0 < stopped.sum() < 8 and any(rows is not None and rows.size <= 4 for rows in sizes)
+    for name in curves[0]:
+        np.testing.assert_allclose(curves[1][name], curves[0][name], rtol=1e-4)

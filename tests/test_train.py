@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import RecallModel, RecallSettings
@@ -137,6 +139,42 @@ def test_early_stopping_and_the_records_of_a_seed():
         assert state.best_accuracy[index] == pytest.approx(seen[:stop].max())
         assert state.best_step[index] == 2 * (np.argmax(seen[:stop]) + 1)
     np.testing.assert_array_equal(state.converged_step, -1)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_steps_of_active_seeds_alone_are_the_same(devices):
+    many = many_seeds(8, SETTINGS, tuple(CPUS[:devices]), mean_loss)
+    active = np.isin(np.arange(8), [1, 4, 5])
+    ends = []
+    for rows in (None, many.rows_to_train(active)):
+        state, data = many.init(many.seeds), many.data(many.seeds)
+        state = state.replace(stopped=jax.device_put(~active, many.sharding))
+        start = jax.device_get(state.params)
+        state, _, accuracy = many.evaluate_and_record(many.train_steps(state, data, 3, rows), data)
+        ends.append(jax.device_get((many.train_steps(state, data, 3, rows), accuracy)))
+    (every, accuracy), (some, some_accuracy) = ends
+    np.testing.assert_array_equal(some.step, 6)
+    assert_equal_trees(some.params, every.params, rtol=1e-3, atol=1e-5)
+    assert_equal_trees(*(jax.tree.map(lambda x: x[~active], tree) for tree in (some.params, start)), rtol=0)
+    np.testing.assert_allclose(some_accuracy, accuracy, atol=1e-6)
+    np.testing.assert_allclose(some.loss_sum, every.loss_sum, rtol=1e-5)
+    np.testing.assert_array_equal(np.isfinite(some.loss_sum), active)
+
+
+@given(st.integers(0, 2), st.data())
+def test_rows_to_train_hold_all_active_seeds(log_devices, data):
+    devices = 1 << log_devices
+    active = np.array(
+        data.draw(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=devices, max_size=devices))
+    )
+    rows = many_seeds(9 * devices, SETTINGS, tuple(CPUS[:devices]), mean_loss).rows_to_train(active.reshape(-1))
+    if rows is None:
+        assert active.sum(1).max() > 5
+        return
+    rows = np.asarray(rows).reshape(devices, -1)
+    assert rows.shape[1] == next(size for size in (2, 3, 5) if size >= active.sum(1).max())
+    for of_device, chosen in zip(active, rows, strict=True):
+        assert len(set(chosen)) == len(chosen) and set(np.flatnonzero(of_device)) <= set(chosen)
 
 
 def test_best_parameters_are_those_of_the_best_evaluation():
