@@ -3,7 +3,8 @@
 #
 # Each trains into runs/<name> and leaves its config.json and summary.json in results/<name>; what is there already is not run
 # again, and what was interrupted goes on. On several GPUs start it once for each, with CUDA_VISIBLE_DEVICES and other names.
-# With LIST=1 it prints the names.
+# With LIST=1 it prints the names. TEXT: more arguments of the runs on WikiText, if it is on this machine already, such as
+# TEXT='--config.task.source=text/wikitext-2 --config.task.tokenizer=text/gpt2'.
 set -euo pipefail
 trap : TERM INT  # run.py saves when it gets the signal too; this waits for it
 cd "$(dirname "$0")/.."
@@ -73,9 +74,10 @@ done
 
 run copy-seq256 --config=configs/selective_copy.py --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
+run copy-released-seq256 --config=configs/selective_copy.py:released --config.variants=linear,mlp_softplus --config.train.num_seeds=16 $tf32
 run copy-seq1024 --config=configs/selective_copy.py:seq=1024 --config.variants=$paper --config.train.num_seeds=8 $tf32
 run copy-robust-seq1024 --config=configs/selective_copy.py:seq=1024,robust --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=8 $tf32
 
-run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3
-run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$paper
-run wikitext2-two-ahead --config=configs/wikitext2.py:words,hidden=256 --config.variants=linear,mlp_softplus --config.train.num_seeds=3 --config.task.target_offset=2
+run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 ${TEXT-}
+run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$paper ${TEXT-}
+run wikitext2-two-ahead --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 --config.task.target_offset=2 ${TEXT-}

@@ -1,12 +1,15 @@
 """Figures, tables and a report of one or several runs.
 
 python -m loglinear_jax.analysis --workdir=runs/mqar-kv=8 --workdir=runs/mqar-kv=32 --out=analysis
+python -m loglinear_jax.analysis --workdir='results/mqar-*' --out=analysis --sections=tables,decays
 
 Runs may have been trained on any machine. A run that can't be read is named, and the others are reported.
 """
 
 from __future__ import annotations
 
+import glob
+import os
 import sys
 from pathlib import Path
 
@@ -15,9 +18,9 @@ from absl import logging as absl_logging
 
 from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
 
-WORKDIRS = flags.DEFINE_multi_string("workdir", None, "a run of run.py; may be given several times", required=True)
+WORKDIRS = flags.DEFINE_multi_string("workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True)
 OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
-ONLY = flags.DEFINE_list("sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves")
+ONLY = flags.DEFINE_list("sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays")
 SEEDS = flags.DEFINE_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given")
 MAX_SEEDS = flags.DEFINE_integer(
     "max_seeds", None, "of each variant, for what is averaged over seeds; all if not given"
@@ -50,7 +53,7 @@ def main(argv: list[str]) -> None:
             evaluated=EVALUATED.value,
             which=WHICH.value,
         )
-        path, problems = make_report(WORKDIRS.value, Path(OUT.value), choices)
+        path, problems = make_report(_matching(WORKDIRS.value), Path(OUT.value), choices)
     except (ValueError, OSError) as error:
         print("analysis:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -58,6 +61,12 @@ def main(argv: list[str]) -> None:
         print("analysis:", problem, file=sys.stderr)
     print(f"Written to {path}")
     sys.exit(1 if problems else 0)
+
+
+def _matching(patterns: list[str]) -> list[str]:
+    """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
+    found = [sorted(filter(os.path.isdir, glob.glob(os.path.expanduser(p)))) or [p] for p in patterns]
+    return [path for paths in found for path in paths]
 
 
 if __name__ == "__main__":

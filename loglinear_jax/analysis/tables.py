@@ -135,9 +135,9 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
 
 def by_setting(records: Sequence[Record]) -> dict[str, Table]:
     """For each recall task, in words, that was run in several settings: a row for each, with every variant's share of converged
-    seeds."""
+    seeds; settings with few changes first."""
     groups: dict[str, list[Record]] = {}
-    for record in _recall_results(records):
+    for record in sorted(_recall_results(records), key=lambda record: tuple(record.config.task.values())):
         groups.setdefault(describe_task(record.config.task), []).append(record)
     return {
         task: _against_settings(task, group) for task, group in groups.items() if len(set(changed_settings(group))) > 1
@@ -172,9 +172,10 @@ def _recall_results(records: Sequence[Record]) -> list[Record]:
 
 
 def _against_settings(task: str, records: list[Record]) -> Table:
-    """One such table, in the order of the runs."""
+    """One such table."""
     rows, raw = [], []
-    for record, changes in zip(records, changed_settings(records), strict=True):
+    by_changes = zip(changed_settings(records), records, strict=True)
+    for changes, record in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
         row = {"changed": changes or "nothing"}
         for variant, s in _variants(record).items():
             row[variant] = _shares(s)
