@@ -18,9 +18,13 @@ from absl import logging as absl_logging
 
 from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
 
-WORKDIRS = flags.DEFINE_multi_string("workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True)
+WORKDIRS = flags.DEFINE_multi_string(
+    "workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True
+)
 OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
-ONLY = flags.DEFINE_list("sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays")
+ONLY = flags.DEFINE_list(
+    "sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays"
+)
 SEEDS = flags.DEFINE_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given")
 MAX_SEEDS = flags.DEFINE_integer(
     "max_seeds", None, "of each variant, for what is averaged over seeds; all if not given"

@@ -81,7 +81,7 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
         f"--out={tmp_path / 'out'}",
         "--sections=tables,curves,lam",
     ]
-    workdirs = (workdir, only, half, foreign, damaged, metrics, summary, types, tmp_path / "none")
+    workdirs = (workdir, tmp_path / "tables-*", half, foreign, damaged, metrics, summary, types, tmp_path / "none")
     command += [f"--workdir={path}" for path in workdirs]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
