@@ -9,6 +9,8 @@ set -euo pipefail
 trap : TERM INT  # run.py saves when it gets the signal too; this waits for it
 cd "$(dirname "$0")/.."
 only=${1-*}
+# Experiments that compile the same program do so once.
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR-$PWD/runs/compiled} JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
 run() {
   local name=$1
