@@ -24,6 +24,17 @@ run() {
   cp "runs/$name/config.json" "runs/$name/summary.json" "results/$name/"
 }
 
+# What needs the checkpoints of a run that was made here: longer sequences, and how input-dependent λ is.
+analyse() {
+  local name=$1 out=runs/$1/analysis
+  case $name in $only) ;; *) return 0 ;; esac
+  [ -n "${LIST-}" ] || [ -f "results/$name/lengths.csv" ] || [ ! -d "runs/$name/checkpoints" ] && return 0
+  python3 -m loglinear_jax.analysis --sections=lengths,dependence,lam --workdir="runs/$name" --out="$out"
+  cp "$out/lengths-table-$name.csv" "results/$name/lengths.csv"
+  cp "$out/lengths-table-$name.md" "results/$name/lengths.md"
+  cp "$out/lam-dependence-$name.md" "results/$name/lam-dependence.md"
+}
+
 paper=fixed,linear,mlp_softmax,mlp_softplus
 tf32=--config.train.precision=tf32  # the paper's arithmetic
 
@@ -37,6 +48,7 @@ for kv in 4 8 16 32; do
 done
 for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
+  analyse mqar-128-to-256-kv$kv
 done
 run mqar-d_h-kv8 --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
 
