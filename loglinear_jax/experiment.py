@@ -32,7 +32,8 @@ from loglinear_jax.workdir import Workdir, write_json
 
 log = logging.getLogger(__name__)
 
-# As many steps of all seeds may be spent on seeds that have stopped, before steps are compiled anew for fewer seeds.
+# So many steps may be spent on seeds that have stopped (half of the seeds for 1,000 steps: 500), before steps are compiled anew
+# for fewer seeds.
 IDLE_STEPS = 500
 
 
@@ -115,8 +116,6 @@ class VariantLoop:
         self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
         self.settings, self.task = experiment.train, experiment.task
         self.trained = self.stopping = False
-        self._rows = None  # the seeds that steps are computed for; None: all
-        self._idle_steps = 0.0
         # A seed's batches of a synthetic task are drawn on one device; those of a text are shared out over several.
         shared = self.settings.batch_size // self.settings.grad_accumulation if is_text(self.task) else 1
         mesh = device_mesh(len(experiment.seeds), shared)
@@ -138,6 +137,7 @@ class VariantLoop:
             state = self.seeds.init(self.seeds.seeds)
         step = _step(state)
         self.directory.drop_metrics_after(self.variant, step)
+        self._restore_rows(step)
         self._reported = set()
         self._report_diverged(state)
 
@@ -199,9 +199,7 @@ class VariantLoop:
         last_evaluation = start // every * every
         end = min(last_evaluation + every, self.settings.num_steps)
         began = time.perf_counter()
-        active = to_host(state.active)
-        if self._idle_steps >= IDLE_STEPS:
-            self._rows, self._idle_steps = self.seeds.rows_to_train(active), 0.0
+        computed = self._num_computed()
         while _step(state) < end:
             self.stopping = any_process(self.stop.requested)
             if self.stopping:
@@ -214,9 +212,7 @@ class VariantLoop:
         state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data.validation)
         loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
         seconds = time.perf_counter() - began
-        computed = len(active) if self._rows is None else self._rows.size
-        self._idle_steps += (end - start) * (computed - active.sum()) / len(active)
-        rate = (end - start) * int(active.sum()) / seconds
+        rate = (end - start) * computed / seconds
 
         record = {
             "variant": self.variant,
@@ -230,6 +226,7 @@ class VariantLoop:
             "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
         }
         self.directory.append_metrics(record)
+        self._count_idle(record["active"])
         self._report_diverged(state)
         shown, what = (np.exp(loss), "perplexity") if self.settings.metric == "loss" else (accuracy, "accuracy")
         digits = 1 if self.settings.metric == "loss" else 3
@@ -249,6 +246,29 @@ class VariantLoop:
             if value is not None and writer is not None:
                 writer.add_scalar(name, value, end)
         return state
+
+    def _restore_rows(self, step: int) -> None:
+        """From the evaluations up to this step, so that a run that goes on computes what it would have without a stop."""
+        self._active = np.ones(len(self.seeds.numbers), bool)
+        self._rows, self._idle_steps = None, 0.0  # the rows that steps are computed for, None for all
+        for record in self._records():
+            if record["step"] <= step:  # another process may not have dropped the others yet
+                self._count_idle(record["active"])
+
+    def _num_computed(self) -> int:
+        """Seeds that steps are computed for, some that stopped included."""
+        return len(self._active) if self._rows is None else self._rows.size
+
+    def _count_idle(self, active: Sequence[bool]) -> None:
+        """After an evaluation: the seeds that are active from there on."""
+        self._idle_steps += self.settings.eval_every * (1 - self._active.sum() / self._num_computed())
+        self._active = np.asarray(active)
+        if self._idle_steps >= IDLE_STEPS:
+            self._rows, self._idle_steps = self.seeds.rows_to_train(self._active), 0.0
+
+    def _records(self) -> list[dict[str, Any]]:
+        """This variant's evaluations so far."""
+        return [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
 
     def _report_diverged(self, state: SeedState) -> None:
         for seed, step in zip(self.seeds.numbers, to_host(state.diverged_step), strict=True):
@@ -280,9 +300,10 @@ class VariantLoop:
     def throughput(self) -> dict[str, float | None]:
         """Seconds of training and evaluating, in this and earlier processes; median rates over the evaluations so far.
 
-        Compilation counts in the seconds, and in the first rate of each process.
+        Compilation counts in the seconds, and in the first rate of each process. A rate is of all seeds that steps were computed
+        for, also of those among them that had stopped.
         """
-        records = [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
+        records = self._records()
         return {"seconds": sum(r["seconds"] for r in records)} | {
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")

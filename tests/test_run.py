@@ -334,3 +334,13 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     assert 0 < stopped.sum() < 8 and any(rows is not None and rows.size <= 4 for rows in sizes)
     for name in curves[0]:
         np.testing.assert_allclose(curves[1][name], curves[0][name], rtol=1e-4)
+    # Gone on with from the middle, the same rows are computed, and so the same bits come out.
+    resumed, chosen = tmp_path / "resumed", [None if rows is None else np.asarray(rows).tolist() for rows in sizes]
+    shutil.copytree(some, resumed)
+    for step in (30, 40):
+        for path in (resumed / "checkpoints" / "linear").glob(f"{step}*"):
+            shutil.rmtree(path)
+    sizes.clear()
+    experiment.run(config, resumed)
+    assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
+    assert_same_run(some, resumed, ["linear"])
