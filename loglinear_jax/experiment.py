@@ -65,10 +65,10 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
 
     started = time.monotonic()
     summaries: dict[str, Any] = {}
-    trained = False
+    trained, loop = False, None
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
-            loop = VariantLoop(directory, variant, experiment, stop)
+            loop = VariantLoop(directory, variant, experiment, stop, None if loop is None else loop.seeds)
             state = loop.run()
             if loop.stopping:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
@@ -108,9 +108,11 @@ def _version(package: str) -> str:
 
 
 class VariantLoop:
-    """Trains one variant to its end, or until a stop is asked for."""
+    """Trains one variant to its end, or until a stop is asked for. other: the seeds of another variant."""
 
-    def __init__(self, directory: Workdir, variant: str, experiment: Experiment, stop: StopOnSignal):
+    def __init__(
+        self, directory: Workdir, variant: str, experiment: Experiment, stop: StopOnSignal, other: ManySeeds | None
+    ):
         self.directory, self.variant, self.stop = directory, variant, stop
         train = experiment.config.train
         self.steps_per_dispatch, self.checkpoint_every = train.steps_per_dispatch, train.checkpoint_every
@@ -126,7 +128,7 @@ class VariantLoop:
                 f"work: make train.num_seeds a multiple of {len(jax.devices())}, or start fewer processes"
             )
         trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
-        self.seeds = ManySeeds(trainer, experiment.seeds, mesh)
+        self.seeds = ManySeeds(trainer, experiment.seeds, mesh, other)
 
     def run(self) -> SeedState:
         """The last state, which is also the newest checkpoint."""

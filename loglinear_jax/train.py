@@ -190,6 +190,11 @@ class SeedTrainer:
             data["train"] = self.task.sample(self._key(seed, _TRAIN_DATA), self.settings.num_train)
         return data
 
+    def draws_as(self, other: SeedTrainer) -> bool:
+        """Whether the other's data is the same."""
+        sizes = [(trainer.settings.num_train, trainer.settings.num_validation) for trainer in (self, other)]
+        return self.task == other.task and sizes[0] == sizes[1]
+
     def _batch(self, state: SeedState, data: dict[str, Batch]) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:
@@ -314,10 +319,16 @@ class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
     Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
-    DATA_SPECS.
+    DATA_SPECS. other: for another model, say; what draws the same data is not compiled again.
     """
 
-    def __init__(self, trainer: SeedTrainer, seeds: list[int], mesh: jax.sharding.Mesh | None = None):
+    def __init__(
+        self,
+        trainer: SeedTrainer,
+        seeds: list[int],
+        mesh: jax.sharding.Mesh | None = None,
+        other: ManySeeds | None = None,
+    ):
         self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
         self.trainer = trainer if self.mesh.shape["batch"] == 1 else trainer.over("batch")
         self.sharding = NamedSharding(self.mesh, _SEED)
@@ -326,7 +337,10 @@ class ManySeeds:
         names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(trainer.init, _SEED)
-        self.data = self._jit(trainer.data, _SEED, returns={name: DATA_SPECS[name] for name in names})
+        if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
+            self.data = other.data
+        else:
+            self.data = self._jit(trainer.data, _SEED, returns={name: DATA_SPECS[name] for name in names})
         self.sums_by_position = self._jit(self.trainer.sums_by_position, _SEED, windows)
         self._evaluate_and_record = self._jit(
             self.trainer.evaluate_and_record, _SEED, {"validation": windows}, donate=True

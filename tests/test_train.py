@@ -161,6 +161,22 @@ def test_steps_of_active_seeds_alone_are_the_same(devices):
     np.testing.assert_array_equal(np.isfinite(some.loss_sum), active)
 
 
+def test_only_the_same_data_is_drawn_by_anothers_function():
+    def over(task=TASK, other=None, devices=1, **settings):
+        settings = dataclasses.replace(SETTINGS, **settings)
+        return ManySeeds(SeedTrainer(MODEL, task, settings), [0, 1], device_mesh(2, devices=CPUS[:devices]), other)
+
+    first = over()
+    assert over(other=first, learning_rate=0.1).data is first.data
+    for changes in (
+        {"num_train": 51},
+        {"num_validation": 31},
+        {"task": load_task("mqar", seq_len=16, vocab_size=16, num_pairs=3)},
+        {"devices": 2},
+    ):
+        assert over(other=first, **changes).data is not first.data
+
+
 @given(st.integers(0, 2), st.data())
 def test_rows_to_train_hold_all_active_seeds(log_devices, data):
     devices = 1 << log_devices
