@@ -10,7 +10,7 @@ import logging
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,6 @@ from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from loglinear_jax.workdir import Workdir, write_json
 
 log = logging.getLogger(__name__)
-
-# So many steps may be spent on seeds that have stopped (half of the seeds for 1,000 steps: 500), before steps are compiled anew
-# for fewer seeds.
-IDLE_STEPS = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +101,11 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # a checkout in PYTHONPATH, not installed
         return "not installed"
+
+
+def steps_worth_compiling() -> int:
+    """So many steps of one seed take about as long as compiling steps for fewer seeds; not measured, so that all runs do alike."""
+    return 2_000 if jax.default_backend() == "cpu" else 16_000
 
 
 class VariantLoop:
@@ -228,7 +229,7 @@ class VariantLoop:
             "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
         }
         self.directory.append_metrics(record)
-        self._count_idle(record["active"])
+        self._count_idle(record)
         self._report_diverged(state)
         shown, what = (np.exp(loss), "perplexity") if self.settings.metric == "loss" else (accuracy, "accuracy")
         digits = 1 if self.settings.metric == "loss" else 3
@@ -252,21 +253,22 @@ class VariantLoop:
     def _restore_rows(self, step: int) -> None:
         """From the evaluations up to this step, so that a run that goes on computes what it would have without a stop."""
         self._active = np.ones(len(self.seeds.numbers), bool)
-        self._rows, self._idle_steps = None, 0.0  # the rows that steps are computed for, None for all
+        self._rows, self._idle_seed_steps = None, 0  # the rows that steps are computed for, None for all
         for record in self._records():
             if record["step"] <= step:  # another process may not have dropped the others yet
-                self._count_idle(record["active"])
+                self._count_idle(record)
 
     def _num_computed(self) -> int:
         """Seeds that steps are computed for, some that stopped included."""
         return len(self._active) if self._rows is None else self._rows.size
 
-    def _count_idle(self, active: Sequence[bool]) -> None:
-        """After an evaluation: the seeds that are active from there on."""
-        self._idle_steps += self.settings.eval_every * (1 - self._active.sum() / self._num_computed())
-        self._active = np.asarray(active)
-        if self._idle_steps >= IDLE_STEPS:
-            self._rows, self._idle_steps = self.seeds.rows_to_train(self._active), 0.0
+    def _count_idle(self, record: Mapping[str, Any]) -> None:
+        """After an evaluation: leaves stopped seeds out once steps worth compiling were spent on them, and as many are ahead."""
+        self._idle_seed_steps += self.settings.eval_every * (self._num_computed() - self._active.sum())
+        self._active = np.asarray(record["active"])
+        ahead = (self.settings.num_steps - record["step"]) * (self._num_computed() - self._active.sum())
+        if min(self._idle_seed_steps, ahead) >= steps_worth_compiling():
+            self._rows, self._idle_seed_steps = self.seeds.rows_to_train(self._active), 0
 
     def _records(self) -> list[dict[str, Any]]:
         """This variant's evaluations so far."""
