@@ -20,7 +20,7 @@ def initial_memory(record: Record, variant: str) -> Float[np.ndarray, "seeds lay
     """Tokens after which a head's state has decayed to 1/e at the start, 1 / (exp(A_log) · softplus(dt_bias)).
 
     From every seed's initial parameters, drawn again: they follow from its number, so neither a checkpoint nor a GPU is needed.
-    A token's own part of the step size is left out, which is small with weight_std = 0.02 (within about 5 %).
+    A token's own part of the step size is left out. It is small with weight_std = 0.02 (within about 5 %), but not with 0.125.
     Raises ConfigError for a text (whose vocabulary would be needed) and for softmax attention (which has no decays).
     """
     if record.is_text:

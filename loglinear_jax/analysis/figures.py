@@ -177,28 +177,36 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     top = np.cumsum([0, *room])
     middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
     figure, (axes,) = _figure(3.6 + 3.6 * len(shares), 1.4 + 0.65 * top[-1], columns=len(shares), sharey=True)
+    handles: dict[str, Any] = {}
     for axis, (task, numbers) in zip(axes, shares.items(), strict=True):
         for index, (variant, color) in enumerate(colors.items()):
             own = [number for number in numbers if number["variant"] == variant]
+            if not own:
+                continue
             y = [middle[number["changed"]] + spacing * (index - (len(colors) - 1) / 2) for number in own]
             at_90, at_99, low, high = (
                 100 * np.array([number[name] / (number["num_seeds"] if "num" in name else 1) for number in own])
                 for name in ("num_converged", "num_at_99", "share_low", "share_high")
             )
             axis.hlines(y, low, high, color=color, linewidth=1.6)
-            axis.plot(at_90, y, "o", color=color, markersize=5.5, label=describe_variant(variant), clip_on=False)
-            axis.plot(at_99, y, "o", color=color, markersize=5.5, markerfacecolor="none", clip_on=False, zorder=3)
+            disc = dict(color=color, markersize=5.5, clip_on=False)
+            (handles[describe_variant(variant)],) = axis.plot(at_90, y, "o", **disc)
+            axis.plot(at_99, y, "o", markerfacecolor="none", zorder=3, **disc)
         axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
-        axis.set(xlim=(0, 100), ylim=(top[-1], 0), xlabel="seeds (%)", title=task)
+        axis.set(xlim=(0, 100), ylim=(top[-1], 0), xlabel="seeds (%)", title=textwrap.fill(task, 26))
+        axis.title.set_fontsize(10)
         axis.grid(axis="x", color="0.9", linewidth=0.8)
         axis.set_axisbelow(True)
         _open_frame(axis)
     axes[0].set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
     axes[0].set_ylabel("changed")
-    handles, labels = axes[0].get_legend_handles_labels()
-    handles += [Line2D([], [], color="0.3", marker="o", markersize=5.5), Line2D([], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none")]  # fmt: skip
-    labels += ["≥ 90 % accuracy, with 95 % interval", "≥ 99 %"]
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5), frameon=False, fontsize=9)
+    handles["≥ 90 % accuracy, with 95 % interval"] = Line2D([], [], color="0.3", marker="o", markersize=5.5)
+    handles["≥ 99 %"] = Line2D(
+        [], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none"
+    )
+    figure.legend(
+        handles.values(), handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False, fontsize=9
+    )
     return figure
 
 

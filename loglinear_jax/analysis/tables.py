@@ -19,7 +19,7 @@ from loglinear_jax.analysis.decays import longer_among
 from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
-from loglinear_jax.config import default_config, differing_names, flat_settings, released_config
+from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
 from loglinear_jax.summary import CONVERGED_SHARE, columns_of
 from loglinear_jax.train import CONVERGED
 
@@ -110,10 +110,11 @@ def by_seed(record: Record) -> Table:
 # The field that a task's table has in its columns, its name there, and in words.
 AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
 TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
+PRESETS = {"released setting": released_config, "robust": robust_config}
 # What does not make a setting another one.
 BESIDES = {
-    "variants", "model.lam", "model.max_length", "train.num_seeds", "train.first_seed", "train.checkpoint_every",
-    "train.steps_per_dispatch", "train.eval_batch_size",
+    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
+    "train.eval_batch_size",
 }  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def by_setting(records: Sequence[Record]) -> dict[str, Table]:
 
 def changed_settings(records: Sequence[Record]) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"; the preset released is one of them."""
+    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
     settings, default = [_setting(record) for record in records], flat_settings(default_config())
     differing = [name for name in differing_names(settings) if not name.startswith("task.")]
     return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
@@ -154,12 +155,14 @@ def changed_settings(records: Sequence[Record]) -> list[str]:
 
 def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     changed = {name: value for name, value in setting.items() if value != default.get(name)}
-    words, config = [], default_config()
-    released_config(config)
-    released = {name: value for name, value in flat_settings(config).items() if value != default[name]}
-    if released.items() <= changed.items():
-        words = ["released setting"]
-        changed = {name: value for name, value in changed.items() if name not in released}
+    words = []
+    for word, apply in PRESETS.items():
+        config = default_config()
+        apply(config)
+        preset = {name: value for name, value in flat_settings(config).items() if value != default[name]}
+        if preset.items() <= changed.items():
+            words.append(word)
+            changed = {name: value for name, value in changed.items() if name not in preset}
     return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
 
 
@@ -173,21 +176,34 @@ def _recall_results(records: Sequence[Record]) -> list[Record]:
 
 def _against_settings(task: str, records: list[Record]) -> Table:
     """One such table."""
-    rows, raw = [], []
+    found: dict[str, dict[str, Record]] = {}  # by changes and variant
+    notes = []
     by_changes = zip(changed_settings(records), records, strict=True)
     for changes, record in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
+        for variant in _variants(record):
+            _keep_first(found.setdefault(changes, {}), variant, variant, record, notes)
+    rows, raw = [], []
+    for changes, by_variant in found.items():
         row = {"changed": changes or "nothing"}
-        for variant, s in _variants(record).items():
+        for variant, record in by_variant.items():
+            s = _variants(record)[variant]
             row[variant] = _shares(s)
             if s["median_convergence_step"] is not None:
                 row[variant] += f"; {s['median_convergence_step']:.0f}"
             raw.append({"run": record.name, "changed": changes, "variant": variant} | _share_numbers(s))
         rows.append(row)
-    note = (
+    notes.insert(
+        0,
         "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
-        "Changed: against the default settings, as far as these runs differ."
+        "Changed: against the default settings, as far as these runs differ",
     )
-    return Table(f"{task}: by setting", rows, raw, note)
+    return Table(f"{task}: by setting", rows, raw, "; ".join(notes) + ".")
+
+
+def _keep_first(place: dict[Any, Record], key: Any, variant: str, record: Record, notes: list[str]) -> None:
+    """Puts a run in its place in a table, or, if another run has it, says in the notes that it is not shown."""
+    if place.setdefault(key, record) is not record:
+        notes.append(f"not shown: {variant} of {record.name}, as another run has it too")
 
 
 def _shares(summary: Mapping[str, Any]) -> str:
@@ -217,9 +233,7 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     notes = []
     for record in records:
         for variant in _variants(record):
-            column = record.config.task[field]
-            if found.setdefault(variant, {}).setdefault(column, record) is not record:
-                notes.append(f"not shown: {variant} of {record.name}, as another run has it too")
+            _keep_first(found.setdefault(variant, {}), record.config.task[field], variant, record, notes)
     columns = sorted({record.config.task[field] for record in records})
     if len(columns) < 2:
         return None
@@ -248,7 +262,8 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
         notes.append(f"in its text the paper has another run at kv=32: {again}")
-    title = f"{TASKS[first.config.task.name]}, {first.config.model.init_scheme} setting, by {words}"
+    scheme = f", {first.config.model.init_scheme} setting" if "released" not in changes else ""
+    title = f"{TASKS[first.config.task.name]}{scheme}, by {words}"
     if shown == "kv":
         title += f", length {first.config.task.seq_len}"
     if changes:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.figures import colors_of, draw_shares
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
-from loglinear_jax.config import default_config, language_config
+from loglinear_jax.config import default_config, language_config, released_config, robust_config
 from loglinear_jax.summary import wilson_interval
 
 
@@ -100,17 +101,33 @@ def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
 def test_settings_of_one_task_stand_below_each_other(tmp_path):
     runs = [record(tmp_path), record(tmp_path, warmup_steps=500, num_seeds=7), record(tmp_path, pairs=8)]
     runs[1].config.model.norm = "pre"
-    found = tables.by_setting([*runs, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
+    again = record(tmp_path / "again", accuracies={"rope": [0.99, 0.99, 0.1], "linear": [0.1, 0.1, 0.1]})
+    found = tables.by_setting([*runs, again, record(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
     (table,) = found.values()
     assert [row["changed"] for row in table.rows] == ["nothing", "norm=pre, warmup_steps=500"]
     assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in table.rows)
-    (axis,) = draw_shares({"4 pairs": table.raw}).axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["nothing", "norm=pre, warmup_steps=500"]
+    assert table.rows[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and table.rows[0]["linear"] == table.rows[1]["linear"]
+    assert "not shown: linear of kv4" in table.note
+    figure = draw_shares(
+        {"4 pairs": table.raw, "8 pairs": [number for number in table.raw if number["variant"] != "rope"]}
+    )
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["nothing", "norm=pre, warmup_steps=500"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a layout that leaves the axes no room
+        figure.draw_without_rendering()
     (first, *_) = tables.as_the_paper([*runs, record(tmp_path / "pre", pairs=8, warmup_steps=500)])
     assert first.title == "MQAR, paper setting, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
     titles = [table.title for table in tables.as_the_paper([*runs, record(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
+
+
+def test_presets_are_named_among_changes(tmp_path):
+    runs = [record(tmp_path / name) for name in "abc"]
+    released_config(runs[1].config)
+    runs[1].config.model.dt_max = 0.01
+    robust_config(runs[2].config)
+    assert tables.changed_settings(runs) == ["", "released setting, dt_max=0.01", "robust"]
 
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
