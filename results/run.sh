@@ -77,19 +77,24 @@ for kv in 4 32; do
   levers conv+qk_norm $conv $qk_norm
   levers conv+init $conv $init
   levers conv+pre+qk_norm $conv $pre $qk_norm
-  levers conv+dt_max $conv $dt_max
+  levers conv+qk_norm+dt_max $conv $qk_norm $dt_max
   levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
   run collapse-released-kv$kv-dt_max --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.train.num_seeds=64 $tf32 $dt_max
 done
-# The preset robust is conv+pre+qk_norm+dt_max.
+# The preset robust is conv+pre+qk_norm+dt_max+init; and without init, for what that adds.
 for kv in 4 8 16 32; do
   run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
+  run collapse-kv$kv-conv+pre+qk_norm+dt_max --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.train.num_seeds=64 $tf32 $conv $pre $qk_norm $dt_max
 done
 
 run copy-seq256 --config=configs/selective_copy.py --config.variants=$paper --config.train.num_seeds=16 $tf32
-run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-released-seq256 --config=configs/selective_copy.py:released --config.variants=linear,mlp_softplus --config.train.num_seeds=16 $tf32
+# Which part of the released code's setting makes the difference: its model, or its vocabulary.
+run copy-released-seq256-vocab64 --config=configs/selective_copy.py:released --config.task.vocab_size=64 --config.variants=linear --config.train.num_seeds=16 $tf32
+run copy-seq256-vocab128 --config=configs/selective_copy.py --config.task.vocab_size=128 --config.variants=linear --config.train.num_seeds=16 $tf32
+run copy-seq512 --config=configs/selective_copy.py:seq=512 --config.variants=$paper --config.train.num_seeds=16 $tf32
 run copy-seq1024 --config=configs/selective_copy.py:seq=1024 --config.variants=$paper --config.train.num_seeds=8 $tf32
+run copy-released-seq1024 --config=configs/selective_copy.py:seq=1024,released --config.variants=linear,mlp_softplus --config.train.num_seeds=8 $tf32
 run copy-robust-seq1024 --config=configs/selective_copy.py:seq=1024,robust --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=8 $tf32
 
 run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 ${TEXT-}
