@@ -49,6 +49,8 @@ done
 for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
   analyse mqar-128-to-256-kv$kv
+  run mqar-128-to-256-released-kv$kv --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.model.max_length=256 --config.train.num_seeds=32 $tf32
+  analyse mqar-128-to-256-released-kv$kv
 done
 run mqar-d_h-kv8 --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
 
@@ -81,9 +83,10 @@ for kv in 4 32; do
   levers conv+pre+qk_norm+schedule $conv $pre $qk_norm $rate $schedule
   run collapse-released-kv$kv-dt_max --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.train.num_seeds=64 $tf32 $dt_max
 done
-# The preset robust is conv+pre+qk_norm+dt_max+init; and without init, for what that adds.
+# The preset robust is conv+pre+qk_norm+dt_max+init; on seeds that it was not chosen on; and without init, for what that adds.
 for kv in 4 8 16 32; do
   run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
+  run mqar-robust-fresh-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=64 --config.train.first_seed=64 $tf32
   run collapse-kv$kv-conv+pre+qk_norm+dt_max --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.train.num_seeds=64 $tf32 $conv $pre $qk_norm $dt_max
 done
 
