@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -103,27 +104,30 @@ class SeedState:
 CONVERGED = 0.99
 
 
-def position_losses(model: nn.Module, params: Any, batch: Batch) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0."""
+def position_losses(
+    model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)
+) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+    """(cross-entropy in nats, whether argmax is right) at each position, or at the `scored` ones; 0 and False where the target
+    is < 0."""
     tokens, targets = batch
     if hasattr(model, "token_losses"):  # never all logits at once
         return model.apply(params, tokens, targets, method="token_losses")
-    return token_losses(model.apply(params, tokens), targets)
+    return token_losses(model.apply(params, tokens, scored), targets[:, scored])
 
 
-def scored_sums(model: nn.Module, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    """(summed cross-entropy in nats, number of right argmaxes, number of scored positions)."""
-    losses, right = position_losses(model, params, batch)
+def scored_sums(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> tuple[Array, Array, Array]:
+    """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are."""
+    losses, right = position_losses(model, params, batch, scored)
     return jnp.sum(losses), jnp.sum(right), jnp.sum(batch[1] >= 0)
 
 
-def mean_loss(model: nn.Module, params: Any, batch: Batch) -> Float[Array, ""]:
-    """Mean cross-entropy over the scored positions of a batch, in nats."""
+def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> Float[Array, ""]:
+    """Mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: where all of them are."""
     tokens, targets = batch
     if hasattr(model, "summed_loss"):
         return model.apply(params, tokens, targets, method="summed_loss") / jnp.sum(targets >= 0)
-    loss, _, scored = scored_sums(model, params, batch)
-    return loss / scored
+    loss, _, count = scored_sums(model, params, batch, scored)
+    return loss / count
 
 
 def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
@@ -143,15 +147,16 @@ def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
 
 
 class SeedTrainer:
-    """The pure functions of one seed. `loss` (model, params, batch) -> scalar may be replaced.
+    """The pure functions of one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where the task scores.
 
     With a batch_axis they run under shard_map with that axis, each device with its share of the sequences.
     """
 
     batch_axis: str | None = None
 
-    def __init__(self, model: nn.Module, task: Task, settings: TrainSettings, loss: Callable[..., Array] = mean_loss):
-        self.model, self.task, self.settings, self.loss = model, task, settings, loss
+    def __init__(self, model: nn.Module, task: Task, settings: TrainSettings, loss: Callable[..., Array] | None = None):
+        self.model, self.task, self.settings = model, task, settings
+        self.loss = loss or functools.partial(mean_loss, scored=task.scored)
         self.optimizer = make_optimizer(settings)
 
     def over(self, batch_axis: str) -> SeedTrainer:
@@ -246,7 +251,9 @@ class SeedTrainer:
 
     def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """(mean loss in nats, accuracy) over the scored positions of `data`."""
-        loss, right, scored = self._sum_over(data, lambda batch: scored_sums(self.model, params, batch))
+        loss, right, scored = self._sum_over(
+            data, lambda batch: scored_sums(self.model, params, batch, self.task.scored)
+        )
         return loss / scored, right / scored
 
     def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:

@@ -28,7 +28,7 @@ def many_seeds(count, settings, devices, loss):
     return ManySeeds(SeedTrainer(MODEL, TASK, settings, loss), list(range(count)), device_mesh(count, devices=devices))
 
 
-def train(seeds, settings=SETTINGS, devices=None, loss=mean_loss, periods=(3, 3)):
+def train(seeds, settings=SETTINGS, devices=None, loss=None, periods=(3, 3)):
     many = many_seeds(len(seeds), settings, tuple(devices or jax.devices()[:1]), loss)
     numbers = jax.device_put(np.array(seeds, np.int32), many.sharding)
     state, data = many.init(numbers), many.data(numbers)
@@ -60,6 +60,17 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
             rtol=1e-3,
             atol=1e-5,
         )
+
+
+def test_logits_where_the_task_scores_are_enough():
+    scored, losses, accuracies, data = train([0, 1], periods=(2, 2))
+    everywhere, expected, *_ = train([0, 1], loss=mean_loss, periods=(2, 2))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert_equal_trees(scored.params, everywhere.params, rtol=1e-3, atol=1e-5)
+    params = jax.tree.map(lambda x: x[1], scored.params)
+    batch = jax.tree.map(lambda x: x[1], data["validation"])
+    _, right, count = jax.jit(scored_sums, static_argnums=0)(MODEL, params, batch)
+    assert accuracies[-1][1] == pytest.approx(float(right / count), abs=1e-6)
 
 
 def test_seeds_differ_in_everything():
@@ -143,7 +154,7 @@ def test_early_stopping_and_the_records_of_a_seed():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_steps_of_active_seeds_alone_are_the_same(devices):
-    many = many_seeds(8, SETTINGS, tuple(CPUS[:devices]), mean_loss)
+    many = many_seeds(8, SETTINGS, tuple(CPUS[:devices]), None)
     active = np.isin(np.arange(8), [1, 4, 5])
     ends = []
     for rows in (None, many.rows_to_train(active)):
@@ -183,7 +194,7 @@ def test_rows_to_train_hold_all_active_seeds(log_devices, data):
     active = np.array(
         data.draw(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=devices, max_size=devices))
     )
-    rows = many_seeds(9 * devices, SETTINGS, tuple(CPUS[:devices]), mean_loss).rows_to_train(active.reshape(-1))
+    rows = many_seeds(9 * devices, SETTINGS, tuple(CPUS[:devices]), None).rows_to_train(active.reshape(-1))
     if rows is None:
         assert active.sum(1).max() > 5
         return

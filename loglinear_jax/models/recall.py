@@ -80,14 +80,15 @@ class RecallLayer(nn.Module):
     settings: RecallSettings
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], positions: slice = slice(None)) -> Float[Array, "B P D"]:
+        """x at `positions`, from all x."""
         m = self.settings
         norm = nn.LayerNorm(epsilon=1e-5, name="norm")
-        y = _linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x)
+        y = _linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x)[:, positions]
         # weight_std / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
         out_init = nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5)
         y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(y)
-        x = y.astype(jnp.float32) + x
+        x = y.astype(jnp.float32) + x[:, positions]
         return x if m.norm == "pre" else norm(x)
 
 
@@ -119,12 +120,13 @@ class RecallModel(nn.Module):
     settings: RecallSettings
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T vocab"]:
-        """Logits [B, T, vocab_size] in float32 for tokens [B, T]."""
+    def __call__(self, tokens: Int[Array, "B T"], positions: slice = slice(None)) -> Float[Array, "B P vocab"]:
+        """Logits [B, T, vocab_size] in float32 for tokens [B, T]; or at some positions only, for which what nothing else
+        depends on is not computed at the others."""
         m = self.settings
         x = nn.Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
-            x = RecallLayer(m, name=f"layer_{index}")(x)
+            x = RecallLayer(m, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)
         init = nn.initializers.normal(m.weight_std)
         logits = nn.Dense(m.vocab_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="head")(x)

@@ -35,6 +35,11 @@ class Task:
         """Where parts of a sequence begin, by name; for figures."""
         return {}
 
+    @property
+    def scored(self) -> slice:
+        """Where targets may be other than -1, in every sequence; training computes no logits elsewhere."""
+        return slice(None)
+
     def check(self) -> None:
         """Raises ValueError, naming the settings, if they admit no sequence."""
         raise NotImplementedError

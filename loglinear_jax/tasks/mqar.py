@@ -30,11 +30,15 @@ class Mqar(Task):
     def first_query(self) -> int:
         return self.seq_len - 2 * self.num_pairs
 
+    @property
+    def scored(self):
+        return slice(self.first_query, None, 2)
+
     def roles(self, tokens):
         of_position = np.full(self.seq_len, self.ROLES.index("filler"))
         of_position[0 : 2 * self.num_pairs : 2] = self.ROLES.index("key")
         of_position[1 : 2 * self.num_pairs : 2] = self.ROLES.index("value")
-        of_position[self.first_query :: 2] = self.ROLES.index("query")
+        of_position[self.scored] = self.ROLES.index("query")
         return np.broadcast_to(of_position, tokens.shape)
 
     def marks(self):
@@ -63,8 +67,8 @@ class Mqar(Task):
         filler = jax.random.randint(key_filler, (num, self.seq_len), 1, self.vocab_size)
 
         tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)
-        tokens = tokens.at[:, self.first_query :: 2].set(queries)
-        targets = jnp.full_like(tokens, -1).at[:, self.first_query :: 2].set(answers)
+        tokens = tokens.at[:, self.scored].set(queries)
+        targets = jnp.full_like(tokens, -1).at[:, self.scored].set(answers)
         return tokens, targets
 
 

@@ -33,7 +33,15 @@ class SelectiveCopy(Task):
         return np.select([data, tokens == SEPARATOR, tokens == BLANK], [1, 2, 3], 0)
 
     def marks(self):
-        return {"copy target": self.seq_len - self.num_tokens - 1}
+        return {"copy target": self.separator}
+
+    @property
+    def separator(self) -> int:
+        return self.seq_len - self.num_tokens - 1
+
+    @property
+    def scored(self):
+        return slice(self.separator, self.seq_len - 1)
 
     @property
     def num_data_ids(self) -> int:
@@ -59,8 +67,7 @@ class SelectiveCopy(Task):
             )
 
     def sample(self, key, num):
-        count = self.num_tokens
-        context = self.seq_len - count - 1
+        count, context = self.num_tokens, self.separator
         key_noise, key_data, key_place = jax.random.split(key, 3)
         noise = jax.random.randint(key_noise, (num, context), self.first_noise, self.vocab_size)
         data = FIRST_DATA + distinct(key_data, num, count, self.num_data_ids)
@@ -70,7 +77,7 @@ class SelectiveCopy(Task):
         separator = jnp.full((num, 1), SEPARATOR, noise.dtype)
         blanks = jnp.full((num, count), BLANK, noise.dtype)
         tokens = jnp.concatenate([context_tokens, separator, blanks], axis=1)
-        targets = jnp.full_like(tokens, -1).at[:, context : context + count].set(data)
+        targets = jnp.full_like(tokens, -1).at[:, self.scored].set(data)
         return tokens, targets
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import numpy as np
 import tokenizers
@@ -31,6 +32,8 @@ class Text:
     seq_len: int = 512
     target_offset: int = 1
     validation_windows: int = 0
+
+    scored: ClassVar[slice] = slice(None)
 
     def check(self) -> None:
         if self.seq_len < 1:

@@ -44,18 +44,21 @@ def test_logits_are_causal_and_every_parameter_learns(settings):
     params = {"params": jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]}
     params = jax.tree.map(lambda x: rng.normal(scale=0.3, size=x.shape).astype(np.float32), params)
     weights = rng.normal(size=(2, 24, 16)).astype(np.float32)
+    positions = slice(9, None, 2)
 
     @jax.jit
     def gradients_and_logits(params, tokens):
         def scalar(params):
             logits = model.apply(params, tokens)
-            return jnp.sum(weights * logits), logits
+            some = model.apply(params, tokens, positions)
+            return jnp.sum(weights * logits), (logits, some)
 
         return jax.grad(scalar, has_aux=True)(params)
 
-    grads, logits = gradients_and_logits(params, TOKENS)
+    grads, (logits, some) = gradients_and_logits(params, TOKENS)
+    np.testing.assert_allclose(some, logits[:, positions], atol=2e-2 if "dtype" in settings else 1e-5)
     assert logits.shape == (2, 24, 16) and logits.dtype == jnp.float32
-    _, changed = gradients_and_logits(params, TOKENS.at[:, 10:].set(3))
+    _, (changed, _) = gradients_and_logits(params, TOKENS.at[:, 10:].set(3))
     np.testing.assert_allclose(changed[:, :10], logits[:, :10], atol=1e-5)
     assert np.abs(changed[:, 10:] - logits[:, 10:]).max() > 1e-3
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):

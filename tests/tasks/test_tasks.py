@@ -17,7 +17,8 @@ def sample(task, num=400, seed=0):
 
 @pytest.mark.parametrize(("seq_len", "pairs", "vocab"), [(128, 4, 128), (128, 32, 128), (256, 8, 128), (20, 3, 10)])
 def test_mqar(seq_len, pairs, vocab):
-    tokens, targets = sample(load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=vocab))
+    task = load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=vocab)
+    tokens, targets = sample(task)
     half, start = vocab // 2, seq_len - 2 * pairs
     keys, values = tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2]
     assert keys.min() >= 1 and keys.max() <= half - 1 and values.min() >= half and values.max() <= vocab - 1
@@ -29,6 +30,7 @@ def test_mqar(seq_len, pairs, vocab):
     scored = np.zeros(seq_len, bool)
     scored[start::2] = True
     assert (targets[:, ~scored] == -1).all()
+    np.testing.assert_array_equal(np.arange(seq_len)[task.scored], np.flatnonzero(scored))
     filler = np.concatenate([tokens[:, 2 * pairs : start].ravel(), tokens[:, start + 1 :: 2].ravel()])
     assert set(filler) == set(range(1, vocab))
     assert chisquare(np.bincount(filler, minlength=vocab)[1:]).pvalue > 1e-4
@@ -42,7 +44,8 @@ def test_mqar(seq_len, pairs, vocab):
 )
 @pytest.mark.parametrize("seq_len", [40, 256])
 def test_selective_copy(vocab, data, noise, seq_len):
-    tokens, targets = sample(load_task("selective_copy", seq_len=seq_len, vocab_size=vocab, num_tokens=16))
+    task = load_task("selective_copy", seq_len=seq_len, vocab_size=vocab, num_tokens=16)
+    tokens, targets = sample(task)
     context = seq_len - 17
     assert (tokens[:, context] == 1).all() and (tokens[:, context + 1 :] == 2).all()
     seen_data, seen_noise, places = set(), set(), collections.Counter()
@@ -55,6 +58,7 @@ def test_selective_copy(vocab, data, noise, seq_len):
         seen_noise |= set(row[~is_data])
         places.update(np.flatnonzero(is_data).tolist())
     assert (targets[:, :context] == -1).all() and (targets[:, -1] == -1).all()
+    np.testing.assert_array_equal(np.arange(seq_len)[task.scored], np.arange(context, context + 16))
     assert seen_data == set(data) and seen_noise == set(noise)
     assert chisquare([places[p] for p in range(context)]).pvalue > 1e-4
 
