@@ -15,8 +15,8 @@ Time, measured: one H200 takes 1.7 ms a seed and step at 1024 (8 seeds; 1.1 with
 0.61 ms (16 seeds) before it had the GPU kernels. Two CPU cores take 0.95 s a step for 5 seeds at 256, 8 hours for each λ: smoke is for them.
 
 Presets, joined by commas: seq=N tokens, released (the released code's model, initial values and vocabulary of 128), robust (a
-model that learns: 98.9 % under fixed, 98.4 % under linear at 1024, 8 seeds), smoke (a small instance that learns in under three minutes on two
-CPU cores).
+model that learns: 98.9 % under fixed, 98.4 % under linear at 1024, 8 seeds), smoke (a small instance that learns in under three
+minutes on two CPU cores).
 """
 
 from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config

@@ -77,10 +77,10 @@ class TrainSettings:
 class SeedState:
     """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
 
-    loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the best metric, best_accuracy
-    and best_loss what was measured there. converged_step is the first evaluated step with accuracy ≥ CONVERGED;
-    diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not happened.
-    A seed that stopped or diverged no longer changes its parameters.
+    loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
+    best metric, best_accuracy and best_loss what was measured there. converged_step is the first evaluated step with accuracy
+    ≥ CONVERGED; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not
+    happened. A seed that stopped or diverged no longer changes its parameters.
     """
 
     seed: Int[Array, ""]
@@ -343,14 +343,14 @@ class ManySeeds:
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
         names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
         windows = DATA_SPECS["validation"]
-        self.init = self._jit(trainer.init, _SEED)
+        self.init = self._jit(jax.vmap(trainer.init), _SEED)
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
             self.data = other.data
         else:
-            self.data = self._jit(trainer.data, _SEED, returns={name: DATA_SPECS[name] for name in names})
-        self.sums_by_position = self._jit(self.trainer.sums_by_position, _SEED, windows)
+            self.data = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
+        self.sums_by_position = self._jit(jax.vmap(self.trainer.sums_by_position), _SEED, windows)
         self._evaluate_and_record = self._jit(
-            self.trainer.evaluate_and_record, _SEED, {"validation": windows}, donate=True
+            jax.vmap(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, donate=True
         )
         self._train_steps: dict[Any, Callable] = {}
 
@@ -362,9 +362,7 @@ class ManySeeds:
         data = {name: value for name, value in data.items() if name != "validation"}
         key = num_steps, rows is None, *sorted(data)
         if key not in self._train_steps:
-
-            def steps(state, data):
-                return jax.vmap(lambda *of_seed: self.trainer.train_steps(*of_seed, num_steps))(state, data)
+            steps = jax.vmap(functools.partial(self.trainer.train_steps, num_steps=num_steps))
 
             def steps_of_rows(state, data, rows):
                 trained = steps(*jax.tree.map(lambda x: x[rows], (state, data)))
@@ -373,7 +371,7 @@ class ManySeeds:
 
             specs = {name: DATA_SPECS[name] for name in data}
             function, takes = (steps, (_SEED, specs)) if rows is None else (steps_of_rows, (_SEED, specs, _SEED))
-            self._train_steps[key] = self._jit(function, *takes, donate=True, mapped=False)
+            self._train_steps[key] = self._jit(function, *takes, donate=True)
         return self._train_steps[key](state, data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
@@ -404,11 +402,8 @@ class ManySeeds:
         sharding = NamedSharding(self.mesh, DATA_SPECS[name])
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
 
-    def _jit(
-        self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False, mapped: bool = True
-    ) -> Callable:
-        """mapped: whether the function is one seed's, to be vmapped."""
-        function = jax.vmap(function) if mapped else function
+    def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
+        """function: of the seeds that a device has."""
         sharded = jax.shard_map(function, mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
         jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())
 

@@ -29,7 +29,7 @@ analyse() {
   local name=$1 out=runs/$1/analysis
   case $name in $only) ;; *) return 0 ;; esac
   [ -n "${LIST-}" ] || [ -f "results/$name/lengths.csv" ] || [ ! -d "runs/$name/checkpoints" ] && return 0
-  python3 -m loglinear_jax.analysis --sections=lengths,dependence,lam --workdir="runs/$name" --out="$out"
+  python3 -m loglinear_jax.analysis --sections=lengths,dependence --workdir="runs/$name" --out="$out"
   cp "$out/lengths-table-$name.csv" "results/$name/lengths.csv"
   cp "$out/lengths-table-$name.md" "results/$name/lengths.md"
   cp "$out/lam-dependence-$name.md" "results/$name/lam-dependence.md"

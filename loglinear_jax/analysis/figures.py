@@ -228,7 +228,7 @@ def draw_initial_memory(
     for axis, (title, length, drawn) in zip(axes.flat, panels, strict=False):
         for variant, (tokens, accuracy) in drawn.items():
             how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            handles[variant] = axis.plot(tokens, 100 * accuracy, markers[variant], **how)[0]
+            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * accuracy, markers[variant], **how)
         axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
         axis.set_xscale("log")
         axis.set(title=textwrap.fill(title, 44), xlabel=what, ylim=(0, 102))
@@ -238,9 +238,8 @@ def draw_initial_memory(
         _open_frame(axis)
     for axis in axes[:, 0]:
         axis.set_ylabel("best validation accuracy (%)")
-    labels = [*map(describe_variant, handles), "length of the sequences"]
-    handles[""] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    handles["length of the sequences"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     return figure
 
 

@@ -121,8 +121,8 @@ def _runs(records: Sequence[Record]) -> Table:
         )
     note = (
         "Time: training and evaluation of all variants, compilation included. seed-steps/s: the median over variants of optimiser "
-        "steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers called “the paper” are those that Amin, Li, Zhang and Ayhan print; all others "
-        "were computed from these runs."
+        "steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers called “the paper” "
+        "are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
     )
     return Table("Runs", rows, note=note)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -156,14 +157,23 @@ def changed_settings(records: Sequence[Record]) -> list[str]:
 def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     changed = {name: value for name, value in setting.items() if value != default.get(name)}
     words = []
-    for word, apply in PRESETS.items():
-        config = default_config()
-        apply(config)
-        preset = {name: value for name, value in flat_settings(config).items() if value != default[name]}
+    for word, preset in _presets().items():
         if preset.items() <= changed.items():
             words.append(word)
             changed = {name: value for name, value in changed.items() if name not in preset}
     return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
+    changes = {}
+    for word, apply in PRESETS.items():
+        config = default_config()
+        apply(config)
+        names = differing_names([flat_settings(default_config()), flat_settings(config)])
+        changes[word] = {name: flat_settings(config)[name] for name in names}
+    return changes
 
 
 def _setting(record: Record) -> dict[str, Any]:

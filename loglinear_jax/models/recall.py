@@ -121,8 +121,8 @@ class RecallModel(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Int[Array, "B T"], positions: slice = slice(None)) -> Float[Array, "B P vocab"]:
-        """Logits [B, T, vocab_size] in float32 for tokens [B, T]; or at some positions only, for which what nothing else
-        depends on is not computed at the others."""
+        """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what follows
+        it, is computed there only."""
         m = self.settings
         x = nn.Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):

@@ -33,15 +33,16 @@ class SelectiveCopy(Task):
         return np.select([data, tokens == SEPARATOR, tokens == BLANK], [1, 2, 3], 0)
 
     def marks(self):
-        return {"copy target": self.separator}
+        return {"copy target": self.context_len}
 
     @property
-    def separator(self) -> int:
+    def context_len(self) -> int:
+        """Tokens before the separator."""
         return self.seq_len - self.num_tokens - 1
 
     @property
     def scored(self):
-        return slice(self.separator, self.seq_len - 1)
+        return slice(self.context_len, self.seq_len - 1)
 
     @property
     def num_data_ids(self) -> int:
@@ -67,7 +68,7 @@ class SelectiveCopy(Task):
             )
 
     def sample(self, key, num):
-        count, context = self.num_tokens, self.separator
+        count, context = self.num_tokens, self.context_len
         key_noise, key_data, key_place = jax.random.split(key, 3)
         noise = jax.random.randint(key_noise, (num, context), self.first_noise, self.vocab_size)
         data = FIRST_DATA + distinct(key_data, num, count, self.num_data_ids)
