@@ -45,18 +45,22 @@ for kv in 4 8 16 32; do
   run mqar-seq256-kv$kv --config=configs/mqar.py:kv=$kv,seq=256 --config.variants=$paper --config.train.num_seeds=32 $tf32
   run mqar-seq512-kv$kv --config=configs/mqar.py:kv=$kv,seq=512 --config.variants=$paper --config.train.num_seeds=32 $tf32
 done
-# The paper's table at its own size: four runs too small to fill a GPU share one.
-for kv in 4 8 16 32; do
-  XLA_PYTHON_CLIENT_PREALLOCATE=false run mqar-seq128-five-seeds-kv$kv --config=configs/mqar.py:kv=$kv $tf32 &
+# The paper's table at its own size: four runs too small to fill a GPU share one. Twice, for what the same seeds give again.
+for again in '' -again; do
+  for kv in 4 8 16 32; do
+    XLA_PYTHON_CLIENT_PREALLOCATE=false run mqar-seq128-five-seeds$again-kv$kv --config=configs/mqar.py:kv=$kv $tf32 &
+  done
+  wait
 done
-wait
 for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
   analyse mqar-128-to-256-kv$kv
   run mqar-128-to-256-released-kv$kv --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.model.max_length=256 --config.train.num_seeds=32 $tf32
   analyse mqar-128-to-256-released-kv$kv
 done
-run mqar-d_h-kv8 --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
+for again in '' -again; do
+  run mqar-d_h-kv8$again --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
+done
 
 # Why do seeds collapse? One lever at a time, then together.
 levers() {
