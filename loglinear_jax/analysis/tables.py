@@ -122,7 +122,7 @@ BESIDES = {
 def as_the_paper(records: Sequence[Record]) -> list[Table]:
     """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
 
-    Runs go together that differ in nothing else; a variant that was run twice is shown from the first of them.
+    Runs go together that differ in nothing else; of a variant that was run twice the run with more seeds is shown, or the first.
     """
     records = _recall_results(records)
     groups: dict[tuple, list[int]] = {}
@@ -191,7 +191,7 @@ def _against_settings(task: str, records: list[Record]) -> Table:
     by_changes = zip(changed_settings(records), records, strict=True)
     for changes, record in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
         for variant in _variants(record):
-            _keep_first(found.setdefault(changes, {}), variant, variant, record, notes)
+            _keep_most_seeds(found.setdefault(changes, {}), variant, variant, record, notes)
     rows, raw = [], []
     for changes, by_variant in found.items():
         row = {"changed": changes or "nothing"}
@@ -210,10 +210,14 @@ def _against_settings(task: str, records: list[Record]) -> Table:
     return Table(f"{task}: by setting", rows, raw, "; ".join(notes) + ".")
 
 
-def _keep_first(place: dict[Any, Record], key: Any, variant: str, record: Record, notes: list[str]) -> None:
-    """Puts a run in its place in a table, or, if another run has it, says in the notes that it is not shown."""
-    if place.setdefault(key, record) is not record:
-        notes.append(f"not shown: {variant} of {record.name}, as another run has it too")
+def _keep_most_seeds(place: dict[Any, Record], key: Any, variant: str, record: Record, notes: list[str]) -> None:
+    """Puts a run in its place in a table; of two for one place that with more seeds, or the first. The notes say which is not shown."""
+    kept = place.setdefault(key, record)
+    if kept is record:
+        return
+    if len(_variants(record)[variant]["seeds"]) > len(_variants(kept)[variant]["seeds"]):
+        place[key], kept, record = record, record, kept
+    notes.append(f"not shown: {variant} of {record.name}, as {kept.name} has it too")
 
 
 def _shares(summary: Mapping[str, Any]) -> str:
@@ -243,7 +247,7 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     notes = []
     for record in records:
         for variant in _variants(record):
-            _keep_first(found.setdefault(variant, {}), record.config.task[field], variant, record, notes)
+            _keep_most_seeds(found.setdefault(variant, {}), record.config.task[field], variant, record, notes)
     columns = sorted({record.config.task[field] for record in records})
     if len(columns) < 2:
         return None

@@ -96,6 +96,9 @@ def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
         (v, p) for v in ("linear", "rope") for p in (4, 8)
     }
     assert "not shown: rope of kv4" in table.note and all(row["mean_accuracy"] > 0.5 for row in table.raw)
+    few = record(tmp_path / "few", 4, {"rope": [0.1, 0.1]})
+    (table,) = tables.as_the_paper([few, *halves])
+    assert {row["num_seeds"] for row in table.raw} == {3}
 
 
 def test_settings_of_one_task_stand_below_each_other(tmp_path):
