@@ -3,7 +3,7 @@
 #
 # Each trains into runs/<name> and leaves its config.json and summary.json in results/<name>; what is there already is not run
 # again, and what was interrupted goes on. On several GPUs start it once for each, with CUDA_VISIBLE_DEVICES and other names.
-# With LIST=1 it prints the names. TEXT: more arguments of the runs on WikiText, if it is on this machine already, such as
+# With LIST=1 it prints each name with run.py's arguments. TEXT: more arguments of the runs on WikiText, if it is on this machine already, such as
 # TEXT='--config.task.source=text/wikitext-2 --config.task.tokenizer=text/gpt2'.
 set -euo pipefail
 trap : TERM INT  # run.py saves when it gets the signal too; this waits for it
@@ -16,7 +16,7 @@ run() {
   local name=$1
   shift
   case $name in $only) ;; *) return 0 ;; esac
-  [ -n "${LIST-}" ] && echo "$name" && return 0
+  [ -n "${LIST-}" ] && echo "$name $*" && return 0
   [ -f "results/$name/summary.json" ] && return 0
   python3 run.py "$@" --workdir="runs/$name"
   [ -f "runs/$name/summary.json" ] || { echo "$name was interrupted: the same command goes on with it"; exit 1; }
