@@ -17,5 +17,7 @@ def get_config(name=None):
     config = default_config()
     config.task.name = name
     for field in dataclasses.fields(find_task(name)):
+        if field.default is dataclasses.MISSING:
+            raise ConfigError(f"task {name}: its field {field.name} has no default value")
         config.task[field.name] = field.default
     return config

@@ -40,10 +40,6 @@ class Checkpoints:
         """Start saving `state` (arrays are copied off the devices before this returns)."""
         self._manager.save(step, args=ocp.args.StandardSave(state))
 
-    def wait(self) -> None:
-        """Until everything saved lies on disk."""
-        self._manager.wait_until_finished()
-
     def close(self) -> None:
         """Wait, and free the manager's threads."""
         self._manager.close()

@@ -100,7 +100,7 @@ def language_config() -> ConfigDict:
     task.name = "text"
     task.corpus = "wikitext-103-raw"  # a name of loglinear_jax.text, a text file, or a folder of train, valid, test
     task.source = ""  # folder of WikiText's files, if they are here already; '': download them
-    task.tokenizer = "gpt2"  # a folder of vocab.json and merges.txt, a tokenizer.json, or a name on the hub
+    task.tokenizer = "gpt2"  # a folder of tokenizer.json, or of vocab.json and merges.txt; or a name on the hub
     task.cache = "~/.cache/loglinear_jax"  # where tokenised corpora are kept
     task.seq_len = 512
     task.validation_windows = 0  # of the validation split, evaluated while training; 0: all of it
@@ -157,12 +157,13 @@ def smoke_config(config: ConfigDict) -> None:
 
 
 def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
-    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name.
+    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name: those with a value last, in
+    whatever order they are given, so that smoke keeps none of them from its effect.
 
     presets: name -> function of the config, or, for a preset with a value, "name=" -> function of (config, value).
     Raises ConfigError for an unknown name or a value that is not an integer.
     """
-    for item in filter(None, (argument or "").split(",")):
+    for item in sorted(filter(None, (argument or "").split(",")), key=lambda item: "=" in item):
         name, equals, value = item.partition("=")
         if name + equals not in presets:
             known = ", ".join(key + ("N" if key.endswith("=") else "") for key in presets)
@@ -230,6 +231,8 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
             raise ConfigError(f"variants: {setting!r}: there is no setting {path} of the model or of training")
         if field in ("num_seeds", "first_seed"):
             raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
+        if path == "model.kind":
+            raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
         current = config[section][field]
         try:
             value = text if isinstance(current, str) else ast.literal_eval(text)
@@ -302,6 +305,11 @@ def _model_settings(model: ConfigDict, seq_len: int) -> tuple[type, dict[str, An
     kind = settings.pop("kind")
     if kind not in MODELS:
         raise ConfigError(f"model.kind must be one of {', '.join(MODELS)}, got {kind!r}")
+    known = {field.name for field in dataclasses.fields(MODELS[kind][1])} - {"vocab_size", "dtype"}
+    if differing := sorted(known ^ set(settings)):
+        raise ConfigError(
+            f"model.kind={kind} does not go with this config, whose model has other settings, such as {differing[0]}"
+        )
     for name in ("lam_hidden", "key_groups", "chunk_size", "implementation"):
         settings[name] = settings[name] or None
     settings["max_length"] = settings["max_length"] or seq_len

@@ -61,19 +61,20 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
 
     started = time.monotonic()
     summaries: dict[str, Any] = {}
-    trained, loop = False, None
+    finished = json.loads(directory.summary_file.read_text()) if directory.summary_file.exists() else None
+    loop = None
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
             loop = VariantLoop(directory, variant, experiment, stop, None if loop is None else loop.seeds)
             state = loop.run()
             if loop.stopping:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
-            summaries[variant] = summarize(state, experiment.train.metric) | loop.throughput()
-            if loop.trained or not directory.summary_file.exists():
-                summaries[variant] |= loop.test(state)
-            trained |= loop.trained
-    if not trained and directory.summary_file.exists():  # finished before, maybe on another machine
-        return Outcome(summary=json.loads(directory.summary_file.read_text()))
+            if finished is not None and not loop.trained:  # before, maybe on another machine
+                summaries[variant] = finished["variants"][variant]
+            else:
+                summaries[variant] = summarize(state, experiment.train.metric) | loop.throughput() | loop.test(state)
+    if finished is not None and summaries == finished["variants"]:
+        return Outcome(summary=finished)
     summary = {
         "command": None if command is None else shlex.join(command),
         **versions(),
@@ -304,7 +305,8 @@ class VariantLoop:
     def throughput(self) -> dict[str, float | None]:
         """Seconds of training and evaluating, in this and earlier processes; median rates over the evaluations so far.
 
-        Compilation counts in the seconds, and in the first rate of each process. A rate is of all seeds that steps were computed
+        Steps after the last evaluation before an interruption are not in the seconds. Compilation is, and in the first rate of each
+        process. A rate is of all seeds that steps were computed
         for, also of those among them that had stopped.
         """
         records = self._records()

@@ -1,7 +1,7 @@
 """Fenwick-tree arithmetic over positions, and the state that lives on the tree.
 
-Every other module of the package asks this one which level a pair of tokens meets at, which buckets a new token merges, and which
-left-sibling states a chunk reads; none re-derives it.
+Which level a pair of tokens meets at, which buckets a new token merges, which levels a token's past fills and which left-sibling
+states a chunk reads is told here.
 
 The partition (Guo et al., "Log-Linear Attention"): the past [0, t] of token t is split into the token itself (level 0)
 and, for each set bit i of t, one bucket of 2**i tokens (level i + 1). Positions count from 0.
@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def num_levels(length: int) -> int:
@@ -24,6 +24,17 @@ def num_levels(length: int) -> int:
     if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
         raise ValueError(f"length must be an integer ≥ 1, got {length!r}")
     return int(length - 1).bit_length() + 1
+
+
+def max_length(levels: int) -> int:
+    """The most positions for which so many levels are enough: 2^(levels - 1)."""
+    return 1 << (levels - 1)
+
+
+def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:
+    """Whether the bucket of each level has tokens in it at each of the first `length` positions."""
+    position = np.arange(length)[:, None]
+    return np.concatenate([np.ones((length, 1), bool), (position >> np.arange(levels - 1)) & 1 == 1], axis=1)
 
 
 def bit_length(x):

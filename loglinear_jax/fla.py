@@ -62,7 +62,7 @@ def import_fla(
         raise ValueError(f"{first}D has shape {arrays[f'{first}D'].shape}: expected one for each of {heads} heads")
     settings = LanguageSettings(
         vocab_size=arrays["lm_head.weight"].shape[0],
-        max_length=1 << (levels - 1),
+        max_length=max_length(levels),
         lam="linear",
         hidden=hidden,
         layers=layers,

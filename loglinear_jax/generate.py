@@ -16,6 +16,7 @@ import numpy as np
 from absl import app, flags
 from absl import logging as absl_logging
 from jaxtyping import Array, Float, Int
+from tokenizers.decoders import DecodeStream
 
 from loglinear_jax.analysis import load_run
 from loglinear_jax.checkpoints import NoReadableCheckpoint
@@ -172,14 +173,13 @@ def main(argv: list[str]) -> None:
         print("generate:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     print(args.prompt, end="", flush=True)
-    ids, written = [], ""
+    ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
     for (token,) in tokens:
         ids.append(int(token))
-        text = tokenizer.decode(ids)
-        if not text.endswith("\ufffd"):  # a character may take several tokens
-            print(text[len(written) :], end="", flush=True)
-            written = text
-    print(tokenizer.decode(ids)[len(written) :])
+        if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
+            print(text, end="", flush=True)
+            written += len(text)
+    print(tokenizer.decode(ids)[written:])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-one class here and one entry in `LAMS`.
+one class here and one entry in `LAMS`; its fields may be any of `make_lam`'s settings. With needs_input = False it only gets d's shape.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +45,6 @@ class FixedLam(nn.Module):
 class LinearLam(nn.Module):
     """λ = softplus(Λ ⊙ d) with Λ [H, L] from 1: the paper's "baseline λ" (Guo et al.). Starts near softplus(0) = 0.69."""
 
-    needs_input = True
-
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         scale = self.param("scale", nn.initializers.ones, d.shape[-2:])
@@ -65,8 +65,6 @@ class MlpLam(nn.Module):
     implementation: str | None = (
         None  # as of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can
     )
-
-    needs_input = True
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
@@ -113,8 +111,6 @@ class RopeLam(nn.Module):
 
     init_scheme: str = "paper"
 
-    needs_input = True
-
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
@@ -145,11 +141,11 @@ def rotate_by_level(weight: Float[Array, " D"], levels: int) -> Float[Array, "D 
 
 
 LAMS: dict[str, Callable[..., nn.Module]] = {
-    "fixed": lambda hidden, activation, init_scheme, implementation, **kw: FixedLam(**kw),
-    "linear": lambda hidden, activation, init_scheme, implementation, **kw: LinearLam(**kw),
-    "mlp_softplus": lambda **kw: MlpLam(out="softplus", **kw),
-    "mlp_softmax": lambda **kw: MlpLam(out="softmax", **kw),
-    "rope": lambda hidden, activation, implementation, **kw: RopeLam(**kw),
+    "fixed": FixedLam,
+    "linear": LinearLam,
+    "mlp_softplus": functools.partial(MlpLam, out="softplus"),
+    "mlp_softmax": functools.partial(MlpLam, out="softmax"),
+    "rope": RopeLam,
 }
 
 
@@ -177,11 +173,13 @@ def make_lam(
     if hidden is not None and hidden < 1:
         raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
     settings = dict(hidden=hidden, activation=activation, init_scheme=init_scheme, implementation=implementation)
-    return LAMS[lam](**settings, **module_kwargs)
+    fields = inspect.signature(LAMS[lam]).parameters
+    return LAMS[lam](**{name: value for name, value in settings.items() if name in fields}, **module_kwargs)
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:
-    """(parameters of λ, all other parameters) of a model's parameter tree."""
+    """(parameters of λ, all other parameters) of a model's parameter tree. The projection of the token to d, which every λ but
+    `fixed` has, counts among the others, as in the paper's share for λ."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = int(np.prod(leaf.shape))

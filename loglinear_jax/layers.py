@@ -189,7 +189,7 @@ def mixer_input_sizes(kind: str, lam: str, *, heads: int, num_levels: int) -> tu
     """Widths of the projections dt and d that a TokenMixer of this kind and λ uses (0: none)."""
     if kind == "softmax":
         return 0, 0
-    needs_d = kind == "log_linear" and make_lam(lam).needs_input
+    needs_d = kind == "log_linear" and getattr(make_lam(lam), "needs_input", True)
     return heads, heads * num_levels if needs_d else 0
 
 

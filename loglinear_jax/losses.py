@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-# Logits of a chunk take this many elements at most: 1 GiB in float32.
+# Logits of a chunk of one seed take this many elements at most: 1 GiB in float32.
 CHUNK_ELEMENTS = 1 << 28
 ALIGNMENT = 128
 
@@ -25,9 +25,9 @@ def token_losses(
 def chunked_token_losses(
     x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """`token_losses` of logits x @ kernel (products in x's dtype, the rest in float32), never all of them at once.
+    """`token_losses` of logits x @ kernel (products in x's dtype, the rest in float32), in chunks of tokens.
 
-    chunk: tokens whose logits exist at a time; by CHUNK_ELEMENTS if None.
+    chunk: tokens whose logits exist at a time; if None, so many that their logits are no more than CHUNK_ELEMENTS.
     """
     losses, right = _losses_of_chunks(*_in_chunks(x, kernel, targets, chunk), kernel)
     return tuple(y.reshape(-1)[: targets.size].reshape(targets.shape) for y in (losses, right))

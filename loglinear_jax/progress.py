@@ -29,13 +29,12 @@ def progress_bar(
     description: str,
     total: int,
     initial: int = 0,
-    stream: TextIO | None = None,
     shown: bool = True,
     unit: str = "step",
     unit_scale: bool = False,
 ) -> tqdm:
     """A bar over steps, or other units, with rate and time left; in a log file, a line every LOG_FILE_SECONDS."""
-    stream = sys.stderr if stream is None else stream
+    stream = sys.stderr
     terminal = stream.isatty()
     return tqdm(
         desc=description,

@@ -12,9 +12,9 @@ from tabulate import tabulate
 from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.train import CONVERGED, SeedState
+from loglinear_jax.train import CONVERGED_STEP_ACCURACY, SeedState
 
-CONVERGED_SHARE = 0.90  # a seed counts as converged if its best validation accuracy reaches this
+CONVERGED_ACCURACY = 0.90  # a seed counts as converged if its best validation accuracy reaches this
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -30,14 +30,14 @@ def describe_model(model: nn.Module, seq_len: int) -> str:
     tokens = jax.ShapeDtypeStruct((1, seq_len), np.int32)
     lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), tokens))
     size = f"{lam + other:,} parameters, of which {lam:,} ({100 * lam / other:.4f} %) are λ's"
-    return size + (" (the paper, with d_h = 2 L: below 0.007 %)" if isinstance(model, LanguageModel) else "")
+    return size + (" (the paper, with d_h = 2 L: below 0.007 %)" if lam and isinstance(model, LanguageModel) else "")
 
 
 def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
     """Outcomes of a trained variant, from its state of all seeds; accuracies are shares of 1, losses in nats, steps null if
     never. metric: by which the best step of a seed was chosen, "accuracy" or "loss".
 
-    share_converged counts seeds whose best accuracy reached CONVERGED_SHARE; median_convergence_step is over the seeds that
+    share_converged counts seeds whose best accuracy reached CONVERGED_ACCURACY; median_convergence_step is over the seeds that
     reached 99 %.
     """
     seeds, best_accuracy, best_loss, converged_step, diverged_step, best_step, last_step = to_host(
@@ -53,7 +53,7 @@ def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
     )
     seeds, best = seeds.tolist(), best_accuracy.astype(np.float64)
     reached = converged_step[converged_step >= 0]
-    num_converged = int((best >= CONVERGED_SHARE).sum())
+    num_converged = int((best >= CONVERGED_ACCURACY).sum())
     one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
     lam_params, other_params = count_lam_params(one_seed)
 
@@ -70,7 +70,7 @@ def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
         "diverged_step": steps(diverged_step),
         "last_step": int(last_step.max()),
         "mean_accuracy": float(best.mean()),
-        "std_accuracy": float(best.std(ddof=1)) if len(seeds) > 1 else 0.0,
+        "std_accuracy": float(best.std(ddof=1)) if len(seeds) > 1 else None,
         "peak_accuracy": float(best.max()),
         "num_converged": num_converged,
         "share_converged": num_converged / len(seeds),
@@ -100,31 +100,37 @@ def columns_of(s: dict[str, Any]) -> dict[str, str]:
     return _language_columns(s) if "predicts" in s else _recall_columns(s)
 
 
+def mean_and_std(s: dict[str, Any]) -> str:
+    """ "84.7 ± 30.1": a summary's accuracy in %; of one seed without ±."""
+    spread = "" if s["std_accuracy"] is None else f" ± {100 * s['std_accuracy']:.1f}"
+    return f"{100 * s['mean_accuracy']:.1f}{spread}"
+
+
 def _recall_columns(s: dict[str, Any]) -> dict[str, str]:
     low, high = s["share_converged_interval"]
     reached = sum(step is not None for step in s["converged_step"])
     median = f"; {s['median_convergence_step']:.0f}" if reached else ""
     share = f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
     return {
-        "accuracy %, mean ± std": f"{100 * s['mean_accuracy']:.1f} ± {100 * s['std_accuracy']:.1f}",
+        "accuracy %, mean ± std": mean_and_std(s),
         "peak %": f"{100 * s['peak_accuracy']:.1f}",
-        f"share ≥ {CONVERGED_SHARE:.0%} [95 % interval]": share,
-        f"seeds ≥ {CONVERGED:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
+        f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": share,
+        f"seeds ≥ {CONVERGED_STEP_ACCURACY:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
         "λ adds": f"{s['lam_params_percent']:.2f} %",
     }
 
 
 def _language_columns(s: dict[str, Any]) -> dict[str, str]:
-    def mean_and_std(losses):
+    def mean_perplexity(losses):
         perplexity = np.exp(np.asarray([np.nan if x is None else x for x in losses], np.float64))
         spread = f" ± {perplexity.std(ddof=1):.2f}" if len(perplexity) > 1 else ""
         return f"{perplexity.mean():.2f}{spread}"
 
     return {
         "predicts": s["predicts"],
-        "validation perplexity, mean ± std": mean_and_std(s["best_loss"]),
+        "validation perplexity, mean ± std": mean_perplexity(s["best_loss"]),
         "best": f"{np.exp(np.nanmin(np.asarray(s['best_loss'], np.float64))):.2f}",
-        "test perplexity": mean_and_std(s["test_loss"]),
+        "test perplexity": mean_perplexity(s["test_loss"]),
         "at step": f"{np.median([step for step in s['best_step'] if step is not None] or [np.nan]):.0f}",
         "λ adds": f"{s['lam_params_percent']:.4f} %",
         "tokens/s": "–" if s["tokens_per_second"] is None else f"{s['tokens_per_second']:,.0f}",

@@ -79,7 +79,7 @@ class SeedState:
 
     loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
     best metric, best_accuracy and best_loss what was measured there. converged_step is the first evaluated step with accuracy
-    ≥ CONVERGED; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not
+    ≥ CONVERGED_STEP_ACCURACY; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not
     happened. A seed that stopped or diverged no longer changes its parameters.
     """
 
@@ -101,7 +101,7 @@ class SeedState:
         return ~self.stopped & (self.diverged_step < 0)
 
 
-CONVERGED = 0.99
+CONVERGED_STEP_ACCURACY = 0.99  # validation accuracy at which converged_step is set
 
 
 def position_losses(
@@ -293,7 +293,9 @@ class SeedTrainer:
             best_loss=jnp.where(better, loss, state.best_loss),
             best_step=best_step,
             converged_step=jnp.where(
-                state.active & (accuracy >= CONVERGED) & (state.converged_step < 0), state.step, state.converged_step
+                state.active & (accuracy >= CONVERGED_STEP_ACCURACY) & (state.converged_step < 0),
+                state.step,
+                state.converged_step,
             ),
             stopped=state.stopped | (state.active & stops),
             loss_sum=jnp.zeros_like(state.loss_sum),

@@ -58,7 +58,8 @@ class Workdir:
         except OSError as error:
             raise ConfigError(f"workdir {self.path} can't be written: {error.strerror or error}") from error
         if self.config_file.exists():
-            differences = config_differences(read_config(self.config_file), config)
+            as_written = ConfigDict(json.loads(to_json(config.to_dict())))
+            differences = config_differences(read_config(self.config_file), as_written)
             if differences:
                 raise ConfigError(
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "

@@ -47,10 +47,12 @@ for kv in 4 8 16 32; do
 done
 # The paper's table at its own size: four runs too small to fill a GPU share one. Twice, for what the same seeds give again.
 for again in '' -again; do
+  jobs=()
   for kv in 4 8 16 32; do
     XLA_PYTHON_CLIENT_PREALLOCATE=false run mqar-seq128-five-seeds$again-kv$kv --config=configs/mqar.py:kv=$kv $tf32 &
+    jobs+=($!)
   done
-  wait
+  for job in "${jobs[@]}"; do wait "$job"; done  # ends the script if one failed
 done
 for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32

@@ -1,12 +1,17 @@
 """Configs, presets and variants: what they set, and one clear line for what cannot be."""
 
+import dataclasses
+import importlib.machinery
 import importlib.util
+import sys
+import types
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, build, check_variants, config_differences, variant_config, variant_names
+from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -27,6 +32,13 @@ def test_every_preset_builds(name, preset):
         experiment = build(config, variant)
         assert experiment.model.settings.max_length == experiment.task.seq_len
         assert len(experiment.seeds) == config.train.num_seeds
+
+
+@pytest.mark.parametrize("preset", ["smoke,seq=64,kv=6", "kv=6,smoke,seq=64"])
+def test_presets_with_a_value_hold_in_any_order(preset):
+    config = get_config("mqar", preset)
+    assert (config.task.seq_len, config.task.num_pairs, config.train.num_steps) == (64, 6, 900)
+    assert build(config, "linear").task.num_pairs == 6
 
 
 def test_the_ablation_of_lams_hidden_width():
@@ -82,6 +94,23 @@ def test_any_task_by_its_module():
         get_config("task", "nowhere.mine")
 
 
+def test_a_task_of_ones_own_may_leave_out_its_check(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Delays(Task):
+        delays: tuple = (1, 2)
+
+    @dataclasses.dataclass(frozen=True)
+    class Listed(Task):
+        delays: list = dataclasses.field(default_factory=list)
+
+    module = types.SimpleNamespace(TASK=Delays, __spec__=importlib.machinery.ModuleSpec("delays", None))
+    monkeypatch.setitem(sys.modules, "delays", module)
+    assert build(get_config("task", "delays"), "linear").task.delays == (1, 2)
+    module.TASK = Listed
+    with pytest.raises(ConfigError, match="task delays: its field delays has no default value"):
+        get_config("task", "delays")
+
+
 def test_variants():
     config = get_config("mqar")
     config.variants = "linear, mixer=softmax,lam=mlp_softplus+lam_hidden=32+train.learning_rate=3e-3,train.grad_clip=2"
@@ -105,6 +134,7 @@ def test_variants():
         ("task.num_pairs=3", "there is no setting task.num_pairs of the model or of training"),
         ("lam_hidden=32.9", "'lam_hidden=32.9': expected int, got '32.9'"),
         ("lam_hidden=wide", "'lam_hidden=wide': expected int, got 'wide'"),
+        ("kind=language", "all variants are of one kind of model"),
     ],
 )
 def test_bad_variants(variants, message):
@@ -123,6 +153,7 @@ def test_bad_variants(variants, message):
         ("model.key_groups", 3, "model.heads must be a multiple of key_groups, got heads=2, key_groups=3"),
         ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
         ("model.mixer", "mamba", "model.mixer must be one of"),
+        ("model.kind", "language", "model.kind=language does not go with this config"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
         ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),

@@ -12,9 +12,11 @@ from loglinear_jax.fenwick import (
     bit_length,
     bucket_level_after,
     left_sibling,
+    max_length,
     merge_for_token,
     right_siblings,
     tree_heights,
+    used_levels,
 )
 
 
@@ -108,3 +110,15 @@ def test_a_chunk_reads_left_siblings_that_partition_what_is_before_it(chunk):
         is_right, node = left_sibling(chunk, height)
         read += range(node << height, (node + 1) << height) if is_right else []
     assert sorted(read) == list(range(chunk))
+
+
+def test_used_levels_are_those_with_tokens():
+    used = used_levels(20, 6)
+    for position in range(20):
+        levels = {int(fenwick_level(position, s)) for s in range(position + 1)}
+        assert set(np.flatnonzero(used[position])) == levels
+
+
+@given(st.integers(1, 40))
+def test_max_length_is_the_last_with_so_many_levels(levels):
+    assert num_levels(max_length(levels)) == levels and num_levels(max_length(levels) + 1) == levels + 1

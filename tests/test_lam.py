@@ -1,5 +1,6 @@
 """Initial values, parameter counts and definitions of the λ parameterisations."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from scipy.special import erf, softmax
 
 from loglinear_jax.lam import LAMS, count_lam_params, make_lam, rotate_by_level
+from loglinear_jax.models import RecallModel, RecallSettings
 
 HEADS, LEVELS = 3, 7
 
@@ -107,6 +109,21 @@ def test_rope_rotates_pairs_by_the_level(size):
         assert x @ np.asarray(rotate_by_level(jnp.asarray(weight), 4))[:, level] == pytest.approx(
             weight @ rotated, rel=1e-5
         )
+
+
+def test_a_lam_of_ones_own_is_one_class_and_one_entry(monkeypatch):
+    class BoundedLam(nn.Module):
+        init_scheme: str = "paper"
+
+        @nn.compact
+        def __call__(self, d):
+            return 2 * nn.sigmoid(d + self.param("bias", nn.initializers.zeros, d.shape[-2:]))
+
+    monkeypatch.setitem(LAMS, "bounded", BoundedLam)
+    assert make_lam("bounded", init_scheme="released").init_scheme == "released"
+    model = RecallModel(RecallSettings(vocab_size=8, max_length=16, lam="bounded", layers=1))
+    params = model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]["layer_0"]
+    assert params["mixer"]["lam"]["bias"].shape == (2, 5) and params["in_proj"]["kernel"].shape == (64, 192 + 2 + 2 * 5)
 
 
 @pytest.mark.parametrize(

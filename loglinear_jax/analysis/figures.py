@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis.attention_rows import AttentionRow
 from loglinear_jax.analysis.runs import Record, load_record
 from loglinear_jax.tasks.text import TARGETS
-from loglinear_jax.train import CONVERGED
+from loglinear_jax.train import CONVERGED_STEP_ACCURACY
 
 # Okabe and Ito's colours, safe for the colour-blind: a λ has the same one in every figure.
 COLORS = {
@@ -125,7 +125,7 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
             for set_formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
                 set_formatter(lambda value, _: f"{value:g}")
         else:
-            axis.axhline(100 * CONVERGED, color="0.6", linewidth=0.8, linestyle=":")
+            axis.axhline(100 * CONVERGED_STEP_ACCURACY, color="0.6", linewidth=0.8, linestyle=":")
             axis.set_ylim(0, 102)
         _open_frame(axis)
     for axis in axes[:, 0]:

@@ -10,16 +10,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.runs import Run
-from loglinear_jax.fenwick import num_levels
+from loglinear_jax.data import is_text
+from loglinear_jax.fenwick import num_levels, used_levels
 from loglinear_jax.lam import make_lam
 from loglinear_jax.tasks import Task
-from loglinear_jax.tasks.text import Text
 from loglinear_jax.workdir import Workdir
 
-# Not a seed of any run: sequences that no model was trained or validated on.
+# With nothing folded in, as training and validation do: other sequences than theirs, whatever their seeds.
 SAMPLE_SEED = 2**31 - 1
 
 
@@ -33,7 +33,7 @@ def sample_tokens(
     """
     task = dataclasses.replace(run.task, seq_len=seq_len or run.task.seq_len)
     task.check()
-    if isinstance(task, Text):
+    if is_text(task):
         if run.workdir is not None:
             Workdir(run.workdir, writes=False).keep_corpus(task.data)  # says if it is another text now
         return tuple(x[:num] for x in task.windows("validation"))
@@ -118,12 +118,6 @@ def static_lam(
 
 def _find_mixer(node: dict[str, Any]) -> dict[str, Any]:
     return node if "lam" in node else _find_mixer(node["mixer"])
-
-
-def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:
-    """Whether the bucket of each level has tokens in it at each position; λ elsewhere multiplies a state of zeros."""
-    position = np.arange(length)[:, None]
-    return np.concatenate([np.ones((length, 1), bool), (position >> np.arange(levels - 1)) & 1 == 1], axis=1)
 
 
 def input_dependence(

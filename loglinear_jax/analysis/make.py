@@ -20,15 +20,16 @@ from loglinear_jax.analysis.attention_rows import attention_row
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.decays import initial_memory
 from loglinear_jax.analysis.figures import Panel, describe_run, describe_task, describe_variant
-from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam, used_levels
+from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
 from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
 from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import differing_names, flat_settings, variant_config
 from loglinear_jax.data import is_text
+from loglinear_jax.fenwick import used_levels
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.summary import CONVERGED_SHARE
+from loglinear_jax.summary import CONVERGED_ACCURACY
 
 SECTIONS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths", "complexity")
 FROM_CHECKPOINTS = ("lam", "dependence", "rows", "lengths")
@@ -298,7 +299,9 @@ class _Maker:
                     with self._named(where, f"{variant}: variation of λ"):
                         dependence[variant] = self._dependence(run, run.seeds[: self.choices.max_seeds])
                         accuracy = dict(zip(run.seeds, run.scores(self.choices.which)[0], strict=True))
-                        converged[variant] = {seed: accuracy[seed] >= CONVERGED_SHARE for seed in dependence[variant]}
+                        converged[variant] = {
+                            seed: accuracy[seed] >= CONVERGED_ACCURACY for seed in dependence[variant]
+                        }
             if "rows" in wanted and run.model.settings.mixer != "softmax":
                 with self._named(where, f"{variant}: what a head draws on"):
                     self._rows(run, record)
@@ -508,7 +511,7 @@ class _Maker:
                 spread = f" ± {column.std(ddof=1):.1f}" if len(column) > 1 else ""
                 row[f"length {length}"] = f"{column.mean():.1f}{spread}"
                 if not text:
-                    row[f"length {length}"] += f" ({np.sum(column >= 100 * CONVERGED_SHARE)}/{len(column)})"
+                    row[f"length {length}"] += f" ({np.sum(column >= 100 * CONVERGED_ACCURACY)}/{len(column)})"
             if trained == 128 and record.config.task.name == "mqar":
                 row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
             rows.append(row)
@@ -517,7 +520,7 @@ class _Maker:
                 for seed, of_seed in zip(seeds, values, strict=True)
                 for n, x in zip(lengths, of_seed, strict=True)
             ]
-        what = "perplexity" if text else f"accuracy %, mean ± std over seeds (seeds at ≥ {CONVERGED_SHARE:.0%})"
+        what = "perplexity" if text else f"accuracy %, mean ± std over seeds (seeds at ≥ {CONVERGED_ACCURACY:.0%})"
         table = Table(f"{task}: {what}", rows, raw)
         self.report.add_table(section, table, self._stem(record, "lengths-table"), self._titled(record, what))
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import default_config, released_config
+from loglinear_jax.config import (
+    default_config,
+    language_config,
+    released_config,
+    released_language_config,
+    set_hidden,
+)
 
 # Table 2: MQAR, length 128, by pairs: mean and peak accuracy in %.
 MQAR = {
@@ -38,6 +44,7 @@ BASELINE_LAM_RANGE = (0.688, 0.698)
 _MODEL_BESIDES = ("lam", "mixer", "max_length", "chunk_size", "implementation")
 _TRAIN = (
     "num_steps", "batch_size", "learning_rate", "warmup_steps", "schedule", "weight_decay", "grad_clip", "stream", "num_train",
+    "eval_every", "stop_at", "metric", "patience",
 )  # fmt: skip
 
 
@@ -45,25 +52,28 @@ def result(config: ConfigDict, variant: str) -> str | None:
     """What the paper reports for this variant of an experiment, as it prints it; None if it has no such experiment, or its
     model or training was another one. Either of the settings `paper` and `released` may be the one it ran."""
     task, model = config.task, config.model
-    if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and _as_published(config, 5_000):
+    recall = default_config()
+    if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and _as_published(config, recall):
         found = MQAR.get(task.num_pairs, {}).get(variant)
         if variant in HIDDEN and model.lam == "mlp_softplus":
             return HIDDEN[variant]
         return None if found is None else f"{found[0]} ({found[1]})"
     if task.name == "selective_copy" and task.num_tokens == 16 and task.vocab_size in (64, 128):
         found = SELECTIVE_COPY.get(task.seq_len, {}).get(variant)
-        return None if found is None or not _as_published(config, 30_000) else f"{found[0]} ± {found[1]}"
-    if task.name == "text" and task.corpus.startswith("wikitext-103") and task.target_offset == 2:
-        return LANGUAGE.get(model.hidden, {}).get(variant)
+        recall.train.num_steps = 30_000
+        return None if found is None or not _as_published(config, recall) else f"{found[0]} ± {found[1]}"
+    if task.name == "text" and (task.corpus, task.seq_len, task.target_offset) == ("wikitext-103-raw", 512, 2):
+        language = language_config()
+        set_hidden(language, model.hidden)
+        return LANGUAGE.get(model.hidden, {}).get(variant) if _as_published(config, language) else None
     return None
 
 
-def _as_published(config: ConfigDict, num_steps: int) -> bool:
-    published = default_config()
-    published.train.num_steps = num_steps
+def _as_published(config: ConfigDict, published: ConfigDict) -> bool:
+    """Whether model and training are those of the paper's text, or of its released code."""
     released = ConfigDict(published.to_dict())
-    released_config(released)
-    same_train = all(config.train.get(name) == published.train[name] for name in _TRAIN)
+    (released_language_config if published.model.kind == "language" else released_config)(released)
+    same_train = all(config.train.get(name) == published.train.get(name) for name in _TRAIN)
     same_model = any(
         all(config.model.get(name) == value for name, value in known.model.items() if name not in _MODEL_BESIDES)
         for known in (published, released)

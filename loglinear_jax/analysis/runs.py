@@ -102,7 +102,6 @@ class Run:
     last: Any
     best_accuracy: np.ndarray
     best_loss: np.ndarray
-    best_step: np.ndarray
     diverged_step: np.ndarray
 
     def scores(self, which: Literal["best", "last"] = "best") -> tuple[np.ndarray, np.ndarray]:
@@ -153,6 +152,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
+    metrics = load_metrics(directory, variant)
+    until_saved = metrics["step"] <= state.step[0]  # a run that goes on is ahead of its checkpoints
     saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
     identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
     for part in (state.best_loss, state.best_accuracy, state.loss_sum):
@@ -166,13 +167,12 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         model=model,
         task=experiment.task,
         seeds=experiment.seeds,
-        metrics=load_metrics(directory, variant),
+        metrics={name: values[until_saved] for name, values in metrics.items()},
         checkpoint=identity.hexdigest()[:16],
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
         best_loss=state.best_loss,
-        best_step=state.best_step,
         diverged_step=state.diverged_step,
     )
 

@@ -21,8 +21,8 @@ from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
-from loglinear_jax.summary import CONVERGED_SHARE, columns_of
-from loglinear_jax.train import CONVERGED
+from loglinear_jax.summary import CONVERGED_ACCURACY, columns_of, mean_and_std
+from loglinear_jax.train import CONVERGED_STEP_ACCURACY
 
 RESAMPLES = 10_000
 FEWEST = 10
@@ -262,8 +262,8 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
             s, name = _variants(by_column[value])[variant], f"{shown}={value}"
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
-            spread = f" ± {100 * s['std_accuracy']:.1f}" if field == "seq_len" else f" ({100 * s['peak_accuracy']:.1f})"
-            ours[name] = f"{100 * s['mean_accuracy']:.1f}{spread}"
+            mean_and_peak = f"{100 * s['mean_accuracy']:.1f} ({100 * s['peak_accuracy']:.1f})"
+            ours[name] = mean_and_std(s) if field == "seq_len" else mean_and_peak
             shares[name] = _shares(s)
             raw.append({"variant": variant, field: value} | _share_numbers(s) | {"the_paper": published})
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
@@ -294,7 +294,7 @@ def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S laye
     rows, raw = [], []
     for (record, variant, tokens), changed in zip(memory, changes, strict=True):
         summary = _variants(record)[variant]
-        converged = np.array(summary["best_accuracy"], float) >= CONVERGED_SHARE
+        converged = np.array(summary["best_accuracy"], float) >= CONVERGED_ACCURACY
         name = {"task": describe_task(record.config.task), "changed": changed or "nothing", "variant": variant}
         row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
         number = name | {"run": record.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
@@ -359,7 +359,7 @@ def differences(record: Record) -> Table | None:
             values = [100 * np.asarray(s["best_accuracy"]) for s in (a, b)]
         row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
         number = dict(row)
-        for threshold in () if language else (CONVERGED_SHARE, CONVERGED):
+        for threshold in () if language else (CONVERGED_ACCURACY, CONVERGED_STEP_ACCURACY):
             only_a, only_b, p = mcnemar(*([x >= threshold for x in s["best_accuracy"]] for s in (a, b)))
             row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
             at = f"{100 * threshold:.0f}"

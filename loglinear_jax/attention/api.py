@@ -15,7 +15,7 @@ from loglinear_jax.attention import common, pallas, recurrent
 from loglinear_jax.attention.decay import MIN_LOG_DECAY
 from loglinear_jax.attention.parallel import parallel
 from loglinear_jax.attention.xla import chunkwise
-from loglinear_jax.fenwick import FenwickState, num_levels
+from loglinear_jax.fenwick import FenwickState, max_length, num_levels
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
@@ -82,7 +82,7 @@ def log_linear_attention(
             _check_levels(lam, position + length, "initial_state.position + T tokens")
 
     if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, v, chunk_size, precision) else "xla"
+        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, lam, initial_state,
         return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
@@ -154,7 +154,7 @@ def fenwick_step(
         _check_levels(lam, position + 1, "state.position + 1 tokens")
         if levels < num_levels(position + 1):
             raise ValueError(
-                f"state.levels has {levels} levels, room for {1 << (levels - 1)} tokens: expected at least "
+                f"state.levels has {levels} levels, room for {max_length(levels)} tokens: expected at least "
                 f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger max_length"
             )
     return _step(state, q, k, v, log_decay, lam)

@@ -27,12 +27,16 @@ def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"],
 
 
 def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:
-    """exp(sum of log_decay over s < r ≤ t) for every t ≥ s, and 0 above the diagonal."""
+    """exp(sum of log_decay over s < r ≤ t) for every t ≥ s, and 0 above the diagonal.
+
+    The diagonal is a constant 1: left to exp(x - x), its gradient would be added and taken away again, and rounding would drown
+    that of strong decays.
+    """
     total, correction = compensated_cumsum(log_decay)
     between = (total[..., :, None] - total[..., None, :]) + (correction[..., :, None] - correction[..., None, :])
     length = log_decay.shape[-1]
-    causal = jnp.tril(jnp.ones((length, length), bool))
-    return jnp.exp(jnp.where(causal, between, -jnp.inf))
+    below = jnp.tril(jnp.ones((length, length), bool), -1)
+    return jnp.exp(jnp.where(below, between, -jnp.inf)) + jnp.eye(length, dtype=log_decay.dtype)
 
 
 def decay_to_end(log_decay: Float[Array, "... T"]) -> Float[Array, "... T"]:

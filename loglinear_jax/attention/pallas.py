@@ -15,11 +15,12 @@ from loglinear_jax.attention.decay import decay_to_end
 from loglinear_jax.fenwick import fenwick_level
 
 
-def is_best(q, v, chunk_size=None, precision=None) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
     if pallas_kernels.interpreting() or not pallas_kernels.runs_on_gpu():
         return False
-    reason = pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision)
+    dtype = jnp.result_type(q, k, v)
+    reason = pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
     if reason is not None:
         _warn_once(reason)
     return reason is None

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from loglinear_jax.attention import common
-from loglinear_jax.fenwick import FenwickState, init_fenwick_state, merge_for_token
+from loglinear_jax.fenwick import FenwickState, init_fenwick_state, max_length, merge_for_token
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
@@ -25,9 +25,8 @@ def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_attention`."""
     if initial_state is None:
         batch, _, heads, value_dim = v.shape
-        max_length = 1 << (lam.shape[-1] - 1)
         dtype = common.accumulation_dtype(q, k, v)
-        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, max_length, dtype)
+        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, max_length(lam.shape[-1]), dtype)
 
     def body(state, inputs):
         out, state = step(state, *inputs, precision=precision)

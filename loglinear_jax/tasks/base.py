@@ -42,7 +42,6 @@ class Task:
 
     def check(self) -> None:
         """Raises ValueError, naming the settings, if they admit no sequence."""
-        raise NotImplementedError
 
     def sample(self, key: jax.Array, num: int) -> tuple[Int[Array, "num T"], Int[Array, "num T"]]:
         """`num` sequences: token ids, and at each position the id to predict there, or -1 where nothing is scored.

@@ -47,7 +47,6 @@ WIKITEXT = ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2")
 class Corpus:
     """Token ids of each split: 1-d read-only memory maps, uint16 or uint32, all below vocab_size."""
 
-    name: str
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
@@ -108,9 +107,10 @@ def open_corpus(
                 if manifest is None:
                     manifest = _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
-        raise CorpusError(f"cache: {root} can't be written: {error}") from error
+        written = error.filename is None or Path(error.filename).is_relative_to(root)
+        raise CorpusError(f"cache: {root} can't be written: {error}" if written else f"corpus: {error}") from error
     tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
-    return Corpus(text.name, **tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder)
+    return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder)
 
 
 # --- Where text comes from ------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def make_run():
         score = np.zeros(len(built.seeds))
         return Run(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,
-            metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score, best_step=score,
+            metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score,
             diverged_step=score - 1,
         )  # fmt: skip
 

@@ -14,8 +14,9 @@ from loglinear_jax.analysis import (
     scores_by_length,
     static_lam,
 )
-from loglinear_jax.analysis.lam_values import mixer_values, used_levels
-from loglinear_jax.lam import LAMS
+from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.fenwick import used_levels
+from loglinear_jax.lam import LAMS, rotate_by_level
 
 
 @pytest.mark.parametrize("variant", ["mlp_softplus", "linear", "mixer=linear"])
@@ -70,13 +71,15 @@ def test_static_lam_is_what_no_token_changes(make_run, lam):
         )
     else:
         assert "input is 0" in what
-
-
-def test_used_levels_are_those_with_tokens():
-    used = used_levels(20, 6)
-    for position in range(20):
-        levels = {int(fenwick_level(position, s)) for s in range(position + 1)}
-        assert set(np.flatnonzero(used[position])) == levels
+        weights = run.params(0)["params"]["layer_1"]["mixer"]["lam"]
+        if lam == "rope":
+            a = weights["base"] @ rotate_by_level(weights["w0"], 6) + weights["b0"]
+            expected = jax.nn.softplus(a * weights["b1"])
+        else:
+            hidden = jax.nn.gelu(weights["hidden"]["bias"], approximate=False)
+            logits = hidden @ weights["out_proj"]["kernel"] + weights["out_proj"]["bias"]
+            expected = jax.nn.softplus(logits) if lam == "mlp_softplus" else jax.nn.softmax(logits)
+        np.testing.assert_allclose(values[1, :, :5], np.broadcast_to(expected, (2, 6))[:, :5], rtol=1e-5)
 
 
 def test_input_dependence_against_sums_by_hand():

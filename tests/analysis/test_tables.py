@@ -16,7 +16,13 @@ from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.figures import colors_of, draw_shares
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
-from loglinear_jax.config import default_config, language_config, released_config, robust_config
+from loglinear_jax.config import (
+    default_config,
+    language_config,
+    released_config,
+    released_language_config,
+    robust_config,
+)
 from loglinear_jax.summary import wilson_interval
 
 
@@ -80,8 +86,21 @@ def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
         assert shown in text
     assert "kv=8" in text and "kv=16" not in text
     assert paper.result(ours.config, "lam_hidden=32").startswith("9 of 11 seeds converge")
-    for change in ({"task.seq_len": 256}, {"model.norm": "pre"}, {"model.layers": 3}, {"train.num_steps": 4_000}):
-        other = ConfigDict(ours.config.to_dict())
+    language = language_config()
+    released_language_config(language)
+    assert paper.result(language, "linear") == "224.71"
+    for config, change in (
+        (ours.config, {"task.seq_len": 256}),
+        (ours.config, {"model.norm": "pre"}),
+        (ours.config, {"model.layers": 3}),
+        (ours.config, {"train.num_steps": 4_000}),
+        (ours.config, {"train.patience": 1}),
+        (language, {"task.target_offset": 1}),
+        (language, {"task.corpus": "wikitext-2-raw"}),
+        (language, {"model.layers": 1}),
+        (language, {"train.num_steps": 10}),
+    ):
+        other = ConfigDict(config.to_dict())
         other.update_from_flattened_dict(change)
         assert paper.result(other, "linear") is None
 

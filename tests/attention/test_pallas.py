@@ -57,7 +57,7 @@ def test_without_a_gpu_nothing_is_chosen_silently():
         warnings.simplefilter("error")
         log_linear_attention(*inputs)
         with pallas_kernels.interpret():  # which is for tests: it must be named to be used
-            assert not pallas.is_best(inputs[0], inputs[2])
+            assert not pallas.is_best(*inputs[:3])
 
 
 def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypatch):
@@ -70,6 +70,16 @@ def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypat
         log_linear_attention(*inputs)
     assert len(caught) == 1
     assert relative_error(out, log_linear_attention(*inputs, implementation="parallel")) < 1e-5
+
+
+def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pallas.pallas_kernels, "runs_on_gpu", lambda: True)
+    monkeypatch.setattr(pallas.pallas_kernels, "interpreting", lambda: False)
+    monkeypatch.setattr(pallas.pallas_kernels, "why_unsupported", lambda *settings: asked.append(settings[2]))
+    q, k, v, *_ = random_inputs(3, 1, 9, 1, 1, 16, 16, dtype=np.float32)
+    assert pallas.is_best(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v)
+    assert asked == [jnp.float32]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The recall model: shapes, causality, initial values, every mixer and λ, and reading λ out."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +115,7 @@ def test_size_of_the_papers_model():
     assert sum(x.size for x in jax.tree.leaves(params)) == 2 * 128 * 64 + 2 * layer + 2 * 64
 
 
-def test_lam_can_be_read_and_costs_nothing_unread():
+def test_lam_can_be_read_and_costs_nothing_unread(monkeypatch):
     model, params = build(lam="linear")
     _, sown = read(model, params)
     for layer in ("layer_0", "layer_1"):
@@ -122,8 +123,9 @@ def test_lam_can_be_read_and_costs_nothing_unread():
         assert lam.shape == (2, 24, 2, num_levels(24))
     assert jax.eval_shape(model.apply, params, TOKENS).shape == (2, 24, 16)  # no intermediates unless asked for
     unread = jax.jit(lambda p, x: model.apply(p, x)).lower(params, TOKENS).compile().cost_analysis()["flops"]
-    reading = jax.jit(lambda p, x: model.apply(p, x, mutable=["intermediates"])).lower(params, TOKENS)
-    assert unread <= reading.compile().cost_analysis()["flops"]
+    monkeypatch.setattr(nn.Module, "sow", lambda *args, **kwargs: False)
+    without = jax.jit(lambda p, x: model.apply(p, x)).lower(params, TOKENS).compile().cost_analysis()["flops"]
+    assert unread == without
 
 
 def test_linear_mixer_is_log_linear_with_lambda_one():

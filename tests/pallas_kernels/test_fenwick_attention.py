@@ -123,8 +123,7 @@ def test_extreme_decays(decay, mode):
         }[decay],
         jnp.float32,
     )
-    # Where everything is forgotten at once, the gradient of that is nearly or exactly 0.
-    check(mode, inputs, chunk_size=32, no_gradient=("log_decay",) if decay in ("strong", "reset") else ())
+    check(mode, inputs, chunk_size=32)
 
 
 def grids(function, *arguments):
