@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from loglinear_jax import distributed, experiment, summary
     from loglinear_jax.checkpoints import NoReadableCheckpoint
-    from pallas_kernels import UnsupportedError
 
     log = logging.getLogger("loglinear_jax")
     log.setLevel(logging.INFO if distributed.is_main() else logging.ERROR)
@@ -87,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     log.handlers = [handler]
     try:
         outcome = experiment.run(config, workdir, ["python", Path(argv[0]).name, *argv[1:]])
-    except (ConfigError, NoReadableCheckpoint, UnsupportedError) as error:
+    except (ConfigError, NoReadableCheckpoint) as error:
         fail(error)
     if outcome.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", outcome.interrupted_at)

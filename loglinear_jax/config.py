@@ -217,6 +217,7 @@ def variant_names(config: ConfigDict) -> list[str]:
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
     config = ConfigDict(config.to_dict())
+    paths = set()
     for setting in variant.split("+"):
         path, equals, text = setting.partition("=")
         if not equals:
@@ -233,6 +234,9 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
             raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
         if path == "model.kind":
             raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
+        if path in paths:
+            raise ConfigError(f"variants: {variant!r} sets {path} twice")
+        paths.add(path)
         current = config[section][field]
         try:
             value = text if isinstance(current, str) else ast.literal_eval(text)
@@ -247,7 +251,9 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
 
 
 def check_variants(config: ConfigDict) -> None:
-    """Raises ConfigError for a model.lam that no variant would use."""
+    """Raises ConfigError for a model.lam that is none, or that no variant would use."""
+    if config.model.lam not in LAMS:
+        raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
     default = default_config().model.lam
     names = variant_names(config)
     if config.model.lam != default and all(variant_config(config, n).model.lam != config.model.lam for n in names):

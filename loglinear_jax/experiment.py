@@ -29,6 +29,7 @@ from loglinear_jax.summary import describe_model, summarize
 from loglinear_jax.tasks.text import TARGETS
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from loglinear_jax.workdir import Workdir, write_json
+from pallas_kernels import UnsupportedError
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +47,22 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
 
     command: the command line that asked for it, for summary.json.
 
-    Raises ConfigError before any training if a setting can't be, or the workdir can't be used.
+    Raises ConfigError before anything is written if a setting can't be, and if the workdir can't be used.
     """
     check_variants(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    try:
+        sizes = {variant: describe_model(x.model, x.task.seq_len) for variant, x in experiments.items()}
+    except UnsupportedError as error:
+        raise ConfigError(f"model.implementation={config.model.implementation}: {error}") from error
     directory = Workdir(workdir, writes=is_main())
     resumed = directory.prepare(config)
     task = next(iter(experiments.values())).task  # the same for all variants
     if is_text(task):
         directory.keep_corpus(task.data)
     log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
-    for variant, experiment in experiments.items():
-        log.info("%s: %s", variant, describe_model(experiment.model, experiment.task.seq_len))
+    for variant, size in sizes.items():
+        log.info("%s: %s", variant, size)
 
     started = time.monotonic()
     summaries: dict[str, Any] = {}

@@ -115,7 +115,12 @@ class FenwickState:
 def init_fenwick_state(
     batch: int, heads: int, key_dim: int, value_dim: int, max_length: int, dtype=jnp.float32
 ) -> FenwickState:
-    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim, value_dim]."""
+    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim, value_dim].
+
+    Raises ValueError for a max_length below 1 or a dtype that is not floating.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype is {jnp.dtype(dtype).name}: expected a floating dtype")
     levels = jnp.zeros((batch, heads, num_levels(max_length), key_dim, value_dim), dtype)
     return FenwickState(levels=levels, position=jnp.zeros((), jnp.int32))
 

@@ -61,12 +61,13 @@ def stream(
         raise ValueError(f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T], T ≥ 1")
     if prompt.min() < 0 or prompt.max() >= m.vocab_size:
         raise ValueError(f"prompt has ids {prompt.min()} to {prompt.max()}: expected 0 to {m.vocab_size - 1}")
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
     total = prompt.shape[1] + num_tokens
     max_length = total if max_length is None else max_length
-    if num_tokens < 1 or total > max_length:
+    if total > max_length:
         raise ValueError(
-            f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected at least 1, and no more than "
-            f"max_length={max_length} in all"
+            f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
         )
     m.check_decoding(max_length)
     if not temperature >= 0:
@@ -137,7 +138,7 @@ def _define_flags() -> None:
     flags.DEFINE_float("temperature", 1.0, "logits are divided by it; 0: the likeliest token")
     flags.DEFINE_integer("top_k", None, "only that many likeliest tokens")
     flags.DEFINE_float("top_p", None, "only the fewest tokens with this probability together")
-    flags.DEFINE_integer("seed", 0, "of the sampling")
+    flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0, upper_bound=2**32 - 1)
     flags.DEFINE_string("stop", None, "end after this token, given as its text")
 
 
@@ -158,9 +159,12 @@ def main(argv: list[str]) -> None:
         prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
         if not prompt:
             raise ValueError("prompt is empty: expected some text to go on from")
+        model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
+        if model_seed not in run.seeds:
+            raise ValueError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
         tokens = stream(
             run.model,
-            run.params(run.seeds[0] if args.model_seed is None else args.model_seed),
+            run.params(model_seed),
             np.asarray([prompt]),
             args.num_tokens,
             temperature=args.temperature,
@@ -169,7 +173,7 @@ def main(argv: list[str]) -> None:
             seed=args.seed,
             stop_token=None if stop is None else stop[0],
         )
-    except (ConfigError, NoReadableCheckpoint, ValueError, KeyError) as error:
+    except (ConfigError, NoReadableCheckpoint, ValueError) as error:
         print("generate:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     print(args.prompt, end="", flush=True)

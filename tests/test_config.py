@@ -134,6 +134,7 @@ def test_variants():
         ("task.num_pairs=3", "there is no setting task.num_pairs of the model or of training"),
         ("lam_hidden=32.9", "'lam_hidden=32.9': expected int, got '32.9'"),
         ("lam_hidden=wide", "'lam_hidden=wide': expected int, got 'wide'"),
+        ("linear+fixed", "'linear\\+fixed' sets model.lam twice"),
         ("kind=language", "all variants are of one kind of model"),
     ],
 )
@@ -153,6 +154,7 @@ def test_bad_variants(variants, message):
         ("model.key_groups", 3, "model.heads must be a multiple of key_groups, got heads=2, key_groups=3"),
         ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
         ("model.mixer", "mamba", "model.mixer must be one of"),
+        ("model.lam_head_slope", float("nan"), "model.lam_head_slope must be finite, got nan"),
         ("model.kind", "language", "model.kind=language does not go with this config"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),

@@ -67,6 +67,7 @@ def test_sampling_follows_the_logits():
     [
         (PROMPT, 30, {}, "max_length=33: the model's λ has levels for 32 tokens"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
+        (PROMPT, -5, {}, "num_tokens must be at least 1, got -5"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
         (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),
         (PROMPT, 1, {"temperature": -1}, "temperature must be 0 or more, got -1"),

@@ -306,7 +306,16 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
         ),
         (["--config=configs/mqar.py", "--config.nosuch.field=1"], "no setting nosuch"),
         (["--config=configs/mqar.py", "--config.task.name=.."], "task.name: no task '..'"),
-        (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam=nope has no effect"),
+        (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam must be one of fixed, linear"),
+        (["--config=configs/mqar.py", "--config.model.lam=rope"], "model.lam=rope has no effect"),
+        (
+            ["--config=configs/mqar.py", "--config.model.key_dim=8", "--config.model.implementation=pallas"],
+            "model.implementation=pallas: K, the key dim, is 8: the Pallas kernels take 16 to 256",
+        ),
+        (
+            ["--config=configs/mqar.py", "--config.model.kind=language"],
+            "model.kind=language does not go with this config",
+        ),
         (["--config=README.md"], "the config can't be read"),
         (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
         (["--config=configs/mqar.py", "--sedes=3"], "sedes"),

@@ -47,12 +47,12 @@ def main(argv: list[str]) -> None:
     try:
         choices = Choices(
             sections=tuple(ONLY.value),
-            seeds=None if SEEDS.value is None else [int(x) for x in SEEDS.value],
+            seeds=_whole_numbers(SEEDS),
             max_seeds=MAX_SEEDS.value,
             layer=LAYER.value,
             head=HEAD.value,
             example=EXAMPLE.value,
-            positions=None if POSITIONS.value is None else [int(x) for x in POSITIONS.value],
+            positions=_whole_numbers(POSITIONS),
             sequences=SEQUENCES.value,
             evaluated=EVALUATED.value,
             which=WHICH.value,
@@ -65,6 +65,15 @@ def main(argv: list[str]) -> None:
         print("analysis:", problem, file=sys.stderr)
     print(f"Written to {path}")
     sys.exit(1 if problems else 0)
+
+
+def _whole_numbers(flag: flags.FlagHolder) -> list[int] | None:
+    """A list's items, None if it was not given."""
+    if flag.value is None:
+        return None
+    if wrong := [item for item in flag.value if not item.isdecimal()]:
+        raise ValueError(f"{flag.name}: expected whole numbers, got {wrong[0]!r}")
+    return [int(item) for item in flag.value]
 
 
 def _matching(patterns: list[str]) -> list[str]:

@@ -227,6 +227,10 @@ def _check_levels(lam, end: int, what: str) -> None:
 
 
 def _check_state(state: FenwickState, q, v, name: str) -> None:
+    if not isinstance(state, FenwickState):
+        raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
+    if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
+        raise ValueError(f"{name}.levels has dtype {jnp.result_type(state.levels)}: expected a floating dtype")
     shape = jnp.shape(state.levels)
     expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
     if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
@@ -238,3 +242,6 @@ def _check_state(state: FenwickState, q, v, name: str) -> None:
         raise ValueError(
             f"{name}.position has shape {jnp.shape(state.position)}: expected one scalar for the whole batch"
         )
+    position = _concrete(state.position)
+    if position is not None and position < 0:
+        raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")

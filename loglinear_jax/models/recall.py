@@ -69,6 +69,8 @@ class RecallSettings(MixerSettings):
         for name in ("weight_std", "embed_std", "dt_min", "dt_max"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"model.{name} must be finite and positive, got {getattr(self, name)}")
+        if not math.isfinite(self.lam_head_slope):
+            raise ValueError(f"model.lam_head_slope must be finite, got {self.lam_head_slope}")
         if self.dt_min > self.dt_max:
             raise ValueError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 
