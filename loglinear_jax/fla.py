@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from loglinear_jax.fenwick import max_length
 from loglinear_jax.models import LanguageSettings
 
 PREFIX = "backbone."
