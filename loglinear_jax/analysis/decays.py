@@ -48,5 +48,7 @@ def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray
     Mann-Whitney test that it is 1/2). nan if all seeds did the same. The probability is the area under the ROC curve."""
     if converged.all() or not converged.any():
         return np.nan, np.nan
+    if (memory == memory[0]).all():  # no rank to test
+        return 0.5, 1.0
     test = mannwhitneyu(memory[converged], memory[~converged])
     return float(test.statistic / (converged.sum() * (~converged).sum())), float(test.pvalue)

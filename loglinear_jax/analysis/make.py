@@ -244,14 +244,19 @@ class _Maker:
 
     def _decays(self) -> None:
         """Of recall runs that are finished: whether the initial decays decide which seeds converge."""
+        asked = [
+            (record, variant)
+            for record in self.records
+            if record.summary is not None and not record.is_text
+            for variant in record.variants
+            if variant_config(record.config, variant).model.mixer != "softmax"
+        ]
         found = []
-        for record in self.records:
-            if record.summary is None or record.is_text:
-                continue
-            for variant in record.variants:
-                if variant_config(record.config, variant).model.mixer != "softmax":
-                    with self._named(record.workdir, f"{variant}: initial decays"):
-                        found.append((record, variant, initial_memory(record, variant)))
+        with progress_bar("initial decays", len(asked), unit="variant") as bar:
+            for record, variant in asked:
+                with self._named(record.workdir, f"{variant}: initial decays"):
+                    found.append((record, variant, initial_memory(record, variant)))
+                bar.update()
         if not found:
             return
         section = self.report.section("Which seeds converge")
