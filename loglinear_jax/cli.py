@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: 0 when done or interrupted and saved, 2 for bad input."""
     argv = list(sys.argv if argv is None else argv)
     values = flags.FlagValues()
-    define_flags(values, argv)
-    if {"-h", "-help", "--help"} & set(argv):
-        print(f"{USAGE}\n{values.get_help()}")
-        return
     try:
+        define_flags(values, argv)
+        if {"-h", "-help", "--help"} & set(argv):
+            print(f"{USAGE}\n{values.get_help()}")
+            return
         rest = values(argv)[1:]
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}")

@@ -316,6 +316,7 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
             ["--config=configs/mqar.py", "--config.model.kind=language"],
             "model.kind=language does not go with this config",
         ),
+        (["--flagfile=/no/such/file"], "Unable to open flagfile"),
         (["--config=README.md"], "the config can't be read"),
         (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
         (["--config=configs/mqar.py", "--sedes=3"], "sedes"),
