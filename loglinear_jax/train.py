@@ -110,7 +110,7 @@ def position_losses(
     """(cross-entropy in nats, whether argmax is right) at each position, or at the `scored` ones; 0 and False where the target
     is < 0."""
     tokens, targets = batch
-    if hasattr(model, "token_losses"):  # never all logits at once
+    if hasattr(model, "token_losses"):  # in chunks
         return model.apply(params, tokens, targets, method="token_losses")
     return token_losses(model.apply(params, tokens, scored), targets[:, scored])
 

@@ -251,6 +251,8 @@ class _Maker:
             for variant in record.variants
             if variant_config(record.config, variant).model.mixer != "softmax"
         ]
+        if not asked:
+            return
         found = []
         with progress_bar("initial decays", len(asked), unit="variant") as bar:
             for record, variant in asked:

@@ -74,8 +74,7 @@ def log_linear_attention(
     if initial_state is None:
         _check_levels(lam, length, "T tokens")
     else:
-        _check_state(initial_state, q, v, "initial_state")
-        position = _concrete(initial_state.position)
+        position = _check_state(initial_state, q, v, "initial_state")
         if position is None:
             _check_levels(lam, length, "T tokens")
         else:
@@ -147,9 +146,8 @@ def fenwick_step(
         lam's. A traced position cannot be checked: size the state by init_fenwick_state's max_length.
     """
     _check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
-    _check_state(state, q, v, "state")
+    position = _check_state(state, q, v, "state")
     levels = state.levels.shape[2]
-    position = _concrete(state.position)
     if position is not None:
         _check_levels(lam, position + 1, "state.position + 1 tokens")
         if levels < num_levels(position + 1):
@@ -226,7 +224,8 @@ def _check_levels(lam, end: int, what: str) -> None:
         )
 
 
-def _check_state(state: FenwickState, q, v, name: str) -> None:
+def _check_state(state: FenwickState, q, v, name: str) -> int | None:
+    """The state's position, None where it is traced."""
     if not isinstance(state, FenwickState):
         raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
     if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
@@ -245,3 +244,4 @@ def _check_state(state: FenwickState, q, v, name: str) -> None:
     position = _concrete(state.position)
     if position is not None and position < 0:
         raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
+    return position
