@@ -12,7 +12,7 @@ from tabulate import tabulate
 from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.train import CONVERGED_STEP_ACCURACY, SeedState
+from loglinear_jax.train import SOLVED_ACCURACY, SeedState
 
 CONVERGED_ACCURACY = 0.90  # a seed counts as converged if its best validation accuracy reaches this
 
@@ -37,22 +37,22 @@ def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
     """Outcomes of a trained variant, from its state of all seeds; accuracies are shares of 1, losses in nats, steps null if
     never. metric: by which the best step of a seed was chosen, "accuracy" or "loss".
 
-    share_converged counts seeds whose best accuracy reached CONVERGED_ACCURACY; median_convergence_step is over the seeds that
-    reached 99 %.
+    share_converged counts seeds whose best accuracy reached CONVERGED_ACCURACY (90 %); solved_step is the step at which each
+    reached SOLVED_ACCURACY (99 %), median_solved_step its median over those that did.
     """
-    seeds, best_accuracy, best_loss, converged_step, diverged_step, best_step, last_step = to_host(
+    seeds, best_accuracy, best_loss, solved_step, diverged_step, best_step, last_step = to_host(
         (
             state.seed,
             state.best_accuracy,
             state.best_loss,
-            state.converged_step,
+            state.solved_step,
             state.diverged_step,
             state.best_step,
             state.step,
         )
     )
     seeds, best = seeds.tolist(), best_accuracy.astype(np.float64)
-    reached = converged_step[converged_step >= 0]
+    reached = solved_step[solved_step >= 0]
     num_converged = int((best >= CONVERGED_ACCURACY).sum())
     one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
     lam_params, other_params = count_lam_params(one_seed)
@@ -66,7 +66,7 @@ def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
         "best_loss": best_loss.astype(np.float64).tolist(),
         "best_accuracy": best.tolist(),
         "best_step": steps(best_step),
-        "converged_step": steps(converged_step),
+        "solved_step": steps(solved_step),
         "diverged_step": steps(diverged_step),
         "last_step": int(last_step.max()),
         "mean_accuracy": float(best.mean()),
@@ -75,7 +75,7 @@ def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
         "num_converged": num_converged,
         "share_converged": num_converged / len(seeds),
         "share_converged_interval": list(wilson_interval(num_converged, len(seeds))),
-        "median_convergence_step": float(np.median(reached)) if len(reached) else None,
+        "median_solved_step": float(np.median(reached)) if len(reached) else None,
         "params": lam_params + other_params,
         "lam_params": lam_params,
         "lam_params_percent": 100 * lam_params / other_params,
@@ -108,14 +108,14 @@ def mean_and_std(s: dict[str, Any]) -> str:
 
 def _recall_columns(s: dict[str, Any]) -> dict[str, str]:
     low, high = s["share_converged_interval"]
-    reached = sum(step is not None for step in s["converged_step"])
-    median = f"; {s['median_convergence_step']:.0f}" if reached else ""
+    reached = sum(step is not None for step in s["solved_step"])
+    median = f"; {s['median_solved_step']:.0f}" if reached else ""
     share = f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
     return {
         "accuracy %, mean ± std": mean_and_std(s),
         "peak %": f"{100 * s['peak_accuracy']:.1f}",
         f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": share,
-        f"seeds ≥ {CONVERGED_STEP_ACCURACY:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
+        f"seeds ≥ {SOLVED_ACCURACY:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
         "λ adds": f"{s['lam_params_percent']:.2f} %",
     }
 

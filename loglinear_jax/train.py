@@ -78,9 +78,9 @@ class SeedState:
     """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
 
     loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
-    best metric, best_accuracy and best_loss what was measured there. converged_step is the first evaluated step with accuracy
-    ≥ CONVERGED_STEP_ACCURACY; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that has not
-    happened. A seed that stopped or diverged no longer changes its parameters.
+    best metric, best_accuracy and best_loss what was measured there. solved_step is the first evaluated step with accuracy
+    ≥ SOLVED_ACCURACY; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that
+    has not happened. A seed that stopped or diverged no longer changes its parameters.
     """
 
     seed: Int[Array, ""]
@@ -91,7 +91,7 @@ class SeedState:
     best_accuracy: Float[Array, ""]
     best_loss: Float[Array, ""]
     best_step: Int[Array, ""]
-    converged_step: Int[Array, ""]
+    solved_step: Int[Array, ""]
     diverged_step: Int[Array, ""]
     stopped: Bool[Array, ""]
     loss_sum: Float[Array, ""]
@@ -101,7 +101,7 @@ class SeedState:
         return ~self.stopped & (self.diverged_step < 0)
 
 
-CONVERGED_STEP_ACCURACY = 0.99  # validation accuracy at which converged_step is set
+SOLVED_ACCURACY = 0.99  # validation accuracy at which solved_step is set
 
 
 def position_losses(
@@ -182,7 +182,7 @@ class SeedTrainer:
             best_accuracy=jnp.full((), -1, jnp.float32),
             best_loss=jnp.full((), jnp.inf, jnp.float32),
             best_step=jnp.full((), -1, jnp.int32),
-            converged_step=jnp.full((), -1, jnp.int32),
+            solved_step=jnp.full((), -1, jnp.int32),
             diverged_step=jnp.full((), -1, jnp.int32),
             stopped=jnp.zeros((), bool),
             loss_sum=jnp.zeros((), jnp.float32),
@@ -292,10 +292,10 @@ class SeedTrainer:
             best_accuracy=jnp.where(better, accuracy, state.best_accuracy),
             best_loss=jnp.where(better, loss, state.best_loss),
             best_step=best_step,
-            converged_step=jnp.where(
-                state.active & (accuracy >= CONVERGED_STEP_ACCURACY) & (state.converged_step < 0),
+            solved_step=jnp.where(
+                state.active & (accuracy >= SOLVED_ACCURACY) & (state.solved_step < 0),
                 state.step,
-                state.converged_step,
+                state.solved_step,
             ),
             stopped=state.stopped | (state.active & stops),
             loss_sum=jnp.zeros_like(state.loss_sum),

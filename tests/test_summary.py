@@ -20,7 +20,7 @@ def state(best, converged, diverged=None):
         best_accuracy=jnp.asarray(best, jnp.float32),
         best_loss=jnp.full(count, 0.5),
         best_step=jnp.full(count, 400),
-        converged_step=jnp.asarray(converged),
+        solved_step=jnp.asarray(converged),
         diverged_step=jnp.asarray(diverged or [-1] * count),
         stopped=jnp.zeros(count, bool),
         loss_sum=jnp.zeros(count),
@@ -43,13 +43,13 @@ def test_summary_of_a_bimodal_outcome():
     assert s["std_accuracy"] == pytest.approx(np.std([0.995, 0.03, 0.95, 0.999], ddof=1), abs=1e-6)
     assert s["peak_accuracy"] == pytest.approx(0.999, abs=1e-6)
     assert s["num_converged"] == 3 and s["share_converged"] == 0.75
-    assert s["median_convergence_step"] == 200 and s["converged_step"] == [300, None, None, 100]
+    assert s["median_solved_step"] == 200 and s["solved_step"] == [300, None, None, 100]
     assert (s["params"], s["lam_params"], s["lam_params_percent"]) == (25, 5, 25.0)
 
 
 def test_one_seed_that_never_converges():
     s = summarize(state([0.03], [-1], diverged=[7]))
-    assert s["std_accuracy"] is None and s["median_convergence_step"] is None and s["diverged_step"] == [7]
+    assert s["std_accuracy"] is None and s["median_solved_step"] is None and s["diverged_step"] == [7]
 
 
 def test_table_shows_every_variant():

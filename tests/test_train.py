@@ -149,7 +149,7 @@ def test_early_stopping_and_the_records_of_a_seed():
         stop = np.argmax(seen >= bar) + 1 if (seen >= bar).any() else 3
         assert state.best_accuracy[index] == pytest.approx(seen[:stop].max())
         assert state.best_step[index] == 2 * (np.argmax(seen[:stop]) + 1)
-    np.testing.assert_array_equal(state.converged_step, -1)
+    np.testing.assert_array_equal(state.solved_step, -1)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis.attention_rows import AttentionRow
 from loglinear_jax.analysis.runs import Record, load_record
 from loglinear_jax.tasks.text import TARGETS
-from loglinear_jax.train import CONVERGED_STEP_ACCURACY
+from loglinear_jax.train import SOLVED_ACCURACY
 
 # Okabe and Ito's colours, safe for the colour-blind: a λ has the same one in every figure.
 COLORS = {
@@ -125,7 +125,7 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
             for set_formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
                 set_formatter(lambda value, _: f"{value:g}")
         else:
-            axis.axhline(100 * CONVERGED_STEP_ACCURACY, color="0.6", linewidth=0.8, linestyle=":")
+            axis.axhline(100 * SOLVED_ACCURACY, color="0.6", linewidth=0.8, linestyle=":")
             axis.set_ylim(0, 102)
         _open_frame(axis)
     for axis in axes[:, 0]:
@@ -149,7 +149,7 @@ def draw_convergence(record: Record) -> Figure | None:
     variants = record.summary["variants"]
     last = max(s["last_step"] for s in variants.values())
     for variant, color in colors_of(variants).items():
-        steps = variants[variant]["converged_step"]
+        steps = variants[variant]["solved_step"]
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
         label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"
@@ -166,7 +166,7 @@ def draw_convergence(record: Record) -> Figure | None:
 def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """How many seeds converge in several settings: a panel for each task, a row for each setting, a colour for each variant.
 
-    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_at_99,
+    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_solved,
     share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy with Wilson's 95 % interval, rings that at ≥ 99 %.
     """
     settings = list(dict.fromkeys(number["changed"] for numbers in shares.values() for number in numbers))
@@ -186,7 +186,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             y = [middle[number["changed"]] + spacing * (index - (len(colors) - 1) / 2) for number in own]
             at_90, at_99, low, high = (
                 100 * np.array([number[name] / (number["num_seeds"] if "num" in name else 1) for number in own])
-                for name in ("num_converged", "num_at_99", "share_low", "share_high")
+                for name in ("num_converged", "num_solved", "share_low", "share_high")
             )
             axis.hlines(y, low, high, color=color, linewidth=1.6)
             disc = dict(color=color, markersize=5.5, clip_on=False)

@@ -22,7 +22,7 @@ from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.runs import Record
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
 from loglinear_jax.summary import CONVERGED_ACCURACY, columns_of, mean_and_std
-from loglinear_jax.train import CONVERGED_STEP_ACCURACY
+from loglinear_jax.train import SOLVED_ACCURACY
 
 RESAMPLES = 10_000
 FEWEST = 10
@@ -71,7 +71,7 @@ def outcomes(record: Record) -> Table:
         if any(published.values()):
             row["the paper"] = published[variant] or "–"
         rows.append(row)
-        lists = ("seeds", "best_loss", "best_accuracy", "best_step", "converged_step", "diverged_step", "test_loss")
+        lists = ("seeds", "best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step", "test_loss")
         numbers = {k: v for k, v in s.items() if k not in lists and not isinstance(v, (dict, list))}
         low, high = s["share_converged_interval"]
         raw.append(
@@ -198,8 +198,8 @@ def _against_settings(task: str, records: list[Record]) -> Table:
         for variant, record in by_variant.items():
             s = _variants(record)[variant]
             row[variant] = _shares(s)
-            if s["median_convergence_step"] is not None:
-                row[variant] += f"; {s['median_convergence_step']:.0f}"
+            if s["median_solved_step"] is not None:
+                row[variant] += f"; {s['median_solved_step']:.0f}"
             raw.append({"run": record.name, "changed": changes, "variant": variant} | _share_numbers(s))
         rows.append(row)
     notes.insert(
@@ -224,7 +224,7 @@ def _shares(summary: Mapping[str, Any]) -> str:
     """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
     low, high = summary["share_converged_interval"]
     seeds = len(summary["seeds"])
-    return f"{summary['num_converged']}/{seeds} [{low:.2f}, {high:.2f}], {_count(summary['converged_step'])}/{seeds}"
+    return f"{summary['num_converged']}/{seeds} [{low:.2f}, {high:.2f}], {_count(summary['solved_step'])}/{seeds}"
 
 
 def _share_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _share_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
     return (
         {"num_seeds": len(summary["seeds"])}
         | {name: summary[name] for name in names}
-        | {"share_low": low, "share_high": high, "num_at_99": _count(summary["converged_step"])}
+        | {"share_low": low, "share_high": high, "num_solved": _count(summary["solved_step"])}
     )
 
 
@@ -359,7 +359,7 @@ def differences(record: Record) -> Table | None:
             values = [100 * np.asarray(s["best_accuracy"]) for s in (a, b)]
         row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
         number = dict(row)
-        for threshold in () if language else (CONVERGED_ACCURACY, CONVERGED_STEP_ACCURACY):
+        for threshold in () if language else (CONVERGED_ACCURACY, SOLVED_ACCURACY):
             only_a, only_b, p = mcnemar(*([x >= threshold for x in s["best_accuracy"]] for s in (a, b)))
             row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
             at = f"{100 * threshold:.0f}"

@@ -59,9 +59,9 @@ def record(tmp_path, pairs=4, accuracies=None, **train):
         converged = sum(x >= 0.9 for x in best)
         variants[name] = dict(
             metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
-            converged_step=[None] * len(best), diverged_step=[None] * len(best), last_step=2, mean_accuracy=np.mean(best),
+            solved_step=[None] * len(best), diverged_step=[None] * len(best), last_step=2, mean_accuracy=np.mean(best),
             std_accuracy=np.std(best, ddof=1), peak_accuracy=max(best), num_converged=converged, share_converged=converged / 3,
-            share_converged_interval=list(wilson_interval(converged, len(best))), median_convergence_step=None,
+            share_converged_interval=list(wilson_interval(converged, len(best))), median_solved_step=None,
             params=10, lam_params=1, lam_params_percent=10.0, seconds=1.0,
         )  # fmt: skip
     return Record(tmp_path / f"kv{pairs}", config, {"variants": json.loads(json.dumps(variants))})
