@@ -250,8 +250,17 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     return config
 
 
-def check_variants(config: ConfigDict) -> None:
-    """Raises ConfigError for a model.lam that is none, or that no variant would use."""
+def check_config(config: ConfigDict) -> None:
+    """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
+    would use. Settings that a variant can change are checked by `build`."""
+    known = language_config() if config.model.get("kind") == "language" else default_config()
+    needed = {"task": {"name"}, "model": set(known.model), "train": set(known.train)}
+    for section, names in needed.items():
+        if missing := sorted(names - set(config[section])):
+            raise ConfigError(
+                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
+                f"{section} as a whole"
+            )
     if config.model.lam not in LAMS:
         raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
     default = default_config().model.lam

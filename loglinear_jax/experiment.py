@@ -21,7 +21,7 @@ from tensorboardX import SummaryWriter
 
 from loglinear_jax.analysis.figures import draw_learning_curves
 from loglinear_jax.checkpoints import Checkpoints
-from loglinear_jax.config import ConfigError, Experiment, build, check_variants, variant_names
+from loglinear_jax.config import ConfigError, Experiment, build, check_config, variant_names
 from loglinear_jax.data import Data, is_text, open_data, place_windows
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.progress import StopOnSignal, progress_bar
@@ -49,7 +49,7 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
 
     Raises ConfigError before anything is written if a setting can't be, and if the workdir can't be used.
     """
-    check_variants(config)
+    check_config(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
     try:
         sizes = {variant: describe_model(x.model, x.task.seq_len) for variant, x in experiments.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, check_variants, config_differences, variant_config, variant_names
+from loglinear_jax.config import ConfigError, build, check_config, config_differences, variant_config, variant_names
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -45,7 +45,7 @@ def test_the_ablation_of_lams_hidden_width():
     config = get_config("mqar", "kv=32,d_h")
     widths = [build(config, variant).model.settings.lam_hidden for variant in variant_names(config)]
     assert widths == [32, 64, 128] and config.task.num_pairs == 32
-    check_variants(config)
+    check_config(config)
 
 
 def test_the_papers_settings():
@@ -177,12 +177,22 @@ def test_impossible_settings(field, value, message):
 
 def test_a_lam_that_no_variant_uses_is_refused():
     config = get_config("mqar")
-    check_variants(config)
+    check_config(config)
     config.model.lam = "rope"
     with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
-        check_variants(config)
+        check_config(config)
     config.variants = "linear,lam_hidden=32"
-    check_variants(config)
+    check_config(config)
+
+
+@pytest.mark.parametrize(
+    "section, missing", [("task", "task.name"), ("model", "model.chunk_size"), ("train", "train.batch_size")]
+)
+def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
+    config = get_config("mqar")
+    config[section] = ConfigDict()
+    with pytest.raises(ConfigError, match=f"{missing} is missing: set single fields, .*not {section} as a whole"):
+        check_config(config)
 
 
 def test_zero_and_false_stand_for_none():
