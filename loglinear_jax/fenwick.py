@@ -21,12 +21,16 @@ def num_levels(length: int) -> int:
 
     Raises ValueError if `length` is not a positive integer.
     """
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
-        raise ValueError(f"length must be an integer ≥ 1, got {length!r}")
+    _check_positive("length", length)
     return int(length - 1).bit_length() + 1
 
 
-def max_length(levels: int) -> int:
+def _check_positive(name: str, value) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be an integer ≥ 1, got {value!r}")
+
+
+def capacity(levels: int) -> int:
     """The most positions for which so many levels are enough: 2^(levels - 1)."""
     return 1 << (levels - 1)
 
@@ -103,8 +107,8 @@ def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
 class FenwickState:
     """What decoding remembers: one linear-attention state per level.
 
-    levels:   [B, H, L, K, V] float32 (float64 under x64): the bucket at each level of the last token's partition,
-              decayed up to that token; zero where the partition has no bucket.
+    levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
+              partition, decayed up to that token; zero where the partition has no bucket.
     position: int32 scalar, the number of tokens seen, which is also the next token's position.
     """
 
@@ -117,8 +121,11 @@ def init_fenwick_state(
 ) -> FenwickState:
     """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim, value_dim].
 
-    Raises ValueError for a max_length below 1 or a dtype that is not floating.
+    Raises ValueError for a size below 1 or a dtype that is not floating.
     """
+    sizes = dict(batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim, max_length=max_length)
+    for name, size in sizes.items():
+        _check_positive(name, size)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype).name}: expected a floating dtype")
     levels = jnp.zeros((batch, heads, num_levels(max_length), key_dim, value_dim), dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loglinear_jax.fenwick import max_length
+from loglinear_jax.fenwick import capacity
 from loglinear_jax.models import LanguageSettings
 
 PREFIX = "backbone."
@@ -63,7 +63,7 @@ def import_fla(
         raise ValueError(f"{first}D has shape {arrays[f'{first}D'].shape}: expected one for each of {heads} heads")
     settings = LanguageSettings(
         vocab_size=arrays["lm_head.weight"].shape[0],
-        max_length=max_length(levels),
+        max_length=capacity(levels),
         lam="linear",
         hidden=hidden,
         layers=layers,

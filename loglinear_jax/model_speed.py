@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ class _Tokens:
     """What a SeedTrainer asks of a task whose batches are given."""
 
     seq_len: int
+    scored: ClassVar[slice] = slice(None)
 
 
 def matmul_flops_per_token(params: Any) -> float:

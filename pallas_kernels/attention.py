@@ -41,8 +41,9 @@ def fenwick_attention(
 
     Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_unsupported` gives a reason.
+    Raises UnsupportedError where `why_unsupported` gives a reason, and ValueError for arrays that do not fit together.
     """
+    _check(q, k, v, log_decay, lam)
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
     reason = why_unsupported(key_dim, value_dim, q.dtype, chunk_size, precision)
@@ -59,6 +60,24 @@ def fenwick_attention(
     log_decay, lam = (_pad(x, (1, sizes.length)) for x in (log_decay, lam))
     out = _differentiable(sizes, tiles)(q, k, v, log_decay, lam)
     return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
+
+
+def _check(q, k, v, log_decay, lam) -> None:
+    """Raises ValueError for arrays that `fenwick_attention` would make nonsense of."""
+    batch, length, groups, key_dim = q.shape
+    heads, value_dim = v.shape[2:]
+    levels = (max(length, 1) - 1).bit_length() + 1
+    if length < 1 or heads % groups:
+        raise ValueError(f"expected T ≥ 1 and H a multiple of G, got T={length}, H={heads}, G={groups}")
+    expected = dict(k=(k, (batch, length, groups, key_dim)), v=(v, (batch, length, heads, value_dim)))
+    expected |= dict(log_decay=(log_decay, (batch, length, heads)), lam=(lam, (batch, length, heads, lam.shape[-1])))
+    for name, (x, shape) in expected.items():
+        if x.shape != shape:
+            raise ValueError(f"{name} has shape {x.shape}: expected {shape} beside q {q.shape} and v {v.shape}")
+    if lam.shape[-1] < levels:
+        raise ValueError(f"lam has {lam.shape[-1]} levels: expected at least {levels} for T={length} tokens")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}: expected one")
 
 
 def sizes_for(

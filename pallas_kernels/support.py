@@ -61,8 +61,11 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"
     max_chunk = MAX_CHUNKS[jnp.dtype(dtype).itemsize]
-    if chunk_size is not None and not MIN_CHUNK <= chunk_size <= max_chunk:
-        return f"chunk_size is {chunk_size}: the Pallas kernels take {MIN_CHUNK} to {max_chunk} for {jnp.dtype(dtype)}"
+    if chunk_size is not None and not (MIN_CHUNK <= chunk_size <= max_chunk and chunk_size & (chunk_size - 1) == 0):
+        return (
+            f"chunk_size is {chunk_size}: the Pallas kernels take powers of two from {MIN_CHUNK} to {max_chunk} for "
+            f"{jnp.dtype(dtype)}"
+        )
     if dot_mode(dtype, precision) is None:
         return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
     return why_cannot_run()

@@ -11,8 +11,8 @@ from loglinear_jax import fenwick_level, num_levels
 from loglinear_jax.fenwick import (
     bit_length,
     bucket_level_after,
+    capacity,
     left_sibling,
-    max_length,
     merge_for_token,
     right_siblings,
     tree_heights,
@@ -120,5 +120,5 @@ def test_used_levels_are_those_with_tokens():
 
 
 @given(st.integers(1, 40))
-def test_max_length_is_the_last_with_so_many_levels(levels):
-    assert num_levels(max_length(levels)) == levels and num_levels(max_length(levels) + 1) == levels + 1
+def test_capacity_is_the_last_length_with_so_many_levels(levels):
+    assert num_levels(capacity(levels)) == levels and num_levels(capacity(levels) + 1) == levels + 1

@@ -171,7 +171,8 @@ class _Maker:
             if "lam" in wanted:
                 self._lam_of_several_runs()
         if "complexity" in wanted:
-            self._complexity()
+            with self._named("this machine", "complexity"):
+                self._complexity()
 
     @contextlib.contextmanager
     def _named(self, where: Any, what: str) -> Iterator[None]:

@@ -1,23 +1,26 @@
-"""The public functions: checks, and the choice of a form."""
+"""The public functions: the choice of a form, and one step of decoding."""
 
 from __future__ import annotations
 
 import functools
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 import pallas_kernels
 from loglinear_jax.attention import common, pallas, recurrent
+from loglinear_jax.attention.checks import (
+    Implementation,
+    check_attention_settings,
+    check_levels,
+    check_shapes,
+    check_state,
+)
 from loglinear_jax.attention.decay import MIN_LOG_DECAY
 from loglinear_jax.attention.parallel import parallel
 from loglinear_jax.attention.xla import chunkwise
-from loglinear_jax.fenwick import FenwickState, max_length, num_levels
-
-Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
 
 
 def log_linear_attention(
@@ -66,19 +69,16 @@ def log_linear_attention(
         a chunk_size that is not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot
         run (pallas_kernels.UnsupportedError).
     """
-    _check_shapes(
+    check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
     )
     length = q.shape[1]
     check_attention_settings(chunk_size, implementation)
-    if initial_state is None:
-        _check_levels(lam, length, "T tokens")
+    position = None if initial_state is None else check_state(initial_state, q, v, "initial_state")
+    if position is None:  # or traced
+        check_levels(lam, length, "T tokens")
     else:
-        position = _check_state(initial_state, q, v, "initial_state")
-        if position is None:
-            _check_levels(lam, length, "T tokens")
-        else:
-            _check_levels(lam, position + length, "initial_state.position + T tokens")
+        check_levels(lam, position + length, "initial_state.position + T tokens")
 
     if implementation is None:
         implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
@@ -145,14 +145,14 @@ def fenwick_step(
       ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
         lam's. A traced position cannot be checked: size the state by init_fenwick_state's max_length.
     """
-    _check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
-    position = _check_state(state, q, v, "state")
+    check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
+    position = check_state(state, q, v, "state")
     levels = state.levels.shape[2]
     if position is not None:
-        _check_levels(lam, position + 1, "state.position + 1 tokens")
+        check_levels(lam, position + 1, "state.position + 1 tokens")
         if levels < num_levels(position + 1):
             raise ValueError(
-                f"state.levels has {levels} levels, room for {max_length(levels)} tokens: expected at least "
+                f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
                 f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger max_length"
             )
     return _step(state, q, k, v, log_decay, lam)
@@ -167,81 +167,8 @@ def _step(state, q, k, v, log_decay, lam):
     return out.astype(v.dtype), new_state
 
 
-def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
-    """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
-    if chunk_size is not None:
-        is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
-        if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
-            raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
-    if implementation is not None and implementation not in get_args(Implementation):
-        names = ", ".join(map(repr, get_args(Implementation)))
-        raise ValueError(f"implementation must be one of {names} or None, got {implementation!r}")
-
-
 def _with_levels(x, levels: int, axis: int):
     """x with zeros for the levels that it lacks."""
     pad = [(0, 0)] * x.ndim
     pad[axis] = (0, max(levels - x.shape[axis], 0))
     return jnp.pad(x, pad)
-
-
-def _concrete(position) -> int | None:
-    """The position as an int, or None where it is traced."""
-    return None if isinstance(position, jax.core.Tracer) else int(position)
-
-
-def _check_shapes(**named) -> None:
-    """Every array is floating and fits its axis names; a name stands for one size throughout."""
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, (x, axes) in named.items():
-        shape, axes = jnp.shape(x), axes.split()
-        spelled = f"[{', '.join(axes)}]"
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise ValueError(f"{name} has dtype {jnp.result_type(x)}: expected a floating dtype")
-        if len(shape) != len(axes):
-            raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
-        for axis, size in zip(axes, shape, strict=True):
-            if size < 1:
-                raise ValueError(
-                    f"{name} has shape {shape}: expected {spelled} with at least one of each (no {axis} here)"
-                )
-            known, source = sizes.setdefault(axis, (size, name))
-            if size != known:
-                raise ValueError(f"{name} has shape {shape}: expected {spelled} with {axis} = {known}, as in {source}")
-    heads, groups = sizes["H"][0], sizes["G"][0]
-    if heads % groups:
-        raise ValueError(
-            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups of q and k"
-        )
-
-
-def _check_levels(lam, end: int, what: str) -> None:
-    levels = jnp.shape(lam)[-1]
-    if levels < num_levels(end):
-        raise ValueError(
-            f"lam has shape {jnp.shape(lam)} with L = {levels} levels: expected L ≥ num_levels({end}) = {num_levels(end)} "
-            f"for {what}"
-        )
-
-
-def _check_state(state: FenwickState, q, v, name: str) -> int | None:
-    """The state's position, None where it is traced."""
-    if not isinstance(state, FenwickState):
-        raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
-    if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
-        raise ValueError(f"{name}.levels has dtype {jnp.result_type(state.levels)}: expected a floating dtype")
-    shape = jnp.shape(state.levels)
-    expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
-    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
-        batch, heads, key_dim, value_dim = expected
-        raise ValueError(
-            f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
-        )
-    if jnp.shape(state.position) != ():
-        raise ValueError(
-            f"{name}.position has shape {jnp.shape(state.position)}: expected one scalar for the whole batch"
-        )
-    position = _concrete(state.position)
-    if position is not None and position < 0:
-        raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
-    return position

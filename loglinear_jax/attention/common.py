@@ -49,7 +49,6 @@ def run_from(
     aligned: Callable,
     return_state: bool,
     precision=None,
-    min_window: int = 1,
 ) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
     """Runs a form that only knows sequences from position 0 on from any initial state; returns its output and last state.
 
@@ -61,11 +60,11 @@ def run_from(
     if initial is None:
         out, levels = aligned(*tokens, length - 1)
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
-    out, levels = _continue(initial, tokens, aligned, return_state, precision, min_window)
+    out, levels = _continue(initial, tokens, aligned, return_state, precision)
     return out, FenwickState(levels, initial.position + length) if return_state else None
 
 
-def _continue(initial: FenwickState, tokens, aligned, return_state, precision, min_window):
+def _continue(initial: FenwickState, tokens, aligned, return_state, precision):
     """Tokens that follow an initial state, at a position that may be traced and lie anywhere in a chunk.
 
     The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
@@ -74,7 +73,7 @@ def _continue(initial: FenwickState, tokens, aligned, return_state, precision, m
     """
     q, k, v, log_decay, lam = tokens
     length, groups, levels = q.shape[1], q.shape[2], lam.shape[-1]
-    window = max(1 << (num_levels(length) - 1), min_window)
+    window = 1 << (num_levels(length) - 1)
     top = num_levels(2 * window) - 1
     offset = initial.position % window
     boundary = initial.position - offset + window

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from loglinear_jax.attention import common
+from loglinear_jax.attention.checks import check_chunk_size, check_shapes
 from loglinear_jax.attention.decay import MIN_LOG_DECAY, decay_matrix, decay_to_end
-from loglinear_jax.attention.xla import default_chunk_size
+from loglinear_jax.attention.xla import fitting_chunk_size
 
 
 @functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision"))
@@ -29,9 +30,18 @@ def gated_linear_attention(
 
     Arguments as in `log_linear_attention`, except that the state after earlier tokens is one matrix a head, in float32 or
     wider. States pass from chunk to chunk by an associative scan. Returns o, or (o, state) with return_state.
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or a chunk_size that is
+        not a power of two.
     """
+    arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
+    if initial_state is not None:
+        arrays["initial_state"] = (initial_state, "B H K V")
+    check_shapes(**arrays)
+    check_chunk_size(chunk_size)
     length, groups = q.shape[1:3]
-    chunk_size = chunk_size or default_chunk_size(length)
+    chunk_size = fitting_chunk_size(length, chunk_size)
     num_chunks = -(-length // chunk_size)
     dtype = common.accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
@@ -60,7 +70,7 @@ def gated_linear_attention(
     through, state = jax.lax.associative_scan(combine, (chunk_decay, state), axis=1)  # after each chunk
     first = jnp.zeros_like(state[:, 0])
     if initial_state is not None:
-        first = initial_state.astype(dtype).reshape(first.shape)
+        first = initial_state.astype(dtype).reshape(first.shape)  # heads by group
         state += through * first[:, None]
     before = jnp.concatenate([first[:, None], state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
     since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]

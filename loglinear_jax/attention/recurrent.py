@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from loglinear_jax.attention import common
-from loglinear_jax.fenwick import FenwickState, init_fenwick_state, max_length, merge_for_token
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
@@ -26,7 +26,7 @@ def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision
     if initial_state is None:
         batch, _, heads, value_dim = v.shape
         dtype = common.accumulation_dtype(q, k, v)
-        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, max_length(lam.shape[-1]), dtype)
+        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
 
     def body(state, inputs):
         out, state = step(state, *inputs, precision=precision)

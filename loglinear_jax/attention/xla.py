@@ -25,15 +25,15 @@ MAX_SCORES_CPU, MAX_SCORES = 1 << 19, 1 << 26
 MAX_VALUES_CPU = 1 << 21
 
 
-def default_chunk_size(length: int) -> int:
-    """The smallest power of two that holds the sequence, at most DEFAULT_CHUNK."""
-    return min(DEFAULT_CHUNK, 1 << (num_levels(length) - 1))
+def fitting_chunk_size(length: int, chunk_size: int | None = None) -> int:
+    """chunk_size, or DEFAULT_CHUNK, but at most the smallest power of two that holds the sequence."""
+    return min(chunk_size or DEFAULT_CHUNK, 1 << (num_levels(length) - 1))
 
 
 def chunkwise(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
     length, groups = q.shape[1:3]
-    chunk_size = chunk_size or default_chunk_size(length)
+    chunk_size = fitting_chunk_size(length, chunk_size)
 
     def aligned(q, k, v, log_decay, lam, last):
         q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
@@ -44,7 +44,7 @@ def chunkwise(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_siz
         return common.merge_heads(out), levels
 
     tokens = q, k, v, log_decay, lam
-    return common.run_from(initial_state, tokens, aligned, return_state, precision, min_window=chunk_size)
+    return common.run_from(initial_state, tokens, aligned, return_state, precision)
 
 
 def _aligned(q, k, v, log_decay, lam, last, chunk_size, return_state, precision):

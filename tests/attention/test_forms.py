@@ -280,6 +280,11 @@ def bad(**changes):
             "initial_state.position is -2: expected the number of tokens seen, at least 0",
         ),
         (
+            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=3.7)),
+            "initial_state.position is 3.7: expected an integer",
+        ),
+        (bad(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
+        (
             bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jnp.asarray(16))),
             r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
         ),
@@ -288,6 +293,34 @@ def bad(**changes):
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         log_linear_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(k=np.zeros((1, 9, 2, 3), np.float32)), r"k has shape \(1, 9, 2, 3\): expected .* B = 2, as in q"),
+        (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
+        (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
+        (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
+        (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
+        (
+            dict(initial_state=init_fenwick_state(2, 4, 3, 5, 9)),
+            "initial_state is of type FenwickState: expected an array",
+        ),
+    ],
+)
+def test_bad_arguments_of_gated_linear_attention_are_named(changes, message):
+    arguments = {name: x for name, x in bad().items() if name != "lam"}
+    with pytest.raises(ValueError, match=message):
+        gated_linear_attention(**arguments | changes)
+
+
+@pytest.mark.parametrize("attention", [log_linear_attention, gated_linear_attention])
+def test_a_chunk_longer_than_the_sequence_is_the_sequence(attention):
+    arguments = {n: x for n, x in bad().items() if n != "lam" or attention is log_linear_attention}
+    expected = attention(**arguments, return_state=True)
+    got = attention(**arguments, return_state=True, chunk_size=1 << 20)  # would be terabytes
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 @pytest.mark.parametrize(("axis", "name"), [(0, "B"), (1, "T"), (3, "V")])

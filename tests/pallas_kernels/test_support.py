@@ -32,13 +32,31 @@ def test_no_gpu_and_no_interpreter():
         ((1, 20, 1, 1, 8, 16), {}, r"K, the key dim, is 8: .* take 16 to 256"),
         ((1, 20, 1, 1, 16, 300), {}, r"V, the value dim, is 300: .* take 16 to 256"),
         ((1, 20, 1, 1, 16, 16), dict(dtype=jnp.float16), "dtype float16: .* float32 and bfloat16"),
-        ((1, 20, 1, 1, 16, 16), dict(chunk_size=128), "chunk_size is 128: .* take 16 to 64 for float32"),
+        ((1, 20, 1, 1, 16, 16), dict(chunk_size=128), "chunk_size is 128: .* powers of two from 16 to 64 for float32"),
+        ((1, 20, 1, 1, 16, 16), dict(chunk_size=48), "chunk_size is 48: .* powers of two from 16 to 64"),
         ((1, 20, 1, 1, 16, 16), dict(precision="bfloat16"), "precision is 'bfloat16': .* full precision or TF32"),
     ],
 )
 def test_what_is_unsupported_is_named(shape, kwargs, message):
     with pallas_kernels.interpret(), pytest.raises(UnsupportedError, match=message):
         attend(*shape, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(k=np.zeros((1, 19, 2, 16), np.float32)), r"k has shape \(1, 19, 2, 16\): expected \(1, 20, 2, 16\)"),
+        (dict(v=np.zeros((1, 20, 3, 16), np.float32)), "H a multiple of G, got T=20, H=3, G=2"),
+        (dict(lam=np.zeros((1, 20, 2, 5), np.float32)), "lam has 5 levels: expected at least 6 for T=20"),
+        (dict(q=np.zeros((1, 20, 2, 16), jnp.bfloat16)), "q, k and v have dtypes bfloat16, float32 and float32"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_named(changes, message):
+    arrays = dict(
+        zip(("q", "k", "v", "log_decay", "lam"), random_inputs(0, 1, 20, 2, 2, 16, 16, dtype=np.float32), strict=True)
+    )
+    with pallas_kernels.interpret(), pytest.raises(ValueError, match=message):
+        fenwick_attention(**arrays | changes)
 
 
 @pytest.mark.parametrize(

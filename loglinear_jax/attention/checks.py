@@ -1,0 +1,93 @@
+"""What the public functions ask of their arguments, said by name before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loglinear_jax.fenwick import FenwickState, num_levels
+
+Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Raises ValueError unless it is None or a power of two."""
+    if chunk_size is not None:
+        is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
+        if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
+            raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
+
+
+def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
+    """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
+    check_chunk_size(chunk_size)
+    if implementation is not None and implementation not in get_args(Implementation):
+        names = ", ".join(map(repr, get_args(Implementation)))
+        raise ValueError(f"implementation must be one of {names} or None, got {implementation!r}")
+
+
+def check_shapes(**named) -> None:
+    """Raises ValueError unless every array, given as name=(array, "B T G K"), is floating and fits its axis names; an axis name
+    stands for one size throughout, and H is a multiple of G."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, (x, axes) in named.items():
+        axes = axes.split()
+        spelled = f"[{', '.join(axes)}]"
+        if not hasattr(x, "dtype"):
+            raise ValueError(f"{name} is of type {type(x).__name__}: expected an array {spelled}")
+        shape = jnp.shape(x)
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            raise ValueError(f"{name} has dtype {jnp.result_type(x)}: expected a floating dtype")
+        if len(shape) != len(axes):
+            raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
+        for axis, size in zip(axes, shape, strict=True):
+            if size < 1:
+                raise ValueError(
+                    f"{name} has shape {shape}: expected {spelled} with at least one of each (no {axis} here)"
+                )
+            known, source = sizes.setdefault(axis, (size, name))
+            if size != known:
+                raise ValueError(f"{name} has shape {shape}: expected {spelled} with {axis} = {known}, as in {source}")
+    heads, groups = sizes["H"][0], sizes["G"][0]
+    if heads % groups:
+        raise ValueError(
+            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups of q and k"
+        )
+
+
+def check_levels(lam, end: int, what: str) -> None:
+    """Raises ValueError if lam [..., L] has too few levels for `end` tokens; `what` says what they are."""
+    levels = jnp.shape(lam)[-1]
+    if levels < num_levels(end):
+        raise ValueError(
+            f"lam has shape {jnp.shape(lam)} with L = {levels} levels: expected L ≥ num_levels({end}) = {num_levels(end)} "
+            f"for {what}"
+        )
+
+
+def check_state(state: FenwickState, q, v, name: str) -> int | None:
+    """The state's position, None where it is traced. Raises ValueError for a state that does not fit q [B, ..., K] and
+    v [B, ..., H, V]."""
+    if not isinstance(state, FenwickState):
+        raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
+    if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
+        raise ValueError(f"{name}.levels has dtype {jnp.result_type(state.levels)}: expected a floating dtype")
+    shape = jnp.shape(state.levels)
+    expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
+    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
+        batch, heads, key_dim, value_dim = expected
+        raise ValueError(
+            f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
+        )
+    position = state.position
+    if not isinstance(position, int) and not jnp.issubdtype(getattr(position, "dtype", type(position)), jnp.integer):
+        raise ValueError(f"{name}.position is {position!r}: expected an integer")
+    if jnp.shape(position) != ():
+        raise ValueError(f"{name}.position has shape {jnp.shape(position)}: expected one scalar for the whole batch")
+    position = None if isinstance(position, jax.core.Tracer) else int(position)
+    if position is not None and position < 0:
+        raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
+    return position
