@@ -50,14 +50,14 @@ class Checkpoints:
         A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one
         before it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but none can be read.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps, reasons = sorted(self._manager.all_steps(), reverse=True), []
         for index, step in enumerate(steps):
             try:
                 state = self._manager.restore(step, args=ocp.args.StandardRestore(abstract_state))
             except Exception as error:  # Orbax and TensorStore raise many types for damaged files
-                reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+                reasons.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
                 log.warning(
-                    "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reason
+                    "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reasons[-1]
                 )
             else:
                 if not self._read_only:
@@ -66,7 +66,8 @@ class Checkpoints:
                 return state
         if steps:
             raise NoReadableCheckpoint(
-                f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(steps)))}) can be read"
+                f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(steps)))}) can be read: they are "
+                f"damaged, or of another version of this project ({reasons[0]})"
             )
         return None
 

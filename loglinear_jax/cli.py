@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from ml_collections import config_flags
 
 from loglinear_jax.config import ConfigError
 
-BAD_INPUT = 2
+BAD_INPUT, INTERRUPTED = 2, 130
 USAGE = """Trains what a config says, or goes on with it.
 
   python run.py --config=configs/selective_copy.py:smoke
@@ -44,8 +45,16 @@ def define_flags(values: flags.FlagValues, argv: list[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0 when done or interrupted and saved, 2 for bad input."""
-    argv = list(sys.argv if argv is None else argv)
+    """Runs the command line and exits: 0 when done or interrupted and saved, 2 for bad input, 130 when interrupted where
+    there is nothing to save, or twice."""
+    try:
+        _main(list(sys.argv if argv is None else argv))
+    except KeyboardInterrupt:
+        print("run.py: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _main(argv: list[str]) -> None:
     values = flags.FlagValues()
     try:
         define_flags(values, argv)
@@ -122,6 +131,8 @@ def fail(error: BaseException) -> NoReturn:
             while text[:1] in ("'", '"'):  # it also wraps messages in repr, sometimes twice
                 text = ast.literal_eval(text)
         text = f"there is no setting {text}"
+    elif "No such file or directory" in text and (path := re.search(r"Attempted\s+\[[^]]*\]:\s+(\S+)", text)):
+        text = f"there is no config file {path[1]}"
     elif isinstance(error, (SyntaxError, ImportError)):
         text = f"the config can't be read: {text}"
     print("run.py:", " ".join(text.split()), file=sys.stderr)

@@ -253,8 +253,8 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
 def check_config(config: ConfigDict) -> None:
     """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
     would use. Settings that a variant can change are checked by `build`."""
-    known = language_config() if config.model.get("kind") == "language" else default_config()
-    needed = {"task": {"name"}, "model": set(known.model), "train": set(known.train)}
+    recall, language = default_config(), language_config()
+    needed = {"task": {"name"}} | {name: set(recall[name]) & set(language[name]) for name in ("model", "train")}
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
             raise ConfigError(
@@ -263,9 +263,8 @@ def check_config(config: ConfigDict) -> None:
             )
     if config.model.lam not in LAMS:
         raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
-    default = default_config().model.lam
     names = variant_names(config)
-    if config.model.lam != default and all(variant_config(config, n).model.lam != config.model.lam for n in names):
+    if config.model.lam != recall.model.lam and all(variant_config(config, n).model.lam != config.model.lam for n in names):
         raise ConfigError(
             f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
             f"set variants={config.model.lam}"

@@ -26,6 +26,7 @@ from loglinear_jax.data import Data, is_text, open_data, place_windows
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.progress import StopOnSignal, progress_bar
 from loglinear_jax.summary import describe_model, summarize
+from loglinear_jax.tasks import check_sample
 from loglinear_jax.tasks.text import TARGETS
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from loglinear_jax.workdir import Workdir, write_json
@@ -51,13 +52,18 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
     """
     check_config(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    task = next(iter(experiments.values())).task  # the same for all variants
+    if not is_text(task):
+        try:
+            check_sample(task)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"task {config.task.name}: {error}") from error
     try:
         sizes = {variant: describe_model(x.model, x.task.seq_len) for variant, x in experiments.items()}
     except UnsupportedError as error:
         raise ConfigError(f"model.implementation={config.model.implementation}: {error}") from error
     directory = Workdir(workdir, writes=is_main())
     resumed = directory.prepare(config)
-    task = next(iter(experiments.values())).task  # the same for all variants
     if is_text(task):
         directory.keep_corpus(task.data)
     log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)

@@ -69,13 +69,13 @@ def stream(
         raise ValueError(
             f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
         )
-    m.check_decoding(max_length)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= m.vocab_size:
         raise ValueError(f"top_k must be from 1 to the vocabulary's {m.vocab_size}, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    m.check_decoding(max_length)
     choose = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
     return _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token)
 

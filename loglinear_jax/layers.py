@@ -172,7 +172,12 @@ class MixerSettings:
         """Raises ValueError naming the first of these settings that cannot be. more_sizes: fields that must be ≥ 1 too."""
         if self.mixer not in MIXERS:
             raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
-        make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+        try:
+            make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+            check_attention_settings(self.chunk_size, self.implementation)
+        except ValueError as error:
+            none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
+            raise ValueError(f"model.{error}{none}") from error
         sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups")
         for name in (*sizes, *more_sizes):
             if getattr(self, name) < 1:
@@ -182,7 +187,6 @@ class MixerSettings:
             raise ValueError(
                 f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
             )
-        check_attention_settings(self.chunk_size, self.implementation)
 
 
 def mixer_input_sizes(kind: str, lam: str, *, heads: int, num_levels: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from typing import TextIO
 
 from tqdm import tqdm
@@ -53,7 +54,10 @@ def progress_bar(
 
 
 class StopOnSignal:
-    """While entered, SIGTERM and Ctrl-C set `requested` instead of ending the program; a second one ends it."""
+    """While entered, SIGTERM and Ctrl-C set `requested` instead of ending the program; a second one ends it.
+
+    Outside of the main thread, where Python takes no signals, it does nothing.
+    """
 
     def __init__(self):
         self.requested = False
@@ -63,7 +67,8 @@ class StopOnSignal:
         self._restore()
 
     def __enter__(self) -> StopOnSignal:
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        taken = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        self._previous = {number: signal.signal(number, self._handle) for number in taken}
         return self
 
     def __exit__(self, *exc) -> None:

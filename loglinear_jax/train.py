@@ -45,7 +45,8 @@ class TrainSettings:
     warmup_steps, schedule: the learning rate rises linearly, then stays ("constant") or falls to 0 at num_steps ("cosine").
     weight_decay, decay_all: on matrices only, or on every parameter.
     grad_clip: global norm to clip gradients to, or None.
-    grad_accumulation: parts of a batch whose gradients are computed one after another, to save memory.
+    grad_accumulation: parts of a batch whose gradients are computed one after another, to save memory. Each part counts the
+      same, so where sequences have different numbers of targets the loss is another mean.
     num_train: size of each seed's fixed training set; None for an endless stream of fresh sequences. (A text has its own.)
     num_validation, eval_batch_size: size of each seed's validation set; sequences per seed evaluated at once.
     eval_every: steps between evaluations. stop_at: validation accuracy at which a seed stops, or None.

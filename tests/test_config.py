@@ -195,6 +195,25 @@ def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
         check_config(config)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            dict(implementation="cuda"),
+            r"model.implementation must be .* got 'cuda' \(in a config 0 or '' stands for None\)",
+        ),
+        (dict(lam_hidden=-4), "model.lam_hidden must be at least 1, or None .* got -4"),
+        (dict(lam_activation="relu"), "model.lam_activation must be one of gelu, identity, got 'relu'"),
+        (dict(chunk_size=3), "model.chunk_size must be a power of two"),
+    ],
+)
+def test_settings_of_the_mixer_are_named_as_in_the_config(settings, message):
+    config = get_config("mqar")
+    config.model.update(settings)
+    with pytest.raises(ConfigError, match=message):
+        build(config, "mlp_softplus")
+
+
 def test_zero_and_false_stand_for_none():
     config = get_config("mqar")
     config.train.update(stop_at=0.0, grad_clip=0.0, stream=True)

@@ -65,7 +65,7 @@ def test_sampling_follows_the_logits():
 @pytest.mark.parametrize(
     ("prompt", "num_tokens", "kwargs", "message"),
     [
-        (PROMPT, 30, {}, "max_length=33: the model's λ has levels for 32 tokens"),
+        (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
         (PROMPT, -5, {}, "num_tokens must be at least 1, got -5"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),

@@ -318,6 +318,8 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
         ),
         (["--flagfile=/no/such/file"], "Unable to open flagfile"),
         (["--config=README.md"], "the config can't be read"),
+        (["--config=configs/nope.py"], "there is no config file configs/nope.py"),
+        (["--config=configs/mqar.py", "--config.train={}"], "train.batch_size is missing: set single fields"),
         (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
         (["--config=configs/mqar.py", "--sedes=3"], "sedes"),
         (["--config=configs/mqar.py", "extra"], "unexpected argument 'extra'"),

@@ -70,6 +70,9 @@ def load_record(workdir: str | os.PathLike) -> Record:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
     if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("variants"), dict)):
         raise ConfigError(f"{directory.summary_file} is no summary of a run: there are no variants in it")
+    for variant, outcome in ({} if summary is None else summary["variants"]).items():
+        if lacking := [name for name in ("best_accuracy", "best_loss", "solved_step") if name not in outcome]:
+            raise ConfigError(f"{directory.summary_file} is of another version: {variant} has no {lacking[0]}")
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
     return Record(directory.path, config, summary)
 

@@ -68,7 +68,7 @@ class LanguageSettings(MixerSettings):
         """Raises ValueError if λ has no levels for so many tokens."""
         if self.mixer == "log_linear" and max_length > self.max_length:
             raise ValueError(
-                f"max_length={max_length}: the model's λ has levels for {self.max_length} tokens; train with a larger "
+                f"{max_length} tokens, prompt included: the model's λ has levels for {self.max_length}; train with a larger "
                 "model.max_length, or generate less"
             )
 

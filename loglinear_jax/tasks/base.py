@@ -48,7 +48,7 @@ class Task:
 
         Pure and traceable: it is jitted, and vmapped over the keys of the seeds.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method sample(key, num)")
 
 
 def find_task(name: str) -> type[Task]:
@@ -75,6 +75,30 @@ def load_task(name: str, **settings: Any) -> Task:
     task = task_class(**settings)
     task.check()
     return task
+
+
+def check_sample(task: Task, num: int = 4) -> None:
+    """Draws `num` sequences; raises ValueError if they are not what `Task.sample` promises, or nothing in them is scored."""
+    drawn = jax.jit(task.sample, static_argnums=1)(jax.random.key(0), num)
+    if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
+        raise ValueError(f"sample returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
+    for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
+        if ids.shape != (num, task.seq_len) or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"sample({num} sequences) returns {name} of shape {ids.shape} and dtype {ids.dtype}: expected integers "
+                f"[{num}, task.seq_len={task.seq_len}]"
+            )
+        if ids.min() < lowest or ids.max() >= task.vocab_size:
+            raise ValueError(
+                f"sample returns {name} from {ids.min()} to {ids.max()}: expected {lowest} to task.vocab_size - 1 = "
+                f"{task.vocab_size - 1}"
+            )
+    scored = np.asarray(drawn[1]) >= 0
+    if not scored.any():
+        raise ValueError("sample returns no target ≥ 0: expected something to predict")
+    scored[:, task.scored] = False
+    if scored.any():
+        raise ValueError(f"sample has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}")
 
 
 def _exists(path: str) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.progress import progress_bar
+from loglinear_jax.progress import StopOnSignal, progress_bar
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import (
     SPLITS,
@@ -183,10 +183,20 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
         splits = text.splits()
         counts = {}
         num_bytes = sum(split.num_bytes for split in splits.values())
-        with progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar:
+        with (
+            StopOnSignal() as stop,
+            progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar,
+        ):
+
+            def blocks(split: _Split) -> Iterator[str]:
+                for block in split.blocks():
+                    if stop.requested:  # asked here: an exception from within a signal may be lost in other libraries
+                        raise KeyboardInterrupt
+                    yield block
+
             for name in SPLITS:
                 with (partial / f"{name}.bin").open("wb") as file:
-                    counts[name] = _tokenise(splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar)
+                    counts[name] = _tokenise(blocks(splits[name]), encoder, np.dtype(about["dtype"]), file, bar)
                 if not counts[name]["tokens"]:
                     raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
         manifest = about | {"splits": counts}

@@ -3,11 +3,12 @@
 import collections
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from loglinear_jax.tasks import load_task
+from loglinear_jax.tasks import Task, check_sample, load_task
 from loglinear_jax.tasks.draws import distinct, increasing
 
 
@@ -134,3 +135,41 @@ def test_the_published_layout_is_shaped_for_ten_thousand(name):
     draw = jax.jit(lambda key: task.sample(key, 10_000))
     tokens, targets = draw(jax.random.key(0))
     assert tokens.shape == targets.shape == (10_000, 1024) and tokens.dtype == targets.dtype == np.int32
+
+
+def drawing(sample, **settings):
+    class Own(Task):
+        pass
+
+    Own.sample = sample
+    return Own(seq_len=8, vocab_size=10, **settings)
+
+
+def ids(num, value=1, length=8, dtype=jnp.int32):
+    return jnp.full((num, length), value, dtype)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (lambda self, key, num: ids(num), "sample returns a .*: expected the pair"),
+        (lambda self, key, num: (ids(num), ids(num, length=9)), r"targets of shape \(4, 9\) .*: expected integers \[4, task.seq_len=8\]"),
+        (lambda self, key, num: (ids(num, dtype=jnp.float32), ids(num)), "tokens of shape .* and dtype float32"),
+        (lambda self, key, num: (ids(num, 10), ids(num)), "tokens from 10 to 10: expected 0 to task.vocab_size - 1 = 9"),
+        (lambda self, key, num: (ids(num), ids(num, -2)), "targets from -2 to -2: expected -1 to"),
+        (lambda self, key, num: (ids(num), ids(num, -1)), "no target ≥ 0"),
+    ],
+)  # fmt: skip
+def test_what_a_task_draws_is_checked(sample, message):
+    with pytest.raises(ValueError, match=message):
+        check_sample(drawing(sample))
+
+
+def test_targets_outside_of_what_is_scored_are_refused():
+    task = drawing(lambda self, key, num: (ids(num), ids(num)))
+    check_sample(task)
+    type(task).scored = slice(4, 8)
+    with pytest.raises(ValueError, match=r"a target at position 0, outside of scored = slice\(4, 8, None\)"):
+        check_sample(task)
+    with pytest.raises(NotImplementedError, match="Task has no method sample"):
+        check_sample(Task())

@@ -1,7 +1,10 @@
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +48,21 @@ def test_folder_of_splits_round_trip(folder, texts, bpe, cache):
     assert train["tokens"] == len(opened.train)
     assert train["text_sha256"] == hashlib.sha256(without_blank(texts["train"]).encode()).hexdigest()
     assert opened.manifest["source_sha256"]["test.txt"] == hashlib.sha256(texts["test"].encode()).hexdigest()
+
+
+def test_an_interrupt_while_tokenising_ends_it_and_leaves_nothing(folder, bpe, cache, monkeypatch):
+    kept_pieces = corpus.kept_pieces
+
+    def interrupted(block):
+        os.kill(os.getpid(), signal.SIGINT)
+        return kept_pieces(block)
+
+    monkeypatch.setattr(corpus, "kept_pieces", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    assert not [path for path in Path(cache).iterdir() if path.is_dir()]
+    monkeypatch.setattr(corpus, "kept_pieces", kept_pieces)
+    assert len(open_corpus(str(folder), tokenizer=bpe, cache=cache).train)
 
 
 def test_lines_are_tokenised_one_by_one(folder, texts, bpe, cache):
