@@ -9,16 +9,16 @@ The paper, sequence length 128, mean (peak) accuracy in % of 5 seeds (its baseli
     mlp_softmax         2.7 (3.8)     66.8 (99.3)   67.0 (99.6)   35.2 (99.0)
     mlp_softplus        67.0 (99.7)   66.7 (99.2)   66.7 (99.2)   57.9 (99.6)
 
-Time, measured: one H200 with 32 seeds takes 0.21 ms a seed and step (0.15 with --config.train.precision=tf32), so about 67 s for each λ with 64 seeds. Two CPU cores take
-0.39 s a step for 5 seeds, half an hour for each λ: smoke is for them.
+Time, measured: one H200 with 32 seeds takes 0.21 ms a seed and step (0.15 with --config.train.precision=tf32), so about 67
+s for each λ with 64 seeds. Two CPU cores take 0.39 s a step for 5 seeds, half an hour for each λ: smoke is for them.
 
-The width d_h of the λ MLP (appendix, 11 seeds: 9 converge with each of 32, 64 and 128) is the preset d_h, which trains all three.
-Length generalisation (trained at 128, tested at 256: linear 3.3, mlp_softplus 33.2) wants --config.model.max_length=256, so that λ
-has levels for it; python -m loglinear_jax.analysis then tests it.
+The width d_h of the λ MLP (appendix, 11 seeds: 9 converge with each of 32, 64 and 128) is the preset d_h, which trains all
+three. Length generalisation (trained at 128, tested at 256: linear 3.3, mlp_softplus 33.2) wants
+--config.model.max_length=256, so that λ has levels for it; python -m loglinear_jax.analysis then tests it.
 
-Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released code's model and initial values), robust (a model
-that nearly every seed learns with: 63 or 64 of 64 reach 99 % at each kv), smoke (a small instance that learns in a few minutes on
-two CPU cores).
+Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released code's model and initial values), robust (a
+model that nearly every seed learns with: 63 or 64 of 64 reach 99 % at each kv), smoke (a small instance that learns in a
+few minutes on two CPU cores).
 """
 
 from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config

@@ -2,16 +2,25 @@
 
     python run.py --config=configs/task.py:my_package.my_task --config.task.seq_len=64
 
-The argument is the name of a file in loglinear_jax/tasks/, or of any importable module, that names its Task subclass TASK.
+The argument is the name of a file in loglinear_jax/tasks/, or of any importable module, that names its Task subclass TASK;
+then presets, joined by commas: released, robust, smoke (small enough for a CPU), as in configs/mqar.py.
 """
 
 import dataclasses
 
-from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.config import (
+    ConfigError,
+    apply_presets,
+    default_config,
+    released_config,
+    robust_config,
+    smoke_config,
+)
 from loglinear_jax.tasks import find_task
 
 
-def get_config(name=None):
+def get_config(argument=None):
+    name, _, presets = (argument or "").partition(",")
     if not name:
         raise ConfigError("name the task's module: --config=configs/task.py:my_package.my_task")
     config = default_config()
@@ -20,4 +29,4 @@ def get_config(name=None):
         if field.default is dataclasses.MISSING:
             raise ConfigError(f"task {name}: its field {field.name} has no default value")
         config.task[field.name] = field.default
-    return config
+    return apply_presets(config, presets, {"smoke": smoke_config, "released": released_config, "robust": robust_config})

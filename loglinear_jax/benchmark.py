@@ -294,6 +294,8 @@ def draw(results: dict, title: str, path: Path) -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if bad := [text for text in LENGTHS.value if not text.isdecimal() or not int(text)]:
+        raise app.UsageError(f"--lengths: expected numbers of tokens, got {bad[0]!r}")
     preset, lengths = PRESETS[PRESET.value], sorted(map(int, LENGTHS.value))
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"

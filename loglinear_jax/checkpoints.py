@@ -47,8 +47,9 @@ class Checkpoints:
     def restore_latest(self, abstract_state: Any) -> Any | None:
         """The newest readable state, or None if there is no checkpoint.
 
-        A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one
-        before it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but none can be read.
+        A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one before
+        it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but
+        none can be read.
         """
         steps, reasons = sorted(self._manager.all_steps(), reverse=True), []
         for index, step in enumerate(steps):

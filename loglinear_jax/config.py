@@ -38,9 +38,7 @@ def default_config() -> ConfigDict:
     model = config.model = ConfigDict()
     model.kind = "recall"  # or language: see loglinear_jax.models
     model.mixer = "log_linear"  # or linear (gated linear attention, one state), softmax
-    model.lam = (
-        "mlp_softplus"  # of variants that name no λ, such as 'lam_hidden=32'; the names are in loglinear_jax.lam
-    )
+    model.lam = "mlp_softplus"  # of variants that name no λ, such as lam_hidden=32; see loglinear_jax.lam
     model.lam_hidden = 64  # width d_h of the λ MLP; 0: twice the number of levels
     model.lam_activation = "gelu"  # or identity, as in the paper's equation 3
     model.hidden = 64
@@ -157,8 +155,8 @@ def smoke_config(config: ConfigDict) -> None:
 
 
 def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
-    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name: those with a value last, in
-    whatever order they are given, so that smoke keeps none of them from its effect.
+    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name: those with a value
+    last, in whatever order they are given, so that smoke keeps none of them from its effect.
 
     presets: name -> function of the config, or, for a preset with a value, "name=" -> function of (config, value).
     Raises ConfigError for an unknown name or a value that is not an integer.
@@ -264,7 +262,9 @@ def check_config(config: ConfigDict) -> None:
     if config.model.lam not in LAMS:
         raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
     names = variant_names(config)
-    if config.model.lam != recall.model.lam and all(variant_config(config, n).model.lam != config.model.lam for n in names):
+    if config.model.lam != recall.model.lam and all(
+        variant_config(config, n).model.lam != config.model.lam for n in names
+    ):
         raise ConfigError(
             f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
             f"set variants={config.model.lam}"

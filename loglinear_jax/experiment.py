@@ -116,7 +116,8 @@ def _version(package: str) -> str:
 
 
 def steps_worth_compiling() -> int:
-    """So many steps of one seed take about as long as compiling steps for fewer seeds; not measured, so that all runs do alike."""
+    """So many steps of one seed take about as long as compiling steps for fewer seeds; not measured, so that all runs do
+    alike."""
     return 2_000 if jax.default_backend() == "cpu" else 16_000
 
 
@@ -137,8 +138,8 @@ class VariantLoop:
         working = {device.process_index for device in mesh.devices.flat}
         if len(working) < jax.process_count():
             raise ConfigError(
-                f"{variant}: {len(experiment.seeds)} seeds{f' of batch {shared}' if shared > 1 else ''} leave processes without "
-                f"work: make train.num_seeds a multiple of {len(jax.devices())}, or start fewer processes"
+                f"{variant}: {len(experiment.seeds)} seeds{f' of batch {shared}' if shared > 1 else ''} leave processes "
+                f"without work: make train.num_seeds a multiple of {len(jax.devices())}, or start fewer processes"
             )
         trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
         self.seeds = ManySeeds(trainer, experiment.seeds, mesh, other)
@@ -275,7 +276,8 @@ class VariantLoop:
         return len(self._active) if self._rows is None else self._rows.size
 
     def _count_idle(self, record: Mapping[str, Any]) -> None:
-        """After an evaluation: leaves stopped seeds out once steps worth compiling were spent on them, and as many are ahead."""
+        """After an evaluation: leaves stopped seeds out once steps worth compiling were spent on them, and as many are
+        ahead."""
         self._idle_seed_steps += self.settings.eval_every * (self._num_computed() - self._active.sum())
         self._active = np.asarray(record["active"])
         ahead = (self.settings.num_steps - record["step"]) * (self._num_computed() - self._active.sum())
@@ -316,9 +318,8 @@ class VariantLoop:
     def throughput(self) -> dict[str, float | None]:
         """Seconds of training and evaluating, in this and earlier processes; median rates over the evaluations so far.
 
-        Steps after the last evaluation before an interruption are not in the seconds. Compilation is, and in the first rate of each
-        process. A rate is of all seeds that steps were computed
-        for, also of those among them that had stopped.
+        Steps after the last evaluation before an interruption are not in the seconds. Compilation is, and in the first rate
+        of each process. A rate is of all seeds that steps were computed for, also of those among them that had stopped.
         """
         records = self._records()
         return {"seconds": sum(r["seconds"] for r in records)} | {

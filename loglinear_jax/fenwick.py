@@ -1,7 +1,7 @@
 """Fenwick-tree arithmetic over positions, and the state that lives on the tree.
 
-Which level a pair of tokens meets at, which buckets a new token merges, which levels a token's past fills and which left-sibling
-states a chunk reads is told here.
+Which level a pair of tokens meets at, which buckets a new token merges, which levels a token's past fills and which
+left-sibling states a chunk reads is told here.
 
 The partition (Guo et al., "Log-Linear Attention"): the past [0, t] of token t is split into the token itself (level 0)
 and, for each set bit i of t, one bucket of 2**i tokens (level i + 1). Positions count from 0.
@@ -119,7 +119,8 @@ class FenwickState:
 def init_fenwick_state(
     batch: int, heads: int, key_dim: int, value_dim: int, max_length: int, dtype=jnp.float32
 ) -> FenwickState:
-    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim, value_dim].
+    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim,
+    value_dim].
 
     Raises ValueError for a size below 1 or a dtype that is not floating.
     """

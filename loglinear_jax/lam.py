@@ -1,7 +1,8 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-one class here and one entry in `LAMS`; its fields may be any of `make_lam`'s settings. With needs_input = False it only gets d's shape.
+one class here and one entry in `LAMS`; its fields may be any of `make_lam`'s settings. With needs_input = False it only
+gets d's shape.
 """
 
 from __future__ import annotations
@@ -62,9 +63,8 @@ class MlpLam(nn.Module):
     hidden: int | None = 64  # d_h; None: 2 L
     activation: str = "gelu"
     init_scheme: str = "paper"
-    implementation: str | None = (
-        None  # as of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can
-    )
+    # As of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can.
+    implementation: str | None = None
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:

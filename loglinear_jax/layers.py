@@ -17,6 +17,7 @@ from loglinear_jax.lam import make_lam
 from pallas_kernels import runs_on_gpu
 
 MIXERS = ("log_linear", "linear", "softmax")
+DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
 
 
 def init_a_log(key, shape, dtype=jnp.float32):
@@ -51,14 +52,14 @@ MixerCache = FenwickState | Array | KeyValueCache
 class TokenMixer(nn.Module):
     """Mixes tokens by log-linear, gated linear or softmax attention, after the projections.
 
-    kind "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused; "softmax":
-    causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
+    mixer "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused;
+    "softmax": causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
 
-    With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a over
-    the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
+    With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a
+    over the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
 
-    dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head remembers
-    about 1 / (h Δ) tokens.
+    dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head
+    remembers about 1 / (h Δ) tokens.
 
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
@@ -69,7 +70,7 @@ class TokenMixer(nn.Module):
     model with mutable=["intermediates"] to read them; otherwise free.
     """
 
-    kind: str
+    mixer: str
     num_levels: int
     lam: str = "mlp_softplus"
     lam_hidden: int | None = 64
@@ -94,7 +95,7 @@ class TokenMixer(nn.Module):
         cache: MixerCache | None = None,
         max_length: int | None = None,
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
-        if self.kind == "softmax":
+        if self.mixer == "softmax":
             if cache is not None:
                 return attend_to_cache(cache, q, k, v)
             out = softmax_attention(q, k, v)
@@ -110,7 +111,7 @@ class TokenMixer(nn.Module):
         for name, value in (("queries", q), ("keys", k), ("log_decay", log_decay)):
             self.sow("intermediates", name, value)
         decoding = cache is not None or max_length is not None
-        if self.kind == "linear":
+        if self.mixer == "linear":
             return gated_linear_attention(
                 q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
@@ -153,10 +154,26 @@ class MixerSettings:
     def groups(self) -> int:
         return self.heads if self.key_groups is None else self.key_groups
 
+    @property
+    def has_lam(self) -> bool:
+        """Whether the mixer weighs levels by λ, which it sows."""
+        return self.mixer == "log_linear"
+
+    @property
+    def has_decays(self) -> bool:
+        """Whether the mixer has step sizes and decays, which it sows with queries and keys."""
+        return self.mixer in DECAYING_MIXERS
+
+    @property
+    def dt_and_d_sizes(self) -> tuple[int, int]:
+        """Widths of the projections dt and d that the mixer and its λ use (0: none)."""
+        needs_d = self.has_lam and getattr(make_lam(self.lam), "needs_input", True)
+        return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
+
     def token_mixer(self, **more: Any) -> TokenMixer:
         """The TokenMixer of these settings, called "mixer"."""
         return TokenMixer(
-            kind=self.mixer,
+            mixer=self.mixer,
             num_levels=num_levels(self.max_length),
             lam=self.lam,
             lam_hidden=self.lam_hidden,
@@ -187,14 +204,6 @@ class MixerSettings:
             raise ValueError(
                 f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
             )
-
-
-def mixer_input_sizes(kind: str, lam: str, *, heads: int, num_levels: int) -> tuple[int, int]:
-    """Widths of the projections dt and d that a TokenMixer of this kind and λ uses (0: none)."""
-    if kind == "softmax":
-        return 0, 0
-    needs_d = kind == "log_linear" and getattr(make_lam(lam), "needs_input", True)
-    return heads, heads * num_levels if needs_d else 0
 
 
 def softmax_attention(

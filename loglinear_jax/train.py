@@ -378,8 +378,8 @@ class ManySeeds:
         return self._train_steps[key](state, data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
-        """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each size is
-        compiled), as many on every device; None if it takes more."""
+        """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each
+        size is compiled), as many on every device; None if it takes more."""
         active = active.reshape(self.mesh.shape["seed"], -1)
         seeds = active.shape[1]
         sizes = sorted({-(-seeds // part) for part in (8, 4, 2)})

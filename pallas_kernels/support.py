@@ -74,7 +74,7 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
 def why_cannot_run() -> str | None:
     """Why no kernel at all can run here; None if they can."""
     if triton is None:
-        return f"JAX {jax.__version__} has no Triton lowering of Pallas, which the kernels are written for: JAX 0.10 and 0.11 have it"
+        return f"JAX {jax.__version__} has no Triton lowering of Pallas, which the kernels are written for: JAX 0.12 has it"
     return None if interpreting() else why_no_device()
 
 

@@ -17,6 +17,7 @@ from absl import app, flags
 from tabulate import tabulate
 
 from pallas_kernels import attention, kernels, timing
+from pallas_kernels.support import why_cannot_run
 from pallas_kernels.tiles import Launch, Tiles
 
 BATCH = flags.DEFINE_integer("batch", 2, "sequences")
@@ -154,8 +155,11 @@ def tune_chunk(chunk: int) -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if reason := why_cannot_run():
+        raise app.UsageError(reason)
     print(
-        f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}"
+        f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} "
+        f"G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}"
     )
     for chunk in CHUNKS.value:
         tune_chunk(int(chunk))

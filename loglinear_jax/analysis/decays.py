@@ -26,7 +26,7 @@ def initial_memory(record: Record, variant: str) -> Float[np.ndarray, "seeds lay
     if record.is_text:
         raise ConfigError(f"{record.name}: initial decays are shown of recall tasks only")
     experiment = build(record.config, variant)
-    if experiment.model.settings.mixer == "softmax":
+    if not experiment.model.settings.has_decays:
         raise ConfigError(f"{record.name}: {variant} has no decays")
     return _initial_memory(experiment.model, experiment.task, experiment.train, tuple(experiment.seeds))
 

@@ -364,8 +364,8 @@ def draw_dependence(by_variant: Mapping[str, Mapping[int, Mapping[str, np.ndarra
 def draw_attention_rows(
     rows: Sequence[tuple[AttentionRow, str, Sequence[int]]], marks: Mapping[str, int], length: int, title: str
 ) -> Figure:
-    """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket, with
-    the bucket's λ.
+    """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket,
+    with the bucket's λ.
 
     rows: (row, its title, positions of sources to point out).
     """
@@ -432,7 +432,10 @@ def draw_scores_by_length(
         label = describe_variant(variant)
         axis.plot(lengths, values.mean(0), color=color, linewidth=2.4, marker="o", label=label)
     axis.axvline(trained, color=MARK, linestyle="--", linewidth=1.2)
-    axis.annotate("trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points", color=MARK)  # fmt: skip
+    axis.annotate(
+        "trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+        color=MARK,
+    )  # fmt: skip
     every = sorted({n for lengths, _ in by_variant.values() for n in lengths})
     axis.set_xscale("log", base=2)
     axis.set_xticks(every, [f"{n:,}" for n in every])

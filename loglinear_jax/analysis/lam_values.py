@@ -59,12 +59,12 @@ def mixer_values(
 ) -> list[dict[str, np.ndarray]]:
     """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
 
-    Raises ValueError for softmax attention, which has neither λ nor decays.
+    Raises ValueError for a mixer with neither λ nor decays, such as softmax attention.
     """
     settings = run.model.settings
-    if settings.mixer == "softmax":
-        raise ValueError(f"{run.variant} of {run.workdir} is softmax attention: it has no λ and no decays")
-    if tokens.shape[1] > settings.max_length and settings.mixer == "log_linear":
+    if not settings.has_decays:
+        raise ValueError(f"{run.variant} of {run.workdir} has no λ and no decays: its mixer is {settings.mixer}")
+    if tokens.shape[1] > settings.max_length and settings.has_lam:
         raise ValueError(
             f"tokens has shape {tokens.shape}: λ of {run.variant} has levels for {settings.max_length} tokens"
         )
@@ -81,7 +81,7 @@ def lam_values(
     run: Run, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
     """λ at each of these tokens. Raises ValueError for a model without λ, or more tokens than it has levels for."""
-    if run.model.settings.mixer != "log_linear":
+    if not run.model.settings.has_lam:
         raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {run.model.settings.mixer}")
     return np.stack([layer["lam_value"] for layer in mixer_values(run, seed, tokens, which)])
 
@@ -93,7 +93,7 @@ def static_lam(
     paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence
     reached."""
     settings = run.model.settings
-    if settings.mixer != "log_linear":
+    if not settings.has_lam:
         raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
     trained = np.arange(num_levels(settings.max_length)) < num_levels(run.task.seq_len)
     mixers = [_find_mixer(run.params(seed, which)["params"][f"layer_{index}"]) for index in range(settings.layers)]
@@ -125,8 +125,8 @@ def input_dependence(
 ) -> dict[str, Float[np.ndarray, "layers H L"] | Float[np.ndarray, "layers H"]]:
     """How λ varies over tokens, for each layer, head and level: "mean", "std", "min", "max" over the tokens at which the
     level is used, and "role_share", the share of that variance which lies between token roles (η²); nan for a level that is
-    never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ over the used levels: the mean
-    over tokens, for each layer and head.
+    never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ
+    over the used levels: the mean over tokens, for each layer and head.
     """
     layers, num, length, heads, levels = lam.shape
     used = used_levels(length, levels)

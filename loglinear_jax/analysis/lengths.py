@@ -22,7 +22,7 @@ BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 
 def lengths_to_test(run: Run, longest: int | None = None) -> list[int]:
     """The trained length and its doubles, as far as λ has levels (model.max_length), or to `longest` without λ."""
-    limit = run.model.settings.max_length if run.model.settings.mixer == "log_linear" else longest
+    limit = run.model.settings.max_length if run.model.settings.has_lam else longest
     lengths = [run.task.seq_len]
     while limit is not None and 2 * lengths[-1] <= limit:
         lengths.append(2 * lengths[-1])
@@ -42,7 +42,7 @@ def scores_by_length(
     Raises ValueError for a length for which λ has no levels: train with a larger model.max_length.
     """
     settings = run.model.settings
-    if settings.mixer == "log_linear" and max(lengths) > settings.max_length:
+    if settings.has_lam and max(lengths) > settings.max_length:
         raise ValueError(
             f"lengths={list(lengths)}: λ of {run.variant} has levels for {settings.max_length} tokens; train with a "
             "larger model.max_length"

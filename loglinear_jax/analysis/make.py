@@ -28,6 +28,7 @@ from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import differing_names, flat_settings, variant_config
 from loglinear_jax.data import is_text
 from loglinear_jax.fenwick import used_levels
+from loglinear_jax.layers import DECAYING_MIXERS
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.summary import CONVERGED_ACCURACY
 
@@ -121,9 +122,9 @@ def _runs(records: Sequence[Record]) -> Table:
             }
         )
     note = (
-        "Time: training and evaluation of all variants, compilation included. seed-steps/s: the median over variants of optimiser "
-        "steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers called “the paper” "
-        "are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
+        "Time: training and evaluation of all variants, compilation included. seed-steps/s: the median over variants of "
+        "optimiser steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers "
+        "called “the paper” are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
     )
     return Table("Runs", rows, note=note)
 
@@ -250,7 +251,7 @@ class _Maker:
             for record in self.records
             if record.summary is not None and not record.is_text
             for variant in record.variants
-            if variant_config(record.config, variant).model.mixer != "softmax"
+            if variant_config(record.config, variant).model.mixer in DECAYING_MIXERS
         ]
         if not asked:
             return
@@ -293,7 +294,7 @@ class _Maker:
                 run = load_run(where, variant)
             if run is None:
                 continue
-            if run.model.settings.mixer == "log_linear":
+            if run.model.settings.has_lam:
                 if "lam" in wanted:
                     with self._named(where, f"{variant}: static part of λ"):
                         statics.append(self._static_panels(run))
@@ -310,7 +311,7 @@ class _Maker:
                         converged[variant] = {
                             seed: accuracy[seed] >= CONVERGED_ACCURACY for seed in dependence[variant]
                         }
-            if "rows" in wanted and run.model.settings.mixer != "softmax":
+            if "rows" in wanted and run.model.settings.has_decays:
                 with self._named(where, f"{variant}: what a head draws on"):
                     self._rows(run, record)
             longest = record.config.model.max_length or None
@@ -423,7 +424,10 @@ class _Maker:
             self.report.add_figure(
                 self.report.section("λ over tokens"), figure, self._stem(record, "lam-tokens"), title
             )
-        note = "For linear (the paper's baseline): the weights Λ, as in the paper's figures of it; otherwise λ where its input is 0."
+        note = (
+            "For linear (the paper's baseline): the weights Λ, as in the paper's figures of it; otherwise λ where its "
+            "input is 0."
+        )
         of_mean = f"Mean of λ over {self.choices.sequences} sequences, where the level is used; {task}"
         of_static = f"What λ has learned apart from its input; {task}"
         for what, stem, panels, title, below in (
@@ -464,8 +468,9 @@ class _Maker:
     def _rows(self, run: Run, record: Record) -> None:
         section = self.report.section("What a head draws on")
         section.intro = (
-            "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each earlier "
-            "token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands. Triangle: the position."
+            "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each "
+            "earlier token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands. "
+            "Triangle: the position."
         )
         tokens, targets = self._example(run)
         layer, head = self._layer_and_head(run)

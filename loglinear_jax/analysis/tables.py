@@ -26,7 +26,10 @@ from loglinear_jax.train import SOLVED_ACCURACY
 
 RESAMPLES = 10_000
 FEWEST = 10
-LATEX = {"±": r"$\pm$", "λ": r"$\lambda$", "≥": r"$\ge$", "–": "--", "×": r"$\times$", "−": "$-$", "→": r"$\to$", "≡": r"$\equiv$", "²": "$^2$"}  # fmt: skip
+LATEX = {
+    "±": r"$\pm$", "λ": r"$\lambda$", "≥": r"$\ge$", "–": "--", "×": r"$\times$", "−": "$-$", "→": r"$\to$",
+    "≡": r"$\equiv$", "²": "$^2$",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,8 @@ BESIDES = {
 def as_the_paper(records: Sequence[Record]) -> list[Table]:
     """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
 
-    Runs go together that differ in nothing else; of a variant that was run twice the run with more seeds is shown, or the first.
+    Runs go together that differ in nothing else; of a variant that was run twice the run with more seeds is shown, or the
+    first.
     """
     records = _recall_results(records)
     groups: dict[tuple, list[int]] = {}
@@ -211,7 +215,8 @@ def _against_settings(task: str, records: list[Record]) -> Table:
 
 
 def _keep_most_seeds(place: dict[Any, Record], key: Any, variant: str, record: Record, notes: list[str]) -> None:
-    """Puts a run in its place in a table; of two for one place that with more seeds, or the first. The notes say which is not shown."""
+    """Puts a run in its place in a table; of two for one place that with more seeds, or the first. The notes say which is
+    not shown."""
     kept = place.setdefault(key, record)
     if kept is record:
         return
@@ -270,8 +275,8 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     how = "mean ± std" if field == "seq_len" else "mean (peak)"
     notes.insert(
         0,
-        f"Accuracy: {how} of the seeds' best. Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, and 99 %. "
-        f"Runs: {', '.join(record.name for record in records)}",
+        f"Accuracy: {how} of the seeds' best. Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, "
+        f"and 99 %. Runs: {', '.join(record.name for record in records)}",
     )
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
@@ -306,9 +311,10 @@ def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S laye
         rows.append(row)
         raw.append(number)
     note = (
-        "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: the "
-        "outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. Memory: "
-        "tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, or of all."
+        "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: "
+        "the outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. "
+        "Memory: tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, "
+        "or of all."
     )
     return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
 
@@ -370,7 +376,10 @@ def differences(record: Record) -> Table | None:
         row[f"{what} [95 % interval]"] = f"{mean:+.2f}{interval}" if np.isfinite(mean) else "–"
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
-    note = "Paired by seed. The p-values are exact and not corrected for the number of comparisons; intervals are bootstrapped, from 10 seeds on."
+    note = (
+        "Paired by seed. The p-values are exact and not corrected for the number of comparisons; intervals are bootstrapped, "
+        "from 10 seeds on."
+    )
     return Table(f"{describe_run(record)}: differences", rows, raw, note)
 
 
@@ -413,9 +422,9 @@ def dependence(
                 )
     low, high = paper.BASELINE_LAM_RANGE
     note = (
-        "Over the tokens at which a level's bucket is not empty. Σ std / Σ mean: sums over layers, heads and levels, mean ± std over seeds; "
-        "beside it the median of std / mean, in which levels of small λ count as much. "
-        f"The paper calls its baseline (linear) input-independent, with λ from {low} to {high}."
+        "Over the tokens at which a level's bucket is not empty. Σ std / Σ mean: sums over layers, heads and levels, mean ± "
+        "std over seeds; beside it the median of std / mean, in which levels of small λ count as much. The paper calls its "
+        f"baseline (linear) input-independent, with λ from {low} to {high}."
     )
     return Table(title, rows, raw, note)
 

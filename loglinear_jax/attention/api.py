@@ -153,7 +153,8 @@ def fenwick_step(
         if levels < num_levels(position + 1):
             raise ValueError(
                 f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
-                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger max_length"
+                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
+                "max_length"
             )
     return _step(state, q, k, v, log_decay, lam)
 

@@ -54,7 +54,8 @@ def check_shapes(**named) -> None:
     heads, groups = sizes["H"][0], sizes["G"][0]
     if heads % groups:
         raise ValueError(
-            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups of q and k"
+            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups "
+            "of q and k"
         )
 
 

@@ -9,8 +9,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.fenwick import num_levels
-from loglinear_jax.layers import CausalConv, MixerCache, MixerSettings, mixer_input_sizes
+from loglinear_jax.layers import CausalConv, MixerCache, MixerSettings
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 
 REMAT = ("none", "block")
@@ -66,10 +65,10 @@ class LanguageSettings(MixerSettings):
 
     def check_decoding(self, max_length: int) -> None:
         """Raises ValueError if λ has no levels for so many tokens."""
-        if self.mixer == "log_linear" and max_length > self.max_length:
+        if self.has_lam and max_length > self.max_length:
             raise ValueError(
-                f"{max_length} tokens, prompt included: the model's λ has levels for {self.max_length}; train with a larger "
-                "model.max_length, or generate less"
+                f"{max_length} tokens, prompt included: the model's λ has levels for {self.max_length}; train with a "
+                "larger model.max_length, or generate less"
             )
 
     def check(self) -> None:
@@ -117,8 +116,7 @@ class LanguageMixer(nn.Module):
     ) -> tuple[Float[Array, "B T D"], BlockCache | None]:
         m = self.settings
         softmax = m.mixer == "softmax"
-        levels = num_levels(m.max_length)
-        dt_size, d_size = mixer_input_sizes(m.mixer, m.lam, heads=m.heads, num_levels=levels)
+        dt_size, d_size = m.dt_and_d_sizes
         groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
         keys = groups * key_dim
         conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner

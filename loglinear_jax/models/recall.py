@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.fenwick import num_levels
-from loglinear_jax.layers import CausalConv, MixerSettings, mixer_input_sizes
+from loglinear_jax.layers import CausalConv, MixerSettings
 
 NORMS = ("post", "pre")
 
@@ -97,8 +96,7 @@ class RecallLayer(nn.Module):
 def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T H*V"]:
     """Inside RecallLayer."""
     keys, values = m.groups * m.key_dim, m.heads * m.head_dim
-    levels = num_levels(m.max_length)
-    dt_size, d_size = mixer_input_sizes(m.mixer, m.lam, heads=m.heads, num_levels=levels)
+    dt_size, d_size = m.dt_and_d_sizes
     qkv_size = 2 * keys + values
     init = nn.initializers.normal(m.weight_std)
     dense = nn.Dense(qkv_size + dt_size + d_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
@@ -123,8 +121,8 @@ class RecallModel(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Int[Array, "B T"], positions: slice = slice(None)) -> Float[Array, "B P vocab"]:
-        """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what follows
-        it, is computed there only."""
+        """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what
+        follows it, is computed there only."""
         m = self.settings
         x = nn.Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):

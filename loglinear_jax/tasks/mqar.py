@@ -54,7 +54,8 @@ class Mqar(Task):
             )
         if half - 1 < pairs:
             raise ValueError(
-                f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at least {2 * pairs + 2}"
+                f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at "
+                f"least {2 * pairs + 2}"
             )
 
     def sample(self, key, num):

@@ -86,7 +86,8 @@ class Text:
         )
 
     def windows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, targets) [windows, seq_len] of a split, of validation the first validation_windows; -1 where nothing is scored."""
+        """(tokens, targets) [windows, seq_len] of a split, of validation the first validation_windows; -1 where nothing is
+        scored."""
         limit = (self.validation_windows or None) if split == "validation" else None
         tokens = getattr(self.data, split)
         return evaluation_windows(tokens, seq_len=self.seq_len, target_offset=self.target_offset, limit=limit)

@@ -84,9 +84,9 @@ def open_corpus(
     Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a failed download, or a
     cache that can't be written.
     """
-    encoder = load_tokenizer(tokenizer)
     root = Path(cache).expanduser().absolute()
     text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
+    encoder = load_tokenizer(tokenizer)
     vocab_size = tokenizer_size(encoder)
     made_from = {
         "format": FORMAT,

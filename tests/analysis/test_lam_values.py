@@ -44,7 +44,7 @@ def test_what_is_not_there_is_named(make_run):
     tokens, _ = sample_tokens(run, 1)
     with pytest.raises(ValueError, match="head=2: expected -2 to 1"):
         attention_row(run, 0, tokens[0], layer=0, head=2, position=0)
-    with pytest.raises(ValueError, match="softmax attention: it has no λ"):
+    with pytest.raises(ValueError, match="has no λ and no decays: its mixer is softmax"):
         attention_row(make_run("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
     with pytest.raises(ValueError, match="has no λ: its mixer is linear"):
         lam_values(make_run("mixer=linear"), 0, tokens)

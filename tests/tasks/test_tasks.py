@@ -153,7 +153,10 @@ def ids(num, value=1, length=8, dtype=jnp.int32):
     ("sample", "message"),
     [
         (lambda self, key, num: ids(num), "sample returns a .*: expected the pair"),
-        (lambda self, key, num: (ids(num), ids(num, length=9)), r"targets of shape \(4, 9\) .*: expected integers \[4, task.seq_len=8\]"),
+        (
+            lambda self, key, num: (ids(num), ids(num, length=9)),
+            r"targets of shape \(4, 9\) .*: expected integers \[4, task.seq_len=8\]",
+        ),
         (lambda self, key, num: (ids(num, dtype=jnp.float32), ids(num)), "tokens of shape .* and dtype float32"),
         (lambda self, key, num: (ids(num, 10), ids(num)), "tokens from 10 to 10: expected 0 to task.vocab_size - 1 = 9"),
         (lambda self, key, num: (ids(num), ids(num, -2)), "targets from -2 to -2: expected -1 to"),
