@@ -76,7 +76,7 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
     loop = None
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
-            loop = VariantLoop(directory, variant, experiment, stop, None if loop is None else loop.seeds)
+            loop = VariantLoop(directory, variant, experiment, stop, None if loop is None else loop.many)
             state = loop.run()
             if loop.stopping:
                 return Outcome(summary=None, interrupted_at=directory.checkpoints(variant))
@@ -142,15 +142,15 @@ class VariantLoop:
                 f"without work: make train.num_seeds a multiple of {len(jax.devices())}, or start fewer processes"
             )
         trainer = SeedTrainer(experiment.model, experiment.task, experiment.train)
-        self.seeds = ManySeeds(trainer, experiment.seeds, mesh, other)
+        self.many = ManySeeds(trainer, experiment.seeds, mesh, other)
 
     def run(self) -> SeedState:
         """The last state, which is also the newest checkpoint."""
         checkpoints = Checkpoints(self.directory.checkpoints(self.variant))
-        state = checkpoints.restore_latest(self.seeds.abstract_state())
+        state = checkpoints.restore_latest(self.many.abstract_state())
         saved = None if state is None else _step(state)
         if state is None:
-            state = self.seeds.init(self.seeds.seeds)
+            state = self.many.init(self.many.seeds)
         step = _step(state)
         self.directory.drop_metrics_after(self.variant, step)
         self._restore_rows(step)
@@ -160,15 +160,15 @@ class VariantLoop:
         if not self._finished(state):
             if saved is not None:
                 log.info("%s: going on from step %d", self.variant, saved)
-            mesh = self.seeds.mesh
-            log.info("%s: %d seeds on %d device(s)", self.variant, len(self.seeds.seeds), mesh.size)
+            mesh = self.many.mesh
+            log.info("%s: %d seed(s) on %d device(s)", self.variant, len(self.many.seeds), mesh.size)
             if idle := len(jax.devices()) - mesh.size:
                 also = " or train.batch_size" if is_text(self.task) else ""
                 log.warning(
                     "%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, len(jax.devices())
                 )
             self.trained = True
-            data = open_data(self.seeds, step)
+            data = open_data(self.many, step)
             dispatches = data.dispatches(self._dispatch_sizes(step))
             writer = (
                 SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1) if is_main() else None
@@ -221,11 +221,11 @@ class VariantLoop:
             if self.stopping:
                 return state
             num_steps, batches = next(dispatches)
-            state = self.seeds.train_steps(state, batches, num_steps, self._rows)
+            state = self.many.train_steps(state, batches, num_steps, self._rows)
             jax.block_until_ready(state.step)
             bar.update(num_steps)
         train_loss = to_host(state.loss_sum).astype(np.float64) / (end - last_evaluation)
-        state, val_loss, val_accuracy = self.seeds.evaluate_and_record(state, data.validation)
+        state, val_loss, val_accuracy = self.many.evaluate_and_record(state, data.validation)
         loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
         seconds = time.perf_counter() - began
         rate = (end - start) * computed / seconds
@@ -265,7 +265,7 @@ class VariantLoop:
 
     def _restore_rows(self, step: int) -> None:
         """From the evaluations up to this step, so that a run that goes on computes what it would have without a stop."""
-        self._active = np.ones(len(self.seeds.numbers), bool)
+        self._active = np.ones(len(self.many.numbers), bool)
         self._rows, self._idle_seed_steps = None, 0  # the rows that steps are computed for, None for all
         for record in self._records():
             if record["step"] <= step:  # another process may not have dropped the others yet
@@ -282,14 +282,14 @@ class VariantLoop:
         self._active = np.asarray(record["active"])
         ahead = (self.settings.num_steps - record["step"]) * (self._num_computed() - self._active.sum())
         if min(self._idle_seed_steps, ahead) >= steps_worth_compiling():
-            self._rows, self._idle_seed_steps = self.seeds.rows_to_train(self._active), 0
+            self._rows, self._idle_seed_steps = self.many.rows_to_train(self._active), 0
 
     def _records(self) -> list[dict[str, Any]]:
         """This variant's evaluations so far."""
         return [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
 
     def _report_diverged(self, state: SeedState) -> None:
-        for seed, step in zip(self.seeds.numbers, to_host(state.diverged_step), strict=True):
+        for seed, step in zip(self.many.numbers, to_host(state.diverged_step), strict=True):
             if step >= 0 and seed not in self._reported:
                 self._reported.add(seed)
                 log.warning(
@@ -302,8 +302,8 @@ class VariantLoop:
         position in the window, over positions 0, 1, 2-3, 4-7 and so on."""
         if not is_text(self.task):
             return {}
-        windows = place_windows(self.seeds, self.task.windows("test"))
-        loss, scored = (x.astype(np.float64) for x in to_host(self.seeds.sums_by_position(state.best_params, windows)))
+        windows = place_windows(self.many, self.task.windows("test"))
+        loss, scored = (x.astype(np.float64) for x in to_host(self.many.sums_by_position(state.best_params, windows)))
         by_position = loss / scored
         starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
         parts = np.split(by_position, starts[1:], axis=1)
