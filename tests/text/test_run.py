@@ -123,7 +123,7 @@ def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
     """Two over the seeds, two over each batch."""
     workdir, *_ = run
     _, err = finish(start(tmp_path / "four", *corpus, devices=4))
-    assert "2 seeds on 4 device(s)" in err
+    assert "2 seed(s) on 4 device(s)" in err
     np.testing.assert_allclose(curves(tmp_path / "four"), curves(workdir), rtol=1e-5)
 
 
