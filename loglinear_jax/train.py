@@ -25,7 +25,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.losses import token_losses
 from loglinear_jax.tasks import Task
 
 METRICS = ("accuracy", "loss")
@@ -105,30 +104,17 @@ class SeedState:
 SOLVED_ACCURACY = 0.99  # validation accuracy at which solved_step is set
 
 
-def position_losses(
-    model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)
-) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
-    """(cross-entropy in nats, whether argmax is right) at each position, or at the `scored` ones; 0 and False where the target
-    is < 0."""
-    tokens, targets = batch
-    if hasattr(model, "token_losses"):  # in chunks
-        return model.apply(params, tokens, targets, method="token_losses")
-    return token_losses(model.apply(params, tokens, scored), targets[:, scored])
-
-
 def scored_sums(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> tuple[Array, Array, Array]:
     """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are."""
-    losses, right = position_losses(model, params, batch, scored)
-    return jnp.sum(losses), jnp.sum(right), jnp.sum(batch[1] >= 0)
+    tokens, targets = batch
+    losses, right = model.apply(params, tokens, targets, scored, method="token_losses")
+    return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
 def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> Float[Array, ""]:
-    """Mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: where all of them are."""
+    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: where they all are."""
     tokens, targets = batch
-    if hasattr(model, "summed_loss"):
-        return model.apply(params, tokens, targets, method="summed_loss") / jnp.sum(targets >= 0)
-    loss, _, count = scored_sums(model, params, batch, scored)
-    return loss / count
+    return model.apply(params, tokens, targets, scored, method="summed_loss") / jnp.sum(targets >= 0)
 
 
 def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
@@ -261,7 +247,7 @@ class SeedTrainer:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
 
         def sums(batch):
-            losses, _ = position_losses(self.model, params, batch)
+            losses, _ = self.model.apply(params, *batch, method="token_losses")
             return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
 
         return self._sum_over(data, sums)

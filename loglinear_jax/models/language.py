@@ -209,14 +209,16 @@ class LanguageModel(nn.Module):
         return self._logits(self.features(tokens)[0])
 
     def token_losses(
-        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-        """(cross-entropy in nats, whether argmax is right) of each position; 0 and False where the target is < 0."""
-        return chunked_token_losses(self.features(tokens)[0], self.head, targets)
+        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+        """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
+        return chunked_token_losses(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
 
-    def summed_loss(self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"]) -> Float[Array, ""]:
+    def summed_loss(
+        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+    ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
-        return summed_loss(self.features(tokens)[0], self.head, targets)
+        return summed_loss(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
 
     def prefill(self, tokens: Int[Array, "B T"], max_length: int) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
         """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form.

@@ -8,9 +8,10 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.layers import CausalConv, MixerSettings
+from loglinear_jax.losses import token_losses
 
 NORMS = ("post", "pre")
 
@@ -131,3 +132,15 @@ class RecallModel(nn.Module):
         init = nn.initializers.normal(m.weight_std)
         logits = nn.Dense(m.vocab_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="head")(x)
         return logits.astype(jnp.float32)
+
+    def token_losses(
+        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+        """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
+        return token_losses(self(tokens, positions), targets[:, positions])
+
+    def summed_loss(
+        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+    ) -> Float[Array, ""]:
+        """The sum of `token_losses`, for training."""
+        return jnp.sum(self.token_losses(tokens, targets, positions)[0])
