@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.tasks import Task
 from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, device_mesh
 from pallas_kernels import timing
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tokens:
-    """What a SeedTrainer asks of a task whose batches are given."""
-
-    seq_len: int
-    scored: ClassVar[slice] = slice(None)
 
 
 def matmul_flops_per_token(params: Any) -> float:
@@ -61,7 +53,8 @@ def time_training(
         num_train=None, metric="loss", stop_at=None, precision=precision or settings.dtype,
     )  # fmt: skip
     seeds = list(range(num_seeds))
-    many = ManySeeds(SeedTrainer(model, _Tokens(length), train), seeds, device_mesh(len(seeds), batch))
+    task = Task(length, settings.vocab_size)  # its batches are given below
+    many = ManySeeds(SeedTrainer(model, task, train), seeds, device_mesh(len(seeds), batch))
     state = many.init(many.seeds)
     flops = matmul_flops_per_token(jax.tree.map(lambda x: x[0], state.params))
     rng = np.random.default_rng(0)

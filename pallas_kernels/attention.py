@@ -66,9 +66,9 @@ def _check(q, k, v, log_decay, lam) -> None:
     """Raises ValueError for arrays that `fenwick_attention` would make nonsense of."""
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    levels = (max(length, 1) - 1).bit_length() + 1
     if length < 1 or heads % groups:
         raise ValueError(f"expected T ≥ 1 and H a multiple of G, got T={length}, H={heads}, G={groups}")
+    levels = (length - 1).bit_length() + 1
     expected = dict(k=(k, (batch, length, groups, key_dim)), v=(v, (batch, length, heads, value_dim)))
     expected |= dict(log_decay=(log_decay, (batch, length, heads)), lam=(lam, (batch, length, heads, lam.shape[-1])))
     for name, (x, shape) in expected.items():

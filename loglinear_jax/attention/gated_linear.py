@@ -70,7 +70,7 @@ def gated_linear_attention(
     through, state = jax.lax.associative_scan(combine, (chunk_decay, state), axis=1)  # after each chunk
     first = jnp.zeros_like(state[:, 0])
     if initial_state is not None:
-        first = initial_state.astype(dtype).reshape(first.shape)  # heads by group
+        first = initial_state.astype(dtype).reshape(first.shape)
         state += through * first[:, None]
     before = jnp.concatenate([first[:, None], state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
     since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]

@@ -187,16 +187,9 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
             StopOnSignal() as stop,
             progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar,
         ):
-
-            def blocks(split: _Split) -> Iterator[str]:
-                for block in split.blocks():
-                    if stop.requested:  # asked here: an exception from within a signal may be lost in other libraries
-                        raise KeyboardInterrupt
-                    yield block
-
             for name in SPLITS:
                 with (partial / f"{name}.bin").open("wb") as file:
-                    counts[name] = _tokenise(blocks(splits[name]), encoder, np.dtype(about["dtype"]), file, bar)
+                    counts[name] = _tokenise(splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar, stop)
                 if not counts[name]["tokens"]:
                     raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
         manifest = about | {"splits": counts}
@@ -211,9 +204,17 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
 
 
 def _tokenise(
-    blocks: Iterator[str], encoder: tokenizers.Tokenizer, dtype: np.dtype, file: BinaryIO, bar: tqdm
+    blocks: Iterator[str],
+    encoder: tokenizers.Tokenizer,
+    dtype: np.dtype,
+    file: BinaryIO,
+    bar: tqdm,
+    stop: StopOnSignal,
 ) -> dict[str, Any]:
-    """Writes the ids of the lines that are kept; returns their number, and the SHA-256 of those lines."""
+    """Writes the ids of the lines that are kept; returns their number, and the SHA-256 of those lines.
+
+    Raises KeyboardInterrupt once a stop is asked for: raised within the signal itself, it may be lost in other libraries.
+    """
     digest = hashlib.sha256()
     num_tokens = 0
     for block in blocks:
@@ -226,6 +227,8 @@ def _tokenise(
         digest.update("".join(pieces).encode())
         bar.set_postfix_str(f"{Path(file.name).stem} {num_tokens / 1e6:.1f} M tokens", refresh=False)
         bar.update(len(block.encode()))
+        if stop.requested:
+            raise KeyboardInterrupt
     _to_disk(file)
     return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
 
