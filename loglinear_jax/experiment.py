@@ -10,7 +10,7 @@ import logging
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ class VariantLoop:
         state = checkpoints.restore_latest(self.many.abstract_state())
         saved = None if state is None else _step(state)
         if state is None:
-            state = self.many.init(self.many.seeds)
+            state = self._despite_signal(self.many.init, self.many.seeds)
         step = _step(state)
         self.directory.drop_metrics_after(self.variant, step)
         self._restore_rows(step)
@@ -168,7 +168,7 @@ class VariantLoop:
                     "%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, len(jax.devices())
                 )
             self.trained = True
-            data = open_data(self.many, step)
+            data = self._despite_signal(open_data, self.many, step)
             dispatches = data.dispatches(self._dispatch_sizes(step))
             writer = (
                 SummaryWriter(str(self.directory.tensorboard(self.variant)), purge_step=step + 1) if is_main() else None
@@ -221,11 +221,11 @@ class VariantLoop:
             if self.stopping:
                 return state
             num_steps, batches = next(dispatches)
-            state = self.many.train_steps(state, batches, num_steps, self._rows)
+            state = self._despite_signal(self.many.train_steps, state, batches, num_steps, self._rows)
             jax.block_until_ready(state.step)
             bar.update(num_steps)
         train_loss = to_host(state.loss_sum).astype(np.float64) / (end - last_evaluation)
-        state, val_loss, val_accuracy = self.many.evaluate_and_record(state, data.validation)
+        state, val_loss, val_accuracy = self._despite_signal(self.many.evaluate_and_record, state, data.validation)
         loss, accuracy = (to_host(x).astype(np.float64) for x in (val_loss, val_accuracy))
         seconds = time.perf_counter() - began
         rate = (end - start) * computed / seconds
@@ -262,6 +262,19 @@ class VariantLoop:
             if value is not None and writer is not None:
                 writer.add_scalar(name, value, end)
         return state
+
+    def _despite_signal(self, compute: Callable, *arguments: Any) -> Any:
+        """compute(*arguments), tried again if it fails once a stop is asked for: Ctrl-C in a terminal and `timeout` also signal
+        the assembler that XLA starts for a GPU, and compilation then fails, before any argument is used up."""
+        try:
+            return compute(*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            if not self.stop.requested:
+                raise
+            log.info(
+                "%s: compiling again what the signal cut short (%s)", self.variant, str(error).splitlines()[0][:100]
+            )
+            return compute(*arguments)
 
     def _restore_rows(self, step: int) -> None:
         """From the evaluations up to this step, so that a run that goes on computes what it would have without a stop."""

@@ -1,4 +1,4 @@
-"""Flax modules between projections and outputs: a token mixer of any kind, with what it remembers; the convolution."""
+"""Flax modules that the models share: the embedding; a token mixer of any kind, with what it remembers; the convolution."""
 
 from __future__ import annotations
 
@@ -36,6 +36,48 @@ def init_dt_bias(dt_min, dt_max):
     return init
 
 
+@jax.custom_vjp
+def lookup(table: Float[Array, "vocab D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+    """table[ids], whose gradient has the same bits each time.
+
+    A GPU adds the rows of equal ids in whatever order its threads come; here they are sorted by id, added up along that order
+    (`jax.lax.associative_scan`), and each sum is written once. Sums are in the table's type.
+    """
+    return table[ids]
+
+
+def _lookup_forward(table, ids):
+    return table[ids], (ids, table[:, :0])
+
+
+def _lookup_backward(saved, grad):
+    ids, no_columns = saved
+    vocab_size, order = len(no_columns), jnp.argsort(ids, axis=None)
+    ids, grad = ids.ravel()[order], grad.reshape(ids.size, -1)[order]
+    differs = ids[1:] != ids[:-1]
+    starts, ends = jnp.append(True, differs), jnp.append(differs, True)
+
+    def add(before, after):
+        (sum_before, start_before), (sum_after, start_after) = before, after
+        return jnp.where(start_after[:, None], sum_after, sum_before + sum_after), start_before | start_after
+
+    sums, _ = jax.lax.associative_scan(add, (grad, starts))
+    # Only a run's last row is its sum; the others get places of their own past the end, where they are dropped.
+    place = jnp.where(ends, ids, vocab_size + jnp.arange(ids.size))
+    table_grad = jnp.zeros((vocab_size, grad.shape[-1]), grad.dtype)
+    return table_grad.at[place].set(sums, mode="drop", unique_indices=True), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
+class Embed(nn.Embed):
+    """flax.linen.Embed by `lookup`. Rows are rounded to dtype, not the table: gradients add up in the table's float32."""
+
+    def __call__(self, ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+        return lookup(self.embedding, ids).astype(self.dtype or self.embedding.dtype)
+
+
 @flax.struct.dataclass
 class KeyValueCache:
     """What softmax attention remembers: every key (already rotated) and value, with room for max_length tokens."""
@@ -61,6 +103,9 @@ class TokenMixer(nn.Module):
     dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head
     remembers about 1 / (h Δ) tokens.
 
+    With learned_scale, for q and k of unit length, softmax attention's logits are g (q · k), g > 0 learned for each group, from
+    10 (Henry et al. 2020; cosine attention of Swin V2): within ±1/√K it could not choose. The other mixers need none.
+
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
@@ -80,6 +125,7 @@ class TokenMixer(nn.Module):
     lam_head_slope: float = 0.0
     dt_min: float = 1e-3
     dt_max: float = 0.1
+    learned_scale: bool = False
     chunk_size: int | None = None
     implementation: str | None = None
 
@@ -96,6 +142,9 @@ class TokenMixer(nn.Module):
         max_length: int | None = None,
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
         if self.mixer == "softmax":
+            if self.learned_scale:
+                log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3])
+                q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
             if cache is not None:
                 return attend_to_cache(cache, q, k, v)
             out = softmax_attention(q, k, v)

@@ -96,6 +96,7 @@ done
 # The preset robust is conv+pre+qk_norm+dt_max+init; on seeds that it was not chosen on; and without init, for what that adds.
 for kv in 4 8 16 32; do
   run mqar-robust-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$paper --config.train.num_seeds=64 $tf32
+  run mqar-robust-reference-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=mixer=linear,mixer=softmax --config.train.num_seeds=64 $tf32
   run mqar-robust-fresh-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=fixed,linear,mlp_softplus --config.train.num_seeds=64 --config.train.first_seed=64 $tf32
   run collapse-kv$kv-conv+pre+qk_norm+dt_max --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.train.num_seeds=64 $tf32 $conv $pre $qk_norm $dt_max
 done

@@ -213,6 +213,31 @@ def test_signals_save_say_where_and_exit(tmp_path):
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
+@pytest.mark.parametrize("signalled", [True, False])
+def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeypatch, signalled):
+    """As when `timeout` signals the assembler that XLA started; an error without a signal is an error."""
+    train_steps, calls = ManySeeds.train_steps, []
+
+    def cut_short(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            if signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 15")
+        return train_steps(*arguments)
+
+    monkeypatch.setattr(ManySeeds, "train_steps", cut_short)
+    run = ["run.py", *TINY, "--config.variants=linear", f"--workdir={tmp_path / 'run'}"]
+    monkeypatch.chdir(ROOT)
+    if not signalled:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            main(run)
+    else:
+        main(run)
+        assert len(calls) == 3  # what it was at is done, and then the run stops
+        assert [path.name for path in (tmp_path / "run" / "checkpoints" / "linear").iterdir()] == ["10"]
+
+
 @pytest.fixture
 def copied(undisturbed, tmp_path):
     """A copy of the finished run to damage."""

@@ -73,6 +73,18 @@ def test_logits_where_the_task_scores_are_enough():
     assert accuracies[-1][1] == pytest.approx(float(right / count), abs=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_training_again_gives_the_same_bits(implementation):
+    settings = dataclasses.replace(MODEL.settings, implementation=implementation, head_dim=16, key_dim=16)
+    many = ManySeeds(
+        SeedTrainer(RecallModel(settings), TASK, SETTINGS), range(4), device_mesh(4, devices=jax.devices()[:1])
+    )
+    data = many.data(many.seeds)
+    once, again = (jax.device_get(many.train_steps(many.init(many.seeds), data, 6).params) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, once, again)
+
+
 def test_seeds_differ_in_everything():
     state, losses, _, data = train([0, 1])
     for purpose in ("train", "validation"):

@@ -9,7 +9,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.layers import CausalConv, MixerCache, MixerSettings
+from loglinear_jax.layers import CausalConv, Embed, MixerCache, MixerSettings
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 
 REMAT = ("none", "block")
@@ -183,7 +183,7 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         m = self.settings
-        self.embed = nn.Embed(m.vocab_size, m.hidden, embedding_init=small_normal, dtype=m.dtype)
+        self.embed = Embed(m.vocab_size, m.hidden, embedding_init=small_normal, dtype=m.dtype)
         # max_length (argument 3, counting self) is no array.
         block = nn.remat(LanguageBlock, static_argnums=(3,)) if m.remat == "block" else LanguageBlock
         self.blocks = [block(m, name=f"layer_{index}") for index in range(m.layers)]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.layers import CausalConv, MixerSettings
+from loglinear_jax.layers import CausalConv, Embed, MixerSettings
 from loglinear_jax.losses import token_losses
 
 NORMS = ("post", "pre")
@@ -109,7 +109,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     if m.qk_norm:
         q, k = (y * jax.lax.rsqrt(jnp.sum(y * y, axis=-1, keepdims=True) + 1e-6) for y in (q, k))
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max)
+    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)
     mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)
     return mixed.reshape(*mixed.shape[:2], values)
 
@@ -125,7 +125,7 @@ class RecallModel(nn.Module):
         """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what
         follows it, is computed there only."""
         m = self.settings
-        x = nn.Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
+        x = Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
             x = RecallLayer(m, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)

@@ -32,6 +32,7 @@ def read(model, params):
         {"mixer": "linear"},
         {"mixer": "softmax"},
         {"mixer": "softmax", "key_dim": 8},
+        {"mixer": "softmax", "qk_norm": True, "key_groups": 1},
         {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3},
         {"dtype": "bfloat16"},
         {"norm": "pre", "conv_width": 4, "qk_norm": True, "lam_head_slope": 1.0},
