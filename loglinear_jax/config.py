@@ -431,8 +431,7 @@ ABSENT = "(absent)"
 def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of `flat_settings` that do not have the same value in all of these, or that some lack; as they come."""
     names = dict.fromkeys(name for of_one in settings for name in of_one)
-    first = settings[0]
-    return [n for n in names if any(of_one.get(n, ABSENT) != first.get(n, ABSENT) for of_one in settings)]
+    return [n for n in names if any(of_one.get(n, ABSENT) != settings[0].get(n, ABSENT) for of_one in settings)]
 
 
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:

@@ -14,6 +14,7 @@ from loglinear_jax.analysis import load_record, load_run
 from loglinear_jax.analysis.make import Choices, make_report
 from loglinear_jax.config import ConfigError
 
+RESULTS = Path(__file__).parents[2] / "results"
 FROM_RUNS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths")
 
 
@@ -22,6 +23,15 @@ def report(workdir, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     path, problems = make_report([workdir], out, Choices(sections=FROM_RUNS, sequences=4, evaluated=8))
     return out, path.read_text(), problems
+
+
+@pytest.mark.parametrize("names", [["wikitext2-hidden512"], ["copy-seq1024", "wikitext2-hidden256"]], ids=" ".join)
+def test_tables_of_kept_results_alone(names, tmp_path):
+    """Of a text alone too, which has no table of recall."""
+    _, problems = make_report([RESULTS / name for name in names], tmp_path, Choices(sections=("tables", "decays")))
+    assert problems == []
+    for name in names:
+        assert "mlp_softplus" in (tmp_path / f"outcomes-{name}.md").read_text()
 
 
 def test_everything_is_drawn_and_shown(report):
