@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loglinear_jax.layers import Embed, lookup
+from loglinear_jax import layers
+from loglinear_jax.layers import Embed, lookup, sum_by_id, sum_by_id_sorted
 from loglinear_jax.models import RecallModel, RecallSettings
 
 
@@ -15,25 +16,27 @@ def table_gradient(ids, weights, vocab_size):
     return jax.grad(lambda table: jnp.sum(weights * lookup(table, ids)))(jnp.zeros((vocab_size, weights.shape[-1])))
 
 
-def expected_gradient(ids, weights, vocab_size):
-    expected = np.zeros((vocab_size, weights.shape[-1]))
+def expected_sums(weights, ids, num_ids):
+    expected = np.zeros((num_ids, weights.shape[-1]))
     np.add.at(expected, np.asarray(ids), np.asarray(weights, np.float64))
     return expected
 
 
+@pytest.mark.parametrize("form", [sum_by_id, sum_by_id_sorted])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
-def test_lookup_adds_up_the_gradients_of_equal_ids(ids):
-    weights = np.random.default_rng(0).normal(size=(len(ids), 3)).astype(np.float32)
-    actual = table_gradient(jnp.array(ids), weights, 7)
-    np.testing.assert_allclose(actual, expected_gradient(ids, weights, 7), atol=1e-5)
+def test_rows_of_equal_ids_are_added_up(form, ids):
+    rows = np.random.default_rng(0).normal(size=(len(ids), 3)).astype(np.float32)
+    np.testing.assert_allclose(form(rows, jnp.array(ids), 7), expected_sums(rows, ids, 7), atol=1e-5)
 
 
-def test_lookup_is_batched_over_seeds_and_takes_any_shape():
+@pytest.mark.parametrize("gpu", [True, False])
+def test_lookup_has_a_gradient_for_each_seed_and_ids_of_any_shape(gpu, monkeypatch):
+    monkeypatch.setattr(layers, "runs_on_gpu", lambda: gpu)
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 5, (3, 2, 4))
     weights = rng.normal(size=(3, 2, 4, 2)).astype(np.float32)
-    actual = jax.vmap(lambda i, w: table_gradient(i, w, 5))(ids, weights)
-    np.testing.assert_allclose(actual, [expected_gradient(*x, 5) for x in zip(ids, weights, strict=True)], atol=1e-5)
+    actual = jax.jit(jax.vmap(lambda i, w: table_gradient(i, w, 5)))(ids, weights)
+    np.testing.assert_allclose(actual, [expected_sums(w, i, 5) for i, w in zip(ids, weights, strict=True)], atol=1e-5)
 
 
 def test_embed_rounds_rows_and_adds_up_gradients_in_float32():
@@ -54,7 +57,7 @@ def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time():
     ids, weights = jax.random.randint(key, (20_000,), 0, 50), jax.random.normal(key, (20_000, 32))
     once, *more = (np.asarray(table_gradient(ids, weights, 50)) for _ in range(5))
     assert all((other == once).all() for other in more)
-    np.testing.assert_allclose(once, expected_gradient(ids, weights, 50), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(once, expected_sums(weights, ids, 50), rtol=1e-4, atol=1e-4)
 
 
 def test_softmax_with_unit_queries_and_keys_can_choose_a_token():
