@@ -30,6 +30,7 @@ from tabulate import tabulate
 from loglinear_jax.attention import gated_linear_attention, log_linear_attention
 from loglinear_jax.attention.api import Implementation
 from loglinear_jax.fenwick import num_levels
+from loglinear_jax.list_flags import define_list, one_of, size
 from pallas_kernels import timing
 
 PRESETS = {
@@ -38,8 +39,7 @@ PRESETS = {
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
 }
 PRESET = flags.DEFINE_enum("preset", "small", list(PRESETS), "shapes")
-PEERS = flags.DEFINE_list("peers", ["xla", "parallel"], "what to time")
-LENGTHS = flags.DEFINE_list("lengths", ["256", "512", "1024", "2048", "4096", "8192", "16384", "32768"], "tokens")
+LENGTHS = define_list("lengths", [256 << n for n in range(8)], "tokens", size)
 REPEATS = flags.DEFINE_integer("repeats", 10, "timed repeats, of which the median counts")
 MAX_SCORES = flags.DEFINE_integer("max_scores", 1 << 26, "skip the parallel form above this many scores (B·H·T²)")
 OUTPUT = flags.DEFINE_string("output", None, "write OUTPUT.json and OUTPUT.png")
@@ -100,9 +100,7 @@ JAX_PEERS = {"flash": flash, "gated_linear": gated_linear} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
 ALL_PEERS = (*JAX_PEERS, "fla")
-flags.register_validator(
-    "peers", lambda names: set(names) <= set(ALL_PEERS), message=f"peers are {', '.join(ALL_PEERS)}"
-)
+PEERS = define_list("peers", ["xla", "parallel"], f"what to time, of {', '.join(ALL_PEERS)}", one_of(ALL_PEERS))
 
 
 def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
@@ -294,9 +292,7 @@ def draw(results: dict, title: str, path: Path) -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    if bad := [text for text in LENGTHS.value if not text.isdecimal() or not int(text)]:
-        raise app.UsageError(f"--lengths: expected numbers of tokens, got {bad[0]!r}")
-    preset, lengths = PRESETS[PRESET.value], sorted(map(int, LENGTHS.value))
+    preset, lengths = PRESETS[PRESET.value], sorted(LENGTHS.value)
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
     bandwidth = copy_bandwidth()

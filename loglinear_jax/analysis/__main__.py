@@ -17,23 +17,24 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
+from loglinear_jax.list_flags import define_list, one_of, whole_number
 
 WORKDIRS = flags.DEFINE_multi_string(
     "workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True
 )
 OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
-ONLY = flags.DEFINE_list(
-    "sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays"
+ONLY = define_list(
+    "sections", SECTIONS, f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays", one_of(SECTIONS)
 )
-SEEDS = flags.DEFINE_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given")
+SEEDS = define_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given", whole_number)
 MAX_SEEDS = flags.DEFINE_integer(
     "max_seeds", None, "of each variant, for what is averaged over seeds; all if not given"
 )
 LAYER = flags.DEFINE_integer("layer", -1, "layer whose λ and attention rows are drawn; -1 is the last")
 HEAD = flags.DEFINE_integer("head", 0, "and its head")
 EXAMPLE = flags.DEFINE_integer("example", 0, "which of the drawn sequences")
-POSITIONS = flags.DEFINE_list(
-    "positions", None, "tokens whose attention rows are drawn; three scored ones if not given"
+POSITIONS = define_list(
+    "positions", None, "tokens whose attention rows are drawn; three scored ones if not given", whole_number
 )
 SEQUENCES = flags.DEFINE_integer("sequences", 64, "sequences over which λ is averaged")
 EVALUATED = flags.DEFINE_integer("evaluated", 256, "sequences of each length in length generalisation")
@@ -47,12 +48,12 @@ def main(argv: list[str]) -> None:
     try:
         choices = Choices(
             sections=tuple(ONLY.value),
-            seeds=_whole_numbers(SEEDS),
+            seeds=SEEDS.value,
             max_seeds=MAX_SEEDS.value,
             layer=LAYER.value,
             head=HEAD.value,
             example=EXAMPLE.value,
-            positions=_whole_numbers(POSITIONS),
+            positions=POSITIONS.value,
             sequences=SEQUENCES.value,
             evaluated=EVALUATED.value,
             which=WHICH.value,
@@ -65,15 +66,6 @@ def main(argv: list[str]) -> None:
         print("analysis:", problem, file=sys.stderr)
     print(f"Written to {path}")
     sys.exit(1 if problems else 0)
-
-
-def _whole_numbers(flag: flags.FlagHolder) -> list[int] | None:
-    """A list's items, None if it was not given."""
-    if flag.value is None:
-        return None
-    if wrong := [item for item in flag.value if not item.isdecimal()]:
-        raise ValueError(f"{flag.name}: expected whole numbers, got {wrong[0]!r}")
-    return [int(item) for item in flag.value]
 
 
 def _matching(patterns: list[str]) -> list[str]:
