@@ -18,8 +18,9 @@ from loglinear_jax.list_flags import one_of, size, whole_number
 )
 def test_items_are_read_and_written_as_they_were(item, text, value):
     parser = list_flags._ListParser(item)
-    assert parser.parse(text) == value
-    assert parser.parse(flags.CsvListSerializer(",").serialize(value)) == value
+    read = parser.parse(text)
+    assert read == value
+    assert parser.parse(flags.CsvListSerializer(",").serialize(read)) == read
 
 
 @pytest.mark.parametrize(
