@@ -23,9 +23,9 @@ jax.config.update("jax_default_matmul_precision", "highest")  # a GPU's own defa
 OWN_CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="loglinear_jax-tests-")
 if OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = OWN_CACHE
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def pytest_unconfigure():
