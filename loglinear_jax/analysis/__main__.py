@@ -17,14 +17,14 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
-from loglinear_jax.list_flags import define_list, one_of, whole_number
+from loglinear_jax.list_flags import define_list, whole_number
 
 WORKDIRS = flags.DEFINE_multi_string(
     "workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True
 )
 OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
-ONLY = define_list(
-    "sections", SECTIONS, f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays", one_of(SECTIONS)
+ONLY = flags.DEFINE_list(
+    "sections", list(SECTIONS), f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays"
 )
 SEEDS = define_list("seeds", None, "seeds whose λ is drawn; the first three of a run if not given", whole_number)
 MAX_SEEDS = flags.DEFINE_integer(
