@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int
 from tokenizers.decoders import DecodeStream
 
 from loglinear_jax.analysis import load_run
-from loglinear_jax.checkpoints import NoReadableCheckpoint
 from loglinear_jax.config import ConfigError
 from loglinear_jax.models import LanguageModel
+from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
 from loglinear_jax.text import load_tokenizer
 
 

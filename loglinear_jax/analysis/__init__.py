@@ -4,7 +4,7 @@ report of them."""
 from loglinear_jax.analysis.attention_rows import AttentionRow, attention_row
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
 from loglinear_jax.analysis.lengths import scores_by_length
-from loglinear_jax.analysis.runs import Record, Run, load_record, load_run
+from loglinear_jax.runs.loading import Record, Run, load_record, load_run
 
 __all__ = [
     "AttentionRow",

@@ -16,8 +16,8 @@ from pathlib import Path
 from absl import app, flags
 from absl import logging as absl_logging
 
-from loglinear_jax.analysis.make import SECTIONS, Choices, make_report
-from loglinear_jax.list_flags import define_list, whole_number
+from loglinear_jax.analysis.sections import SECTIONS, Choices, make_report
+from loglinear_jax.commands.list_flags import define_list, whole_number
 
 WORKDIRS = flags.DEFINE_multi_string(
     "workdir", None, "a run of run.py, or a pattern such as 'runs/*'; may be given several times", required=True

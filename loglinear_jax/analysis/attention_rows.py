@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.lam_values import mixer_values
-from loglinear_jax.analysis.runs import Run
 from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.runs.loading import Run
 
 
 @dataclasses.dataclass(frozen=True)

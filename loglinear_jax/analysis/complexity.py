@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.benchmarks.model_speed import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.lam import count_lam_params
-from loglinear_jax.model_speed import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.models import LanguageModel, LanguageSettings
 
 # variant -> settings; growth of training time and of decoding memory in theory, as functions of T and in words.

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from scipy.stats import mannwhitneyu
 
-from loglinear_jax.analysis.runs import Record
 from loglinear_jax.config import ConfigError, build
+from loglinear_jax.runs.loading import Record
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import SeedTrainer, TrainSettings
 

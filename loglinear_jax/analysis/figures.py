@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.attention_rows import AttentionRow
-from loglinear_jax.analysis.runs import Record, load_record
+from loglinear_jax.runs.loading import Record, load_record
 from loglinear_jax.tasks.text import TARGETS
 from loglinear_jax.train import SOLVED_ACCURACY
 

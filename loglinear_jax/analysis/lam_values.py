@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from loglinear_jax.analysis.runs import Run
-from loglinear_jax.data import is_text
 from loglinear_jax.fenwick import num_levels, used_levels
 from loglinear_jax.lam import make_lam
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.tasks import Task
-from loglinear_jax.workdir import Workdir
+from loglinear_jax.train.data import is_text
 
 # With nothing folded in, as training and validation do: other sequences than theirs, whatever their seeds.
 SAMPLE_SEED = 2**31 - 1

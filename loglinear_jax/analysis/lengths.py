@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from loglinear_jax.analysis.lam_values import sample_tokens
-from loglinear_jax.analysis.runs import Run
-from loglinear_jax.data import is_text
+from loglinear_jax.runs.loading import Run
 from loglinear_jax.train import scored_sums
+from loglinear_jax.train.data import is_text
 
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 

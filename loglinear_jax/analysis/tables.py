@@ -19,9 +19,9 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.decays import longer_among
 from loglinear_jax.analysis.figures import describe_run, describe_task
 from loglinear_jax.analysis.lam_values import relative_variation
-from loglinear_jax.analysis.runs import Record
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
-from loglinear_jax.summary import CONVERGED_ACCURACY, columns_of, mean_and_std
+from loglinear_jax.runs.loading import Record
+from loglinear_jax.runs.outcome import CONVERGED_ACCURACY, columns_of, mean_and_std
 from loglinear_jax.train import SOLVED_ACCURACY
 
 RESAMPLES = 10_000

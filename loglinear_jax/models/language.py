@@ -9,8 +9,9 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.layers import CausalConv, Embed, MixerCache, MixerSettings
 from loglinear_jax.losses import chunked_token_losses, summed_loss
+from loglinear_jax.mixers import MixerCache, MixerSettings
+from loglinear_jax.modules import CausalConv, Embed
 
 REMAT = ("none", "block")
 small_normal = nn.initializers.normal(0.02)

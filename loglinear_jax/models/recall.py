@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.layers import CausalConv, Embed, MixerSettings
 from loglinear_jax.losses import token_losses
+from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.modules import CausalConv, Embed
 
 NORMS = ("post", "pre")
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax import experiment
 from loglinear_jax.analysis import Run
 from loglinear_jax.config import build, default_config
+from loglinear_jax.runs import loop as experiment
 
 
 def tiny_config(**task):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loglinear_jax.analysis.decays import initial_memory, longer_among
-from loglinear_jax.analysis.runs import load_record
 from loglinear_jax.config import ConfigError, build
+from loglinear_jax.runs.loading import load_record
 from loglinear_jax.train import SeedTrainer
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loglinear_jax.analysis import load_record, load_run
-from loglinear_jax.analysis.make import Choices, make_report
+from loglinear_jax.analysis.sections import Choices, make_report
 from loglinear_jax.config import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -60,8 +60,8 @@ def test_evaluations_are_reused(report, workdir, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("loglinear_jax.analysis.make.scores_by_length", never)
-    monkeypatch.setattr("loglinear_jax.analysis.make.input_dependence", never)
+    monkeypatch.setattr("loglinear_jax.analysis.sections.scores_by_length", never)
+    monkeypatch.setattr("loglinear_jax.analysis.sections.input_dependence", never)
     make_report([workdir], out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8))
     assert sorted(out.glob("cache/*.npz")) == before
 

@@ -14,7 +14,6 @@ from scipy.stats import binom
 from loglinear_jax.analysis import complexity, paper, tables
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.figures import colors_of, draw_shares
-from loglinear_jax.analysis.runs import Record
 from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
 from loglinear_jax.config import (
     default_config,
@@ -23,7 +22,8 @@ from loglinear_jax.config import (
     released_language_config,
     robust_config,
 )
-from loglinear_jax.summary import wilson_interval
+from loglinear_jax.runs.loading import Record
+from loglinear_jax.runs.outcome import wilson_interval
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))

@@ -8,8 +8,9 @@ import pytest
 
 from loglinear_jax import log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
-from loglinear_jax.layers import init_dt_bias, rotate_by_position, softmax_attention
+from loglinear_jax.mixers import init_dt_bias
 from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.ops.softmax import rotate_by_position, softmax_attention
 
 SMALL = {"vocab_size": 16, "max_length": 24, "implementation": "parallel"}
 TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 16)

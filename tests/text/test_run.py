@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax import experiment
 from loglinear_jax.analysis import load_run
 from loglinear_jax.config import ConfigError, build, language_config, read_config
 from loglinear_jax.losses import token_losses
+from loglinear_jax.runs import loop as experiment
 from tests.text.conftest import make_text
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,1 @@
+"""Time and memory on the machine at hand, beside peers."""

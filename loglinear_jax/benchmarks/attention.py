@@ -1,0 +1,317 @@
+"""Time and memory of log-linear attention and its peers against T, on the machine at hand.
+
+    python -m loglinear_jax.benchmarks.attention                                       # what a CPU can do
+    python -m loglinear_jax.benchmarks.attention --preset=language --output=bench      # a GPU; writes bench.json and bench.png
+
+Peers: our own forms by name; "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through
+jax.nn with head dim V; and "fla", chunk_log_linear_attn of flash-linear-attention, where torch and fla are installed.
+Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from absl import app, flags
+from tabulate import tabulate
+
+from loglinear_jax.benchmarks import timing
+from loglinear_jax.commands.list_flags import define_list, one_of, size
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.ops import gated_linear_attention, log_linear_attention
+from loglinear_jax.ops.log_linear.api import Implementation
+
+PRESETS = {
+    "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
+    "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
+    "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
+}
+PRESET = flags.DEFINE_enum("preset", "small", list(PRESETS), "shapes")
+LENGTHS = define_list("lengths", [256 << n for n in range(8)], "tokens", size)
+REPEATS = flags.DEFINE_integer("repeats", 10, "timed repeats, of which the median counts")
+MAX_SCORES = flags.DEFINE_integer("max_scores", 1 << 26, "skip the parallel form above this many scores (B·H·T²)")
+OUTPUT = flags.DEFINE_string("output", None, "write OUTPUT.json and OUTPUT.png")
+
+# Inputs take turns until they have at least this many bytes, more than any GPU's cache.
+ROTATED_BYTES, MAX_SETS = 256 << 20, 6
+GROWTH = 8
+
+
+class Skip(Exception):
+    """Why a peer cannot be timed here."""
+
+
+def shape_of(preset: dict, length: int) -> dict[str, tuple[int, ...]]:
+    batch, heads, groups = preset["batch"], preset["heads"], preset["groups"]
+    return dict(
+        q=(batch, length, groups, preset["key_dim"]),
+        k=(batch, length, groups, preset["key_dim"]),
+        v=(batch, length, heads, preset["value_dim"]),
+        log_decay=(batch, length, heads),
+        lam=(batch, length, heads, num_levels(length)),
+    )
+
+
+def draw_inputs(preset: dict, length: int, seed: int) -> tuple[jax.Array, ...]:
+    """Random q, k, v, log_decay, lam, and a cotangent of the output."""
+    shapes = shape_of(preset, length)
+    keys = iter(jax.random.split(jax.random.key(seed), 6))
+    q, k, v, cotangent = (jax.random.normal(next(keys), shapes[name], preset["dtype"]) for name in ("q", "k", "v", "v"))
+    log_decay = -0.1 * jax.random.uniform(next(keys), shapes["log_decay"])
+    return q, k, v, log_decay, jax.random.uniform(next(keys), shapes["lam"]), cotangent
+
+
+def moved_bytes(preset: dict, length: int) -> tuple[int, int]:
+    """(forward, forward + backward): bytes of inputs and outputs, each moved once for each pass that needs it."""
+    sizes = {name: int(np.prod(shape)) for name, shape in shape_of(preset, length).items()}
+    width = jnp.dtype(preset["dtype"]).itemsize
+    inputs = width * (sizes["q"] + sizes["k"] + sizes["v"]) + 4 * (sizes["log_decay"] + sizes["lam"])
+    output = width * sizes["v"]
+    return inputs + output, (inputs + output) + (2 * inputs + output)
+
+
+# --- Peers in JAX -----------------------------------------------------------------------------------------------------
+
+
+def flash(q, k, v, log_decay, lam):
+    """Causal softmax attention with the values' head dim: q and k of the same size stand for ours."""
+    del q, k, log_decay, lam
+    return jax.nn.dot_product_attention(v, jnp.flip(v, 1), v, is_causal=True, implementation="cudnn")
+
+
+def gated_linear(q, k, v, log_decay, lam):
+    del lam
+    return gated_linear_attention(q, k, v, log_decay)
+
+
+JAX_PEERS = {"flash": flash, "gated_linear": gated_linear} | {
+    name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
+}
+ALL_PEERS = (*JAX_PEERS, "fla")
+PEERS = define_list("peers", ["xla", "parallel"], f"what to time, of {', '.join(ALL_PEERS)}", one_of(ALL_PEERS))
+
+
+def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
+    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX."""
+    if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > MAX_SCORES.value:
+        raise Skip("too many scores")
+    if name == "flash" and jax.default_backend() != "gpu":
+        raise Skip("cuDNN needs a GPU")
+    function = JAX_PEERS[name]
+
+    def forward(*inputs):
+        return function(*inputs[:5])
+
+    def both(*inputs):
+        out, vjp = jax.vjp(function, *inputs[:5])
+        return out, vjp(inputs[5])
+
+    first = draw_inputs(preset, length, 0)
+    sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
+    inputs = [first, *(draw_inputs(preset, length, seed) for seed in range(1, sets))]
+    result = {}
+    for kind, call in (("forward", forward), ("both", both)):
+        result[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
+        result[f"{kind}_ms"] = timing.median_ms(timing.compile_over(call, inputs), len(inputs), REPEATS.value)
+    return result
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written, of a large copy on the device."""
+    size = 1 << (30 if jax.default_backend() == "gpu" else 26)
+    arrays = [(jnp.full((size // 4,), 0.5),) for _ in range(2)]
+    ms = timing.median_ms(
+        timing.compile_over(lambda x: -x, arrays), len(arrays), repeats=20, min_ms=100.0
+    )  # long enough for clocks to rise
+    return 2 * size / (ms * 1e-3)
+
+
+# --- flash-linear-attention, in torch -----------------------------------------------------------------------------------
+
+
+def time_fla(preset: dict, length: int) -> dict[str, float]:
+    """The same of fla's kernel, in torch, in this process."""
+    try:
+        import torch
+        from fla.ops.log_linear_attn import chunk_log_linear_attn
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    dtype = getattr(torch, preset["dtype"])
+
+    def to_torch(x):
+        return torch.from_numpy(np.array(x.astype(jnp.float32))).cuda()
+
+    inputs = []
+    for seed in range(2):
+        *tokens, log_decay, lam, cotangent = draw_inputs(preset, length, seed)
+        # fla's kernel multiplies scores of q's dtype by λ: it takes λ in that dtype only.
+        tensors = [to_torch(x).to(dtype) for x in tokens] + [to_torch(log_decay), to_torch(lam).to(dtype)]
+        inputs.append(([x.requires_grad_() for x in tensors], to_torch(cotangent).to(dtype)))
+
+    def forward(tensors, _):
+        with torch.no_grad():
+            return chunk_log_linear_attn(*tensors)[0]
+
+    def both(tensors, cotangent):
+        out = chunk_log_linear_attn(*tensors)[0]
+        return out, torch.autograd.grad(out, tensors, cotangent)
+
+    result = {}
+    for kind, call in (("forward", forward), ("both", both)):
+        outputs = call(*inputs[0])
+        outputs = [outputs] if kind == "forward" else [outputs[0], *outputs[1]]
+        torch.cuda.synchronize()
+        kept = torch.cuda.memory_allocated() - sum(x.numel() * x.element_size() for x in outputs)
+        del outputs
+        torch.cuda.reset_peak_memory_stats()
+        outputs = call(*inputs[0])
+        outputs = [outputs] if kind == "forward" else [outputs[0], *outputs[1]]
+        torch.cuda.synchronize()
+        of_outputs = sum(x.numel() * x.element_size() for x in outputs)
+        result[f"{kind}_bytes"] = torch.cuda.max_memory_allocated() - kept - of_outputs
+        del outputs
+
+        class Wait:
+            def block_until_ready(self):
+                torch.cuda.synchronize()
+
+        def thunk(call=call):
+            for arguments in inputs:
+                call(*arguments)
+            return Wait()
+
+        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), REPEATS.value)
+    if length <= 4096:
+        ours = log_linear_attention(*draw_inputs(preset, length, 0)[:5])
+        theirs = forward(*inputs[0]).float().cpu().numpy()
+        ours = np.asarray(ours.astype(jnp.float32))
+        result["difference"] = float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+    return result
+
+
+def release_memory() -> None:
+    gc.collect()
+    if jax.default_backend() == "gpu":
+        try:
+            import torch
+        except ImportError:
+            return
+        torch.cuda.empty_cache()
+
+
+# --- Report -------------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    preset: dict, lengths: list[int], peers: list[str], save: Callable[[dict], None]
+) -> dict[str, dict[int, dict]]:
+    """peer -> length -> times and bytes; a length that cannot run is left out, and the reason printed.
+
+    `save` is called with what there is after each length.
+    """
+    results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
+    for length in lengths:
+        for peer in peers:
+            try:
+                found = time_fla(preset, length) if peer == "fla" else time_jax(peer, preset, length)
+                results[peer][length] = found
+                extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
+                print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
+            except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
+                print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
+            release_memory()
+        save(results)
+    return results
+
+
+def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
+    def cell(found):
+        return f"{found[f'forward_{kind}'] / unit:.3g} / {found[f'both_{kind}'] / unit:.3g}"
+
+    rows = []
+    for peer, by_length in results.items():
+        row = {"": peer} | {f"T={n}": cell(by_length[n]) for n in lengths if n in by_length}
+        longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
+        if kind == "ms" and longest:
+            short, long = by_length[longest // GROWTH], by_length[longest]
+            factors = " / ".join(f"{long[key] / short[key]:.1f}×" for key in ("forward_ms", "both_ms"))
+            row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {factors}"
+        rows.append(row)
+    return tabulate(rows, headers="keys", tablefmt="github", missingval="–")
+
+
+STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
+    "pallas": ("log-linear, Pallas (ours)", "#D55E00", "o"),
+    "xla": ("log-linear, XLA (ours)", "#E69F00", "s"),
+    "fla": ("log-linear, flash-linear-attention", "#0072B2", "^"),
+    "flash": ("softmax, cuDNN FlashAttention", "#009E73", "D"),
+    "gated_linear": ("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v"),
+    "copy": ("inputs and outputs moved once", "#000000", "_"),
+    "parallel": ("log-linear, parallel (ours)", "#56B4E9", "x"),
+    "recurrent": ("log-linear, recurrent (ours)", "#F0E442", "+"),
+}
+
+
+def draw(results: dict, title: str, path: Path) -> None:
+    """Time of the forward pass, of both passes, and memory, against T; log-log."""
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
+    panels = (
+        ("forward_ms", 1, "forward (ms)"),
+        ("both_ms", 1, "forward + backward (ms)"),
+        ("both_bytes", 1 << 20, "memory beyond inputs and outputs,\nforward + backward (MiB)"),
+    )
+    for axis, (key, unit, label) in zip(axes, panels, strict=True):
+        for peer, by_length in results.items():
+            name, colour, marker = STYLES[peer]
+            points = [(n, found[key] / unit) for n, found in by_length.items() if found.get(key)]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name, lw=1.8)
+        axis.set(xscale="log", yscale="log", xlabel="T (tokens)", ylabel=label)
+        lengths = sorted({n for by_length in results.values() for n in by_length})
+        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=9)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    preset, lengths = PRESETS[PRESET.value], sorted(LENGTHS.value)
+    shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
+    machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+    bandwidth = copy_bandwidth()
+    moved = {n: moved_bytes(preset, n) for n in lengths}
+    copy = {n: dict(forward_ms=1e3 * moved[n][0] / bandwidth, both_ms=1e3 * moved[n][1] / bandwidth) for n in lengths}
+
+    def save(results):
+        if OUTPUT.value:
+            path = Path(OUTPUT.value)
+            record = dict(machine=machine, **preset, copy_bytes_per_second=bandwidth, results=results)
+            path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+            draw(results | {"copy": copy}, f"{machine}, {shape}", path.with_suffix(".png"))
+
+    results = measure(preset, lengths, PEERS.value, save)
+    print(f"\n{machine}, {shape}, copy {bandwidth / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
+    print(table(results | {"copy": copy}, lengths, "ms", 1))
+    print("\nPeak memory beyond inputs and outputs, MiB\n")
+    print(table(results, lengths, "bytes", 1 << 20))
+
+
+if __name__ == "__main__":
+    app.run(main)

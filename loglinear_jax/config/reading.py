@@ -1,0 +1,90 @@
+"""Configs on disk and beside each other: reading, checking, comparing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from loglinear_jax.config.defaults import default_config, language_config
+from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.variants import variant_config, variant_names
+from loglinear_jax.lam import LAMS
+
+
+def check_config(config: ConfigDict) -> None:
+    """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
+    would use. Settings that a variant can change are checked by `build`."""
+    recall, language = default_config(), language_config()
+    needed = {"task": {"name"}} | {name: set(recall[name]) & set(language[name]) for name in ("model", "train")}
+    for section, names in needed.items():
+        if missing := sorted(names - set(config[section])):
+            raise ConfigError(
+                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
+                f"{section} as a whole"
+            )
+    if config.model.lam not in LAMS:
+        raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
+    names = variant_names(config)
+    if config.model.lam != recall.model.lam and all(
+        variant_config(config, n).model.lam != config.model.lam for n in names
+    ):
+        raise ConfigError(
+            f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
+            f"set variants={config.model.lam}"
+        )
+
+
+def read_config(path: Path) -> ConfigDict:
+    """The config that a run was started with; a setting that is newer than the run has its default.
+
+    Raises ConfigError if the file can't be read, or is no config of this project.
+    """
+    try:
+        given = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read as a config: {error}") from error
+    sections = ("task", "model", "train")
+    if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
+        raise ConfigError(f"{path} is no config of a run: expected task, model and train in it")
+    known = language_config() if given["model"].get("kind") == "language" else default_config()
+    for section in ("model", "train"):
+        if unknown := sorted(set(given[section]) - set(known[section])):
+            raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
+        try:
+            known[section].update(given[section])
+        except TypeError as error:
+            raise ConfigError(f"{path} is no config of this version: {section}: {error}") from error
+    if not isinstance(given.get("variants", ""), str):
+        raise ConfigError(f"{path} is no config of a run: variants is {given['variants']!r}, expected a text")
+    known.task = ConfigDict(given["task"])
+    known.variants = given.get("variants", "")
+    return known
+
+
+def flat_settings(config: ConfigDict) -> dict[str, Any]:
+    """Every setting by its dotted name; of a task, where its data is kept is left out."""
+    return {
+        f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
+        for section, value in config.to_dict().items()
+        for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
+        if (section, name) not in (("task", "cache"), ("task", "source"))
+    }
+
+
+ABSENT = "(absent)"
+
+
+def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of `flat_settings` that do not have the same value in all of these, or that some lack; as they come."""
+    names = dict.fromkeys(name for of_one in settings for name in of_one)
+    return [n for n in names if any(of_one.get(n, ABSENT) != settings[0].get(n, ABSENT) for of_one in settings)]
+
+
+def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """One "field: old → new" for each field in which two configs differ; where data is kept is no difference."""
+    a, b = flat_settings(old), flat_settings(new)
+    return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(differing_names([a, b]))]

@@ -1,0 +1,1 @@
+"""Parameters of models that others trained, as ours and back."""

@@ -1,0 +1,203 @@
+"""The token mixer that the models share, of any kind, with what it remembers; and the settings that go with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from loglinear_jax.fenwick import FenwickState, num_levels
+from loglinear_jax.lam import make_lam
+from loglinear_jax.ops import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
+from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
+
+MIXERS = ("log_linear", "linear", "softmax")
+DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
+
+
+def init_a_log(key, shape, dtype=jnp.float32):
+    """A_log = log(1 .. H): heads forget at rates from slow to fast (Mamba-2)."""
+    del key
+    return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))
+
+
+def init_dt_bias(dt_min, dt_max):
+    """An initializer: the inverse softplus of a log-uniform draw from [dt_min, dt_max] (Mamba-2)."""
+
+    def init(key, shape, dtype=jnp.float32):
+        dt = jnp.exp(jax.random.uniform(key, shape, dtype, np.log(dt_min), np.log(dt_max)))
+        return dt + jnp.log(-jnp.expm1(-dt))
+
+    return init
+
+
+# What a mixer remembers of the tokens so far: its levels, one state [B, H, K, V], or everything.
+MixerCache = FenwickState | Array | KeyValueCache
+
+
+class TokenMixer(nn.Module):
+    """Mixes tokens by log-linear, gated linear or softmax attention, after the projections.
+
+    mixer "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused;
+    "softmax": causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
+
+    With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a
+    over the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
+
+    dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head
+    remembers about 1 / (h Δ) tokens.
+
+    With learned_scale, for q and k of unit length, softmax attention's logits are g (q · k), g > 0 learned for each group, from
+    10 (Henry et al. 2020; cosine attention of Swin V2): within ±1/√K it could not choose. The other mixers need none.
+
+    With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
+
+    Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
+    cache, it takes the next token, T = 1, and returns the next cache.
+
+    λ is sown as ("intermediates", "lam_value"), and q, k and log decays as "queries", "keys" and "log_decay": apply the
+    model with mutable=["intermediates"] to read them; otherwise free.
+    """
+
+    mixer: str
+    num_levels: int
+    lam: str = "mlp_softplus"
+    lam_hidden: int | None = 64
+    lam_activation: str = "gelu"
+    init_scheme: str = "paper"
+    scale_values: bool = False
+    lam_head_slope: float = 0.0
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
+    learned_scale: bool = False
+    chunk_size: int | None = None
+    implementation: str | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        q: Float[Array, "B T G K"],
+        k: Float[Array, "B T G K"],
+        v: Float[Array, "B T H V"],
+        dt: Float[Array, "B T H"] | None,
+        d: Float[Array, "B T H*L"] | None,
+        *,
+        cache: MixerCache | None = None,
+        max_length: int | None = None,
+    ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
+        if self.mixer == "softmax":
+            if self.learned_scale:
+                log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3])
+                q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
+            if cache is not None:
+                return attend_to_cache(cache, q, k, v)
+            out = softmax_attention(q, k, v)
+            return out if max_length is None else (out, key_value_cache(k, v, max_length))
+
+        heads = v.shape[2]
+        a_log = self.param("a_log", init_a_log, (heads,))
+        dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), (heads,))
+        step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
+        log_decay = -jnp.exp(a_log) * step_size
+        if self.scale_values:
+            v = (v * step_size[..., None]).astype(v.dtype)
+        for name, value in (("queries", q), ("keys", k), ("log_decay", log_decay)):
+            self.sow("intermediates", name, value)
+        decoding = cache is not None or max_length is not None
+        if self.mixer == "linear":
+            return gated_linear_attention(
+                q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
+            )
+
+        lam_shape = (*v.shape[:3], self.num_levels)
+        lam = make_lam(
+            self.lam,
+            hidden=self.lam_hidden,
+            activation=self.lam_activation,
+            init_scheme=self.init_scheme,
+            implementation=self.implementation,
+            name="lam",
+        )(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
+        if self.lam_head_slope:
+            lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, lam_shape[2:]))
+        self.sow("intermediates", "lam_value", lam)
+        if cache is not None:
+            out, cache = fenwick_step(cache, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
+            return out[:, None], cache
+        attended = log_linear_attention(
+            q, k, v, log_decay, lam,
+            return_state=decoding, chunk_size=self.chunk_size, implementation=self.implementation,
+        )  # fmt: skip
+        if not decoding:
+            return attended
+        out, state = attended
+        # No level above those that max_length needs holds anything yet, or will.
+        return out, state.replace(levels=state.levels[:, :, : num_levels(max_length)])
+
+    def _init_lam_log_scale(self, key, shape):
+        del key
+        heads, levels = (jnp.linspace(-1.0, 1.0, size) for size in shape)
+        return self.lam_head_slope * heads[:, None] * levels
+
+
+class MixerSettings:
+    """What the settings of every model with TokenMixers have in common; a model's own settings name the fields."""
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.key_groups is None else self.key_groups
+
+    @property
+    def has_lam(self) -> bool:
+        """Whether the mixer weighs levels by λ, which it sows."""
+        return self.mixer == "log_linear"
+
+    @property
+    def has_decays(self) -> bool:
+        """Whether the mixer has step sizes and decays, which it sows with queries and keys."""
+        return self.mixer in DECAYING_MIXERS
+
+    @property
+    def dt_and_d_sizes(self) -> tuple[int, int]:
+        """Widths of the projections dt and d that the mixer and its λ use (0: none)."""
+        needs_d = self.has_lam and getattr(make_lam(self.lam), "needs_input", True)
+        return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
+
+    def token_mixer(self, **more: Any) -> TokenMixer:
+        """The TokenMixer of these settings, called "mixer"."""
+        return TokenMixer(
+            mixer=self.mixer,
+            num_levels=num_levels(self.max_length),
+            lam=self.lam,
+            lam_hidden=self.lam_hidden,
+            lam_activation=self.lam_activation,
+            init_scheme=self.init_scheme,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+            name="mixer",
+            **more,
+        )
+
+    def check_sizes_and_mixer(self, *more_sizes: str) -> None:
+        """Raises ValueError naming the first of these settings that cannot be. more_sizes: fields that must be ≥ 1 too."""
+        if self.mixer not in MIXERS:
+            raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
+        try:
+            make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+            check_attention_settings(self.chunk_size, self.implementation)
+        except ValueError as error:
+            none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
+            raise ValueError(f"model.{error}{none}") from error
+        sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups")
+        for name in (*sizes, *more_sizes):
+            if getattr(self, name) < 1:
+                shown = "key_groups" if name == "groups" else name
+                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.groups:
+            raise ValueError(
+                f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
+            )

@@ -1,0 +1,6 @@
+"""Flax modules that the models share besides the token mixer."""
+
+from loglinear_jax.modules.convolution import CausalConv
+from loglinear_jax.modules.embedding import Embed
+
+__all__ = ["CausalConv", "Embed"]

@@ -1,0 +1,176 @@
+"""The public functions: the choice of a form, and one step of decoding."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+import pallas_kernels
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
+from loglinear_jax.ops import common
+from loglinear_jax.ops.checks import (
+    Implementation,
+    check_attention_settings,
+    check_levels,
+    check_shapes,
+    check_state,
+)
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.log_linear import pallas, recurrent
+from loglinear_jax.ops.log_linear.chunkwise import chunkwise
+from loglinear_jax.ops.log_linear.parallel import parallel
+
+
+def log_linear_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    lam: Float[Array, "B T H L"],
+    *,
+    initial_state: FenwickState | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    implementation: Implementation | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
+    """Log-linear attention over a Fenwick tree of the past (Guo et al. 2026; λ as in "Adaptive Memory Decay").
+
+        o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} log_decay_r) · (q_t · k_s) · v_s
+
+    with level(t, s) = bit_length(t XOR s). Nothing is scaled or normalised: divide q by √K beforehand if you want that.
+    Differentiable in every array and in the initial state.
+
+    Args:
+      q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
+        or (under x64) float64.
+      v: values, [B, T, H, V], H a multiple of G.
+      log_decay: natural log of the decay, [B, T, H], ≤ 0 (not checked), one scalar per token and head; -inf forgets
+        everything before the token. Called g in flash-linear-attention. Used in float32 or wider.
+      lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
+        level_scales in flash-linear-attention. Used in float32 or wider.
+      initial_state: state after earlier tokens; these tokens then start at initial_state.position, which may be traced.
+      return_state: also return the state after the last token.
+      chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
+        does not depend on it.
+      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
+        O(T log T), any backend), "pallas" (chunkwise by GPU kernels; K and V from 16 to 256, float32 or bfloat16,
+        reverse-mode gradients only), or None for the best that works here: "pallas" on a GPU that can run it, else "xla".
+      precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
+
+    Returns:
+      o: [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if
+        that has more).
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
+        a chunk_size that is not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot
+        run (pallas_kernels.UnsupportedError).
+    """
+    check_shapes(
+        q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
+    )
+    length = q.shape[1]
+    check_attention_settings(chunk_size, implementation)
+    position = None if initial_state is None else check_state(initial_state, q, v, "initial_state")
+    if position is None:  # or traced
+        check_levels(lam, length, "T tokens")
+    else:
+        check_levels(lam, position + length, "initial_state.position + T tokens")
+
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
+    out, state = _attend(
+        q, k, v, log_decay, lam, initial_state,
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+        interpreted=pallas_kernels.interpreting(),
+    )  # fmt: skip
+    return (out, state) if return_state else out
+
+
+# Called outside of jit, one compilation rather than one for each operation. Whether kernels are interpreted is no argument
+# of theirs, but must not be that of an earlier call.
+@functools.partial(
+    jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision", "interpreted")
+)
+def _attend(
+    q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
+):
+    del interpreted
+    dtype = common.accumulation_dtype(q, k, v)
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = lam.astype(dtype)
+    out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
+    q, k, v = (x.astype(widest) for x in (q, k, v))
+    if initial_state is not None:
+        levels = max(initial_state.levels.shape[2], lam.shape[-1])
+        lam = _with_levels(lam, levels, axis=3)
+        initial_state = FenwickState(
+            levels=_with_levels(initial_state.levels.astype(dtype), levels, axis=2),
+            position=jnp.asarray(initial_state.position, jnp.int32),
+        )
+
+    kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
+    if implementation == "parallel":
+        out, state = parallel(q, k, v, log_decay, lam, **kwargs)
+    elif implementation == "recurrent":
+        out, state = recurrent.recurrent(q, k, v, log_decay, lam, **kwargs)
+    elif implementation == "xla":
+        out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
+    else:
+        out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
+    return out.astype(out_dtype), state
+
+
+def fenwick_step(
+    state: FenwickState,
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    log_decay: Float[Array, "B H"],
+    lam: Float[Array, "B H L"],
+) -> tuple[Float[Array, "B H V"], FenwickState]:
+    """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
+
+    Merges the buckets that the new token's partition merges, decays every level by exp(log_decay), puts k vᵀ at level 0
+    and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. The arguments are those of `log_linear_attention` without their time axis.
+
+    Computed in the state's dtype, whatever the inputs': give init_fenwick_state dtype=float64 for float64.
+
+    Returns (o [B, H, V] in v's dtype, the next state, of the same shape and dtype as `state`).
+
+    Raises:
+      ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
+        lam's. A traced position cannot be checked: size the state by init_fenwick_state's max_length.
+    """
+    check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
+    position = check_state(state, q, v, "state")
+    levels = state.levels.shape[2]
+    if position is not None:
+        check_levels(lam, position + 1, "state.position + 1 tokens")
+        if levels < num_levels(position + 1):
+            raise ValueError(
+                f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
+                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
+                "max_length"
+            )
+    return _step(state, q, k, v, log_decay, lam)
+
+
+@jax.jit
+def _step(state, q, k, v, log_decay, lam):
+    levels, dtype = state.levels.shape[2], state.levels.dtype
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = _with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
+    out, new_state = recurrent.step(state, q, k, v, log_decay, lam)
+    return out.astype(v.dtype), new_state
+
+
+def _with_levels(x, levels: int, axis: int):
+    """x with zeros for the levels that it lacks."""
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, max(levels - x.shape[axis], 0))
+    return jnp.pad(x, pad)

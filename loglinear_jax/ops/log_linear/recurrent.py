@@ -1,0 +1,37 @@
+"""The recurrent form: one step per token over O(log T) states. What decoding does, and a second oracle."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.ops import common
+
+
+def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
+    """One token. q, k [B, G, K]; v [B, H, V]; log_decay [B, H]; lam [B, H, L]. Returns (o [B, H, V], new state)."""
+    heads = v.shape[1]
+    dtype = state.levels.dtype
+    q, k = (jnp.repeat(x, heads // x.shape[1], axis=1).astype(dtype) for x in (q, k))
+    levels = merge_for_token(state.levels, state.position) * jnp.exp(log_decay)[..., None, None, None]
+    levels = levels.at[:, :, 0].set(k[..., :, None] * v.astype(dtype)[..., None, :])
+    weighted = jnp.einsum("bhl,bhlkv->bhkv", lam, levels, precision=precision)
+    out = jnp.einsum("bhk,bhkv->bhv", q, weighted, precision=precision)
+    return out, FenwickState(levels=levels, position=state.position + 1)
+
+
+def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
+    """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_attention`."""
+    if initial_state is None:
+        batch, _, heads, value_dim = v.shape
+        dtype = common.accumulation_dtype(q, k, v)
+        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
+
+    def body(state, inputs):
+        out, state = step(state, *inputs, precision=precision)
+        return state, out
+
+    inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, v, log_decay, lam))
+    state, out = jax.lax.scan(body, initial_state, inputs)
+    return jnp.moveaxis(out, 0, 1), state if return_state else None

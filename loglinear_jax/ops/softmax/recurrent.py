@@ -1,0 +1,40 @@
+"""Softmax attention one token at a time, over a cache of every key and value: what decoding does."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from loglinear_jax.ops.softmax.parallel import dot_product_attention, rotate_by_position
+
+
+@flax.struct.dataclass
+class KeyValueCache:
+    """What softmax attention remembers: every key (already rotated) and value, with room for max_length tokens."""
+
+    keys: Float[Array, "B S G K"]
+    values: Float[Array, "B S H V"]
+    position: Int[Array, ""]
+
+
+def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_length: int) -> KeyValueCache:
+    """The cache after these first tokens, with room for max_length."""
+    room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
+    return KeyValueCache(jnp.pad(rotate_by_position(k), room), jnp.pad(v, room), jnp.asarray(k.shape[1], jnp.int32))
+
+
+def attend_to_cache(
+    cache: KeyValueCache, q: Float[Array, "B 1 G K"], k: Float[Array, "B 1 G K"], v: Float[Array, "B 1 H V"]
+) -> tuple[Float[Array, "B 1 H V"], KeyValueCache]:
+    """`softmax_attention` of the next token to all before and itself; and the cache with it."""
+    position = cache.position
+    q, k = (rotate_by_position(x, position) for x in (q, k))
+    keys, values = (
+        jax.lax.dynamic_update_slice_in_dim(all_, new.astype(all_.dtype), position, axis=1)
+        for all_, new in ((cache.keys, k), (cache.values, v))
+    )
+    seen = (jnp.arange(keys.shape[1]) <= position)[None, None, None, :]
+    out = dot_product_attention(q, keys, values, mask=seen)
+    return out, KeyValueCache(keys, values, position + 1)

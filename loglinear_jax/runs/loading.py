@@ -1,0 +1,186 @@
+"""Reading a finished (or running) run back: its settings, models, parameters and curves. Works on any machine.
+
+A Record is what a run writes besides checkpoints, enough for its tables and curves; a Run is one variant of it with its
+parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
+from loglinear_jax.config import ConfigError, build, read_config, variant_names
+from loglinear_jax.models import LanguageModel, RecallModel
+from loglinear_jax.tasks import Task, load_task
+from loglinear_jax.tasks.text import Text
+from loglinear_jax.train import SeedTrainer
+from loglinear_jax.runs.workdir import Workdir
+from pallas_kernels import runs_on_gpu
+
+CURVES = ("step", "train_loss", "val_loss", "val_accuracy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a run wrote besides checkpoints. config: every field of its task filled in. summary: its summary.json, or None while
+    it goes on. label: tells it from other runs of the same task, in titles."""
+
+    workdir: Path
+    config: ConfigDict
+    summary: dict[str, Any] | None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The workdir's own name."""
+        return self.workdir.name
+
+    @property
+    def variants(self) -> list[str]:
+        return variant_names(self.config)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it trained a language model, so that perplexity is what counts."""
+        return self.config.task.name == "text"
+
+    def metrics(self, variant: str) -> dict[str, np.ndarray]:
+        """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
+        return load_metrics(Workdir(self.workdir), variant)
+
+
+def load_record(workdir: str | os.PathLike) -> Record:
+    """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
+    directory = Workdir(workdir)
+    config = read_config(_config_file(directory))
+    variant_names(config)
+    try:
+        summary = json.loads(directory.summary_file.read_text()) if directory.summary_file.exists() else None
+        task = load_task(**config.task)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{directory.path} can't be read: {error}") from error
+    if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("variants"), dict)):
+        raise ConfigError(f"{directory.summary_file} is no summary of a run: there are no variants in it")
+    for variant, outcome in ({} if summary is None else summary["variants"]).items():
+        if lacking := [name for name in ("best_accuracy", "best_loss", "solved_step") if name not in outcome]:
+            raise ConfigError(f"{directory.summary_file} is of another version: {variant} has no {lacking[0]}")
+    config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
+    return Record(directory.path, config, summary)
+
+
+def _config_file(directory: Workdir) -> Path:
+    if not directory.config_file.exists():
+        raise ConfigError(f"{directory.path} holds no run: there is no config.json")
+    return directory.config_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One variant of a run.
+
+    config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
+    metrics: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not finite).
+    checkpoint: what tells the checkpoint that was read from any other.
+    best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
+    """
+
+    workdir: Path
+    variant: str
+    config: ConfigDict
+    model: RecallModel | LanguageModel
+    task: Task | Text
+    seeds: list[int]
+    metrics: dict[str, np.ndarray]
+    checkpoint: str
+    best: Any
+    last: Any
+    best_accuracy: np.ndarray
+    best_loss: np.ndarray
+    diverged_step: np.ndarray
+
+    def scores(self, which: Literal["best", "last"] = "best") -> tuple[np.ndarray, np.ndarray]:
+        """(validation accuracy, loss in nats) of every seed, at its best evaluation or at the last."""
+        if which == "best" or not len(self.metrics["step"]):
+            return self.best_accuracy, self.best_loss
+        return self.metrics["val_accuracy"][-1], self.metrics["val_loss"][-1]
+
+    def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
+        """Parameters of one seed, ready for model.apply(params, tokens). Raises KeyError for a seed that was not run."""
+        if seed not in self.seeds:
+            raise KeyError(f"seed {seed} is not in this run: it has {self.seeds}")
+        if which not in ("best", "last"):
+            raise ValueError(f"which must be 'best' or 'last', got {which!r}")
+        index = self.seeds.index(seed)
+        return jax.tree.map(lambda x: x[index], self.best if which == "best" else self.last)
+
+
+def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
+    """One variant of a run from its workdir, on whatever devices this machine has.
+
+    variant: its name in config.variants; may be left out if there is only one.
+
+    Raises ConfigError if the directory holds no run, no such variant, or no checkpoint of it; NoReadableCheckpoint if its
+    checkpoints are damaged.
+    """
+    directory = Workdir(workdir)
+    config = read_config(_config_file(directory))
+    names = variant_names(config)
+    if variant is None and len(names) > 1:
+        raise ConfigError(f"{directory.path} holds several variants ({', '.join(names)}): name one")
+    variant = names[0] if variant is None else variant
+    if variant not in names:
+        raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {', '.join(names)}")
+    if not directory.checkpoints(variant).is_dir():
+        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
+
+    corpus = directory.read_corpus()
+    experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
+    model = experiment.model
+    if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
+        model = type(model)(dataclasses.replace(model.settings, implementation=None))
+    trainer = SeedTrainer(model, experiment.task, experiment.train)
+    abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
+    checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
+    state = checkpoints.restore_latest(on_this_machine(abstract))
+    checkpoints.close()
+    if state is None:
+        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
+    state = to_numpy(state)
+    metrics = load_metrics(directory, variant)
+    until_saved = metrics["step"] <= state.step[0]  # a run that goes on is ahead of its checkpoints
+    saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
+    identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
+    for part in (state.best_loss, state.best_accuracy, state.loss_sum):
+        identity.update(np.asarray(part).tobytes())
+    if saved.exists():
+        identity.update(saved.read_bytes())
+    return Run(
+        workdir=directory.path,
+        variant=variant,
+        config=experiment.config,
+        model=model,
+        task=experiment.task,
+        seeds=experiment.seeds,
+        metrics={name: values[until_saved] for name, values in metrics.items()},
+        checkpoint=identity.hexdigest()[:16],
+        best=state.best_params,
+        last=state.params,
+        best_accuracy=state.best_accuracy,
+        best_loss=state.best_loss,
+        diverged_step=state.diverged_step,
+    )
+
+
+def load_metrics(directory: Workdir, variant: str) -> dict[str, np.ndarray]:
+    """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]."""
+    records = [record for record in directory.read_metrics() if record["variant"] == variant]
+    return {name: np.array([record[name] for record in records], np.float64) for name in CURVES}

@@ -1,0 +1,137 @@
+"""Training many seeds at once: pure functions of one seed, vmapped, sharded over devices, and jitted.
+
+Everything of a seed follows from its number: initial parameters, data set, batch order, validation set. So seed i of
+a run of many is the same experiment as seed i alone. Seeds that stopped need not cost anything: steps can be
+computed for half of the seeds, a quarter or an eighth alone.
+
+Devices form a mesh with two axes: "seed", whose parts never talk to each other, and "batch", over which the sequences of a
+streamed batch are shared out (data parallelism).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from loglinear_jax.train.seed_trainer import SeedState, SeedTrainer
+from loglinear_jax.train.settings import PRECISIONS
+
+
+def device_mesh(num_seeds: int, batch_size: int = 1, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """A mesh ("seed", "batch") over as many devices as can share out seeds and batch evenly, the seeds first."""
+    devices = jax.devices() if devices is None else devices
+    count = len(devices)
+    ways = [
+        (s, b) for s in range(1, count + 1) for b in range(1, count // s + 1) if num_seeds % s == batch_size % b == 0
+    ]
+    over_seeds, over_batch = max(ways, key=lambda way: (way[0] * way[1], way[0]))
+    devices = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
+    return jax.sharding.Mesh(devices, ("seed", "batch"))
+
+
+_SEED = PartitionSpec("seed")
+# How data is laid out over the mesh: every leaf has a leading seed axis.
+DATA_SPECS = {
+    "train": _SEED,
+    "validation": PartitionSpec("seed", "batch"),
+    "batches": PartitionSpec("seed", None, "batch"),
+}
+
+
+class ManySeeds:
+    """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
+
+    Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
+    DATA_SPECS. other: for another model, say; what draws the same data is not compiled again.
+    """
+
+    def __init__(
+        self,
+        trainer: SeedTrainer,
+        seeds: list[int],
+        mesh: jax.sharding.Mesh | None = None,
+        other: ManySeeds | None = None,
+    ):
+        self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
+        self.trainer = trainer if self.mesh.shape["batch"] == 1 else trainer.over("batch")
+        self.sharding = NamedSharding(self.mesh, _SEED)
+        self.numbers = list(seeds)
+        self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
+        names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
+        windows = DATA_SPECS["validation"]
+        self.init = self._jit(jax.vmap(trainer.init), _SEED)
+        if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
+            self.data = other.data
+        else:
+            self.data = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
+        self.sums_by_position = self._jit(jax.vmap(self.trainer.sums_by_position), _SEED, windows)
+        self._evaluate_and_record = self._jit(
+            jax.vmap(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, donate=True
+        )
+        self._train_steps: dict[Any, Callable] = {}
+
+    def train_steps(
+        self, state: SeedState, data: dict[str, Any], num_steps: int, rows: Int[Array, " R"] | None = None
+    ) -> SeedState:
+        """`SeedTrainer.train_steps` for every seed, or for the `rows_to_train` alone: of the others only `step` changes, and
+        loss_sum becomes nan."""
+        data = {name: value for name, value in data.items() if name != "validation"}
+        key = num_steps, rows is None, *sorted(data)
+        if key not in self._train_steps:
+            steps = jax.vmap(functools.partial(self.trainer.train_steps, num_steps=num_steps))
+
+            def steps_of_rows(state, data, rows):
+                trained = steps(*jax.tree.map(lambda x: x[rows], (state, data)))
+                state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
+                return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
+
+            specs = {name: DATA_SPECS[name] for name in data}
+            function, takes = (steps, (_SEED, specs)) if rows is None else (steps_of_rows, (_SEED, specs, _SEED))
+            self._train_steps[key] = self._jit(function, *takes, donate=True)
+        return self._train_steps[key](state, data, *(() if rows is None else (rows,)))
+
+    def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
+        """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each
+        size is compiled), as many on every device; None if it takes more."""
+        active = active.reshape(self.mesh.shape["seed"], -1)
+        seeds = active.shape[1]
+        sizes = sorted({-(-seeds // part) for part in (8, 4, 2)})
+        size = next((size for size in sizes if size >= active.sum(1).max()), seeds)
+        if size == seeds:
+            return None
+        rows = np.sort(np.argsort(~active, axis=1, kind="stable")[:, :size], axis=1).astype(np.int32).reshape(-1)
+        return jax.make_array_from_callback(rows.shape, self.sharding, lambda at: rows[at])
+
+    def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
+        """`SeedTrainer.evaluate_and_record` for every seed."""
+        return self._evaluate_and_record(state, {"validation": data["validation"]})
+
+    def abstract_state(self) -> SeedState:
+        """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding),
+            jax.eval_shape(self.init, self.seeds),
+        )
+
+    def place(self, name: str, value: Any) -> Any:
+        """Host arrays, the same on every process, as data[name] of all devices together."""
+        sharding = NamedSharding(self.mesh, DATA_SPECS[name])
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
+
+    def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
+        """function: of the seeds that a device has."""
+        sharded = jax.shard_map(function, mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
+        jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())
+
+        def call(*args):
+            with jax.default_matmul_precision(PRECISIONS[self.trainer.settings.precision]):
+                return jitted(*args)
+
+        return call

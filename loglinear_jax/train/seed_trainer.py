@@ -1,0 +1,241 @@
+"""Training one seed: pure functions of its state and its batches."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from loglinear_jax.tasks import Task
+from loglinear_jax.train.settings import TrainSettings
+
+Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
+
+
+# Each purpose draws from its own stream of the seed.
+_INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES = range(4)
+
+
+@flax.struct.dataclass
+class SeedState:
+    """All that one seed's training has come to. With many seeds every leaf has a leading seed axis.
+
+    loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
+    best metric, best_accuracy and best_loss what was measured there. solved_step is the first evaluated step with accuracy
+    ≥ SOLVED_ACCURACY; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that
+    has not happened. A seed that stopped or diverged no longer changes its parameters.
+    """
+
+    seed: Int[Array, ""]
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    best_params: Any
+    best_accuracy: Float[Array, ""]
+    best_loss: Float[Array, ""]
+    best_step: Int[Array, ""]
+    solved_step: Int[Array, ""]
+    diverged_step: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    loss_sum: Float[Array, ""]
+
+    @property
+    def active(self) -> Bool[Array, ""]:
+        return ~self.stopped & (self.diverged_step < 0)
+
+
+SOLVED_ACCURACY = 0.99  # validation accuracy at which solved_step is set
+
+
+def scored_sums(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> tuple[Array, Array, Array]:
+    """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are."""
+    tokens, targets = batch
+    losses, right = model.apply(params, tokens, targets, scored, method="token_losses")
+    return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
+
+
+def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> Float[Array, ""]:
+    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: where they all are."""
+    tokens, targets = batch
+    return model.apply(params, tokens, targets, scored, method="summed_loss") / jnp.sum(targets >= 0)
+
+
+def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
+    """Clipping, then Adam or AdamW, with the learning rate's schedule."""
+    rate = settings.learning_rate
+    if settings.schedule == "cosine":
+        rate = optax.warmup_cosine_decay_schedule(
+            0.0 if settings.warmup_steps else rate, rate, settings.warmup_steps, settings.num_steps
+        )
+    elif settings.warmup_steps:
+        rate = optax.linear_schedule(0.0, rate, settings.warmup_steps)
+    clip = optax.identity() if settings.grad_clip is None else optax.clip_by_global_norm(settings.grad_clip)
+    if not settings.weight_decay:
+        return optax.chain(clip, optax.adam(rate))
+    mask = None if settings.decay_all else lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+    return optax.chain(clip, optax.adamw(rate, weight_decay=settings.weight_decay, mask=mask))
+
+
+class SeedTrainer:
+    """The pure functions of one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where the task scores.
+
+    With a batch_axis they run under shard_map with that axis, each device with its share of the sequences.
+    """
+
+    batch_axis: str | None = None
+
+    def __init__(self, model: nn.Module, task: Task, settings: TrainSettings, loss: Callable[..., Array] | None = None):
+        self.model, self.task, self.settings = model, task, settings
+        self.loss = loss or functools.partial(mean_loss, scored=task.scored)
+        self.optimizer = make_optimizer(settings)
+
+    def over(self, batch_axis: str) -> SeedTrainer:
+        """The same with sequences shared out over a mesh axis."""
+        trainer = copy.copy(self)
+        trainer.batch_axis = batch_axis
+        return trainer
+
+    def _key(self, seed, purpose: int):
+        return jax.random.fold_in(jax.random.key(seed), purpose)
+
+    def init(self, seed: Int[Array, ""]) -> SeedState:
+        """The state before the first step."""
+        tokens = jnp.zeros((1, self.task.seq_len), jnp.int32)
+        params = self.model.init(self._key(seed, _INIT), tokens)
+        params = {"params": params["params"]}
+        return SeedState(
+            seed=seed,
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=self.optimizer.init(params),
+            best_params=params,
+            best_accuracy=jnp.full((), -1, jnp.float32),
+            best_loss=jnp.full((), jnp.inf, jnp.float32),
+            best_step=jnp.full((), -1, jnp.int32),
+            solved_step=jnp.full((), -1, jnp.int32),
+            diverged_step=jnp.full((), -1, jnp.int32),
+            stopped=jnp.zeros((), bool),
+            loss_sum=jnp.zeros((), jnp.float32),
+        )
+
+    def data(self, seed: Int[Array, ""]) -> dict[str, Batch]:
+        """The seed's own sequences: "validation", and "train" if the training set is fixed."""
+        data = {"validation": self.task.sample(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)}
+        if self.settings.num_train is not None:
+            data["train"] = self.task.sample(self._key(seed, _TRAIN_DATA), self.settings.num_train)
+        return data
+
+    def draws_as(self, other: SeedTrainer) -> bool:
+        """Whether the other's data is the same."""
+        sizes = [(trainer.settings.num_train, trainer.settings.num_validation) for trainer in (self, other)]
+        return self.task == other.task and sizes[0] == sizes[1]
+
+    def _batch(self, state: SeedState, data: dict[str, Batch]) -> Batch:
+        key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
+        if "train" not in data:
+            return self.task.sample(key, self.settings.batch_size)
+        rows = jax.random.randint(key, (self.settings.batch_size,), 0, self.settings.num_train)
+        return jax.tree.map(lambda x: x[rows], data["train"])
+
+    def train_step(self, state: SeedState, batch: Batch) -> SeedState:
+        """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
+        loss, grads = self._loss_and_gradients(state.params, batch)
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        take = state.active & finite
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        def keep(new, old):
+            return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
+
+        return state.replace(
+            step=state.step + 1,
+            params=keep(params, state.params),
+            opt_state=keep(opt_state, state.opt_state),
+            diverged_step=jnp.where(state.active & ~finite, state.step, state.diverged_step),
+            loss_sum=state.loss_sum + jnp.where(state.active, loss, jnp.nan),
+        )
+
+    def _loss_and_gradients(self, params: Any, batch: Batch) -> tuple[Array, Any]:
+        def of(batch):
+            return jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(params)
+
+        parts = self.settings.grad_accumulation
+        if parts == 1:
+            result = of(batch)
+        else:
+            split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+            zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
+            add = lambda sums, part: (jax.tree.map(jnp.add, sums, of(part)), None)  # noqa: E731
+            sums, _ = jax.lax.scan(add, zeros, split)
+            result = jax.tree.map(lambda x: x / parts, sums)
+        return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
+
+    def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> SeedState:
+        """`num_steps` steps in one scan, over data["batches"] [num_steps, batch, T] if given, else over batches it draws."""
+
+        def body(state, batch):
+            return self.train_step(state, self._batch(state, data) if batch is None else batch), None
+
+        return jax.lax.scan(body, state, data.get("batches"), length=num_steps)[0]
+
+    def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """(mean loss in nats, accuracy) over the scored positions of `data`."""
+        loss, right, scored = self._sum_over(
+            data, lambda batch: scored_sums(self.model, params, batch, self.task.scored)
+        )
+        return loss / scored, right / scored
+
+    def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
+        """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
+
+        def sums(batch):
+            losses, _ = self.model.apply(params, *batch, method="token_losses")
+            return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
+
+        return self._sum_over(data, sums)
+
+    def _sum_over(self, data: Batch, function: Callable[[Batch], Any]) -> Any:
+        """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices of the batch axis."""
+        size = min(self.settings.eval_batch_size, data[0].shape[0])
+        num = -(-data[0].shape[0] // size)
+        pad = num * size - data[0].shape[0]
+        batches = tuple(
+            jnp.pad(x, [(0, pad), (0, 0)], constant_values=fill).reshape(num, size, -1)
+            for x, fill in zip(data, (0, -1), strict=True)
+        )
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, batches))
+        return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
+
+    def evaluate_and_record(self, state: SeedState, data: dict[str, Batch]) -> tuple[SeedState, Array, Array]:
+        """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
+        loss, accuracy = self.evaluate(state.params, data["validation"])
+        # Also of a seed that diverged since: its last finite state counts.
+        better = loss < state.best_loss if self.settings.metric == "loss" else accuracy > state.best_accuracy
+        stop_at, patience = self.settings.stop_at, self.settings.patience
+        best_step = jnp.where(better, state.step, state.best_step)
+        stops = jnp.zeros((), bool) if stop_at is None else accuracy >= stop_at
+        if patience is not None:
+            stops |= state.step - jnp.maximum(best_step, 0) >= patience * self.settings.eval_every
+        state = state.replace(
+            best_params=jax.tree.map(lambda a, b: jnp.where(better, a, b), state.params, state.best_params),
+            best_accuracy=jnp.where(better, accuracy, state.best_accuracy),
+            best_loss=jnp.where(better, loss, state.best_loss),
+            best_step=best_step,
+            solved_step=jnp.where(
+                state.active & (accuracy >= SOLVED_ACCURACY) & (state.solved_step < 0),
+                state.step,
+                state.solved_step,
+            ),
+            stopped=state.stopped | (state.active & stops),
+            loss_sum=jnp.zeros_like(state.loss_sum),
+        )
+        return state, loss, accuracy

@@ -1,0 +1,232 @@
+"""Configs, presets and variants: what they set, and one clear line for what cannot be."""
+
+import dataclasses
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from loglinear_jax.config import ConfigError, build, check_config, config_differences, variant_config, variant_names
+from loglinear_jax.tasks import Task
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def get_config(name, preset=None) -> ConfigDict:
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "python run.py --config=configs/" in module.__doc__
+    return module.get_config(preset)
+
+
+@pytest.mark.parametrize("name", ["mqar", "selective_copy"])
+@pytest.mark.parametrize("preset", [None, "smoke", "released", "seq=1024", "seq=512,released"])
+def test_every_preset_builds(name, preset):
+    config = get_config(name, preset)
+    for variant in variant_names(config):
+        experiment = build(config, variant)
+        assert experiment.model.settings.max_length == experiment.task.seq_len
+        assert len(experiment.seeds) == config.train.num_seeds
+
+
+@pytest.mark.parametrize("preset", ["smoke,seq=64,kv=6", "kv=6,smoke,seq=64"])
+def test_presets_with_a_value_hold_in_any_order(preset):
+    config = get_config("mqar", preset)
+    assert (config.task.seq_len, config.task.num_pairs, config.train.num_steps) == (64, 6, 900)
+    assert build(config, "linear").task.num_pairs == 6
+
+
+def test_the_ablation_of_lams_hidden_width():
+    config = get_config("mqar", "kv=32,d_h")
+    widths = [build(config, variant).model.settings.lam_hidden for variant in variant_names(config)]
+    assert widths == [32, 64, 128] and config.task.num_pairs == 32
+    check_config(config)
+
+
+def test_the_papers_settings():
+    for name, steps in (("mqar", 5000), ("selective_copy", 30_000)):
+        experiment = build(get_config(name), "mlp_softplus")
+        model, train = experiment.model.settings, experiment.train
+        assert (model.heads, model.head_dim, model.key_dim, model.hidden, model.layers) == (2, 32, 32, 64, 2)
+        assert (train.num_steps, train.batch_size, train.learning_rate, train.num_train, train.num_validation) == (
+            steps,
+            64,
+            1e-3,
+            10_000,
+            1_000,
+        )
+        assert (train.eval_every, train.stop_at) == (100, 0.99)
+    assert build(get_config("mqar"), "linear").task.vocab_size == 128
+    assert build(get_config("selective_copy"), "linear").task.vocab_size == 64
+
+
+def test_the_released_settings():
+    experiment = build(get_config("selective_copy", "released,seq=1024"), "linear")
+    model = experiment.model.settings
+    assert (model.heads, model.head_dim, model.key_dim, model.init_scheme) == (1, 64, 64, "released")
+    assert (experiment.task.vocab_size, experiment.task.seq_len) == (128, 1024)
+    assert build(get_config("mqar", "kv=32"), "linear").task.num_pairs == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "message"),
+    [
+        ("mqar", "smoek", "no preset 'smoek': there are smoke, released, robust, d_h, kv=N, seq=N"),
+        ("mqar", "kv=many", "preset 'kv=many': expected a whole number after 'kv='"),
+        ("selective_copy", "kv=4", "no preset 'kv=4'"),
+        ("task", None, "name the task's module"),
+    ],
+)
+def test_bad_presets(name, preset, message):
+    with pytest.raises(ConfigError, match=message):
+        get_config(name, preset)
+
+
+def test_any_task_by_its_module():
+    config = get_config("task", "mqar")
+    assert config.task.to_dict() == {"name": "mqar", "seq_len": 128, "vocab_size": 128, "num_pairs": 8}
+    with pytest.raises(ValueError, match="no task 'nowhere.mine'"):
+        get_config("task", "nowhere.mine")
+
+
+def test_a_task_of_ones_own_may_leave_out_its_check(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Delays(Task):
+        delays: tuple = (1, 2)
+
+    @dataclasses.dataclass(frozen=True)
+    class Listed(Task):
+        delays: list = dataclasses.field(default_factory=list)
+
+    module = types.SimpleNamespace(TASK=Delays, __spec__=importlib.machinery.ModuleSpec("delays", None))
+    monkeypatch.setitem(sys.modules, "delays", module)
+    assert build(get_config("task", "delays"), "linear").task.delays == (1, 2)
+    module.TASK = Listed
+    with pytest.raises(ConfigError, match="task delays: its field delays has no default value"):
+        get_config("task", "delays")
+
+
+def test_variants():
+    config = get_config("mqar")
+    config.variants = "linear, mixer=softmax,lam=mlp_softplus+lam_hidden=32+train.learning_rate=3e-3,train.grad_clip=2"
+    names = variant_names(config)
+    assert names[:2] == ["linear", "mixer=softmax"]
+    a, b, c, d = (variant_config(config, name) for name in names)
+    assert a.model.lam == "linear" and b.model.mixer == "softmax" and d.train.grad_clip == 2.0
+    assert (c.model.lam, c.model.lam_hidden, c.train.learning_rate) == ("mlp_softplus", 32, 0.003)
+    assert config.model.lam_hidden == 64
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        ("", "variants is empty"),
+        ("linear,linear", "variants names 'linear' twice"),
+        ("mlp", "variants: 'mlp' is no λ"),
+        ("lam_width=3", "'lam_width=3': there is no setting model.lam_width"),
+        ("run.seed=3", "there is no setting run.seed"),
+        ("train.num_seeds=3", "all variants are trained with the same seeds"),
+        ("task.num_pairs=3", "there is no setting task.num_pairs of the model or of training"),
+        ("lam_hidden=32.9", "'lam_hidden=32.9': expected int, got '32.9'"),
+        ("lam_hidden=wide", "'lam_hidden=wide': expected int, got 'wide'"),
+        ("linear+fixed", "'linear\\+fixed' sets model.lam twice"),
+        ("kind=language", "all variants are of one kind of model"),
+    ],
+)
+def test_bad_variants(variants, message):
+    config = get_config("mqar")
+    config.variants = variants
+    with pytest.raises(ConfigError, match=message):
+        for name in variant_names(config):
+            variant_config(config, name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("task.seq_len", 16, "task.seq_len=16 is too short"),
+        ("task.vocab_size", 8, "task.vocab_size=8 is too small"),
+        ("model.key_groups", 3, "model.heads must be a multiple of key_groups, got heads=2, key_groups=3"),
+        ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
+        ("model.mixer", "mamba", "model.mixer must be one of"),
+        ("model.lam_head_slope", float("nan"), "model.lam_head_slope must be finite, got nan"),
+        ("model.kind", "language", "model.kind=language does not go with this config"),
+        ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
+        ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
+        ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),
+        ("train.first_seed", 2**31 - 1, "train.first_seed must leave all seeds within"),
+        ("train.stop_at", 99.0, "train.stop_at is an accuracy"),
+        ("train.precision", "fp8", "train.precision must be one of float32, tf32, bfloat16"),
+        ("train.checkpoint_every", 150, "checkpoint_every=150 must be a multiple of train.eval_every=100"),
+        ("train.grad_clip", -1.0, "train.grad_clip must be finite and not negative"),
+    ],
+)
+def test_impossible_settings(field, value, message):
+    config = get_config("mqar")
+    with config.unlocked():
+        section, name = field.split(".")
+        config[section][name] = value
+    with pytest.raises(ConfigError, match=message):
+        build(config, "linear")
+
+
+def test_a_lam_that_no_variant_uses_is_refused():
+    config = get_config("mqar")
+    check_config(config)
+    config.model.lam = "rope"
+    with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
+        check_config(config)
+    config.variants = "linear,lam_hidden=32"
+    check_config(config)
+
+
+@pytest.mark.parametrize(
+    "section, missing", [("task", "task.name"), ("model", "model.chunk_size"), ("train", "train.batch_size")]
+)
+def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
+    config = get_config("mqar")
+    config[section] = ConfigDict()
+    with pytest.raises(ConfigError, match=f"{missing} is missing: set single fields, .*not {section} as a whole"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            dict(implementation="cuda"),
+            r"model.implementation must be .* got 'cuda' \(in a config 0 or '' stands for None\)",
+        ),
+        (dict(lam_hidden=-4), "model.lam_hidden must be at least 1, or None .* got -4"),
+        (dict(lam_activation="relu"), "model.lam_activation must be one of gelu, identity, got 'relu'"),
+        (dict(chunk_size=3), "model.chunk_size must be a power of two"),
+    ],
+)
+def test_settings_of_the_mixer_are_named_as_in_the_config(settings, message):
+    config = get_config("mqar")
+    config.model.update(settings)
+    with pytest.raises(ConfigError, match=message):
+        build(config, "mlp_softplus")
+
+
+def test_zero_and_false_stand_for_none():
+    config = get_config("mqar")
+    config.train.update(stop_at=0.0, grad_clip=0.0, stream=True)
+    config.model.update(lam_hidden=0)
+    experiment = build(config, "mlp_softplus")
+    train = experiment.train
+    assert train.stop_at is None and train.grad_clip is None and train.num_train is None
+    assert experiment.model.settings.lam_hidden is None
+
+
+def test_differences_name_each_field():
+    a, b = get_config("mqar"), get_config("mqar", "kv=4")
+    b.train.learning_rate = 0.01
+    assert config_differences(a, a) == []
+    assert config_differences(a, b) == ["task.num_pairs: 8 → 4", "train.learning_rate: 0.001 → 0.01"]
+    assert "task.num_tokens: (absent) → 16" in config_differences(a, get_config("selective_copy"))

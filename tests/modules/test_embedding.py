@@ -1,0 +1,78 @@
+"""The embedding's gradient; the softmax mixer's scale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.modules import embedding
+from loglinear_jax.modules.embedding import Embed, lookup, sum_by_id, sum_by_id_sorted
+
+
+def table_gradient(ids, weights, vocab_size):
+    return jax.grad(lambda table: jnp.sum(weights * lookup(table, ids)))(jnp.zeros((vocab_size, weights.shape[-1])))
+
+
+def expected_sums(weights, ids, num_ids):
+    expected = np.zeros((num_ids, weights.shape[-1]))
+    np.add.at(expected, np.asarray(ids), np.asarray(weights, np.float64))
+    return expected
+
+
+@pytest.mark.parametrize("form", [sum_by_id, sum_by_id_sorted])
+@given(st.data(), st.sampled_from([1, 2, 25]))  # a few lengths: each is compiled
+def test_rows_of_equal_ids_are_added_up(form, data, length):
+    ids = data.draw(st.lists(st.integers(0, 6), min_size=length, max_size=length))
+    rows = np.random.default_rng(0).normal(size=(length, 3)).astype(np.float32)
+    actual = jax.jit(form, static_argnums=2)(rows, jnp.array(ids), 7)
+    np.testing.assert_allclose(actual, expected_sums(rows, ids, 7), atol=1e-5)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_lookup_has_a_gradient_for_each_seed_and_ids_of_any_shape(gpu, monkeypatch):
+    monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 5, (3, 2, 4))
+    weights = rng.normal(size=(3, 2, 4, 2)).astype(np.float32)
+    actual = jax.jit(jax.vmap(lambda i, w: table_gradient(i, w, 5)))(ids, weights)
+    np.testing.assert_allclose(actual, [expected_sums(w, i, 5) for i, w in zip(ids, weights, strict=True)], atol=1e-5)
+
+
+def test_embed_rounds_rows_and_adds_up_gradients_in_float32():
+    embed = Embed(4, 2, dtype=jnp.bfloat16)
+    ids = jnp.zeros(1000, jnp.int32)
+    params = embed.init(jax.random.key(0), ids)
+    table = params["params"]["embedding"]
+    out = embed.apply(params, ids)
+    assert out.dtype == jnp.bfloat16 and (out == table[0].astype(jnp.bfloat16)).all()
+    grad = jax.grad(lambda p: jnp.sum(embed.apply(p, ids).astype(jnp.float32)))(params)["params"]["embedding"]
+    assert grad.dtype == jnp.float32
+    np.testing.assert_array_equal(grad, [[1000, 1000], [0, 0], [0, 0], [0, 0]])  # bfloat16 stops at 256 + 1 = 256
+
+
+@pytest.mark.gpu
+def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time():
+    key = jax.random.key(0)
+    ids, weights = jax.random.randint(key, (20_000,), 0, 50), jax.random.normal(key, (20_000, 32))
+    once, *more = (np.asarray(table_gradient(ids, weights, 50)) for _ in range(5))
+    assert all((other == once).all() for other in more)
+    np.testing.assert_allclose(once, expected_sums(weights, ids, 50), rtol=1e-4, atol=1e-4)
+
+
+def test_softmax_with_unit_queries_and_keys_can_choose_a_token():
+    """Only with a scale: within ±1/√K the weights of 24 tokens stay almost equal."""
+    tokens = jax.random.randint(jax.random.key(0), (1, 24), 0, 16)
+    model = RecallModel(RecallSettings(vocab_size=16, max_length=24, mixer="softmax", qk_norm=True, heads=2, layers=1))
+    params = model.init(jax.random.key(1), tokens)["params"]
+    scale = params["layer_0"]["mixer"]["log_scale"]
+    np.testing.assert_allclose(scale, np.full(2, np.log(10)), rtol=1e-6)
+
+    def logits(log_scale):
+        mixer = {"mixer": {"log_scale": jnp.full(2, log_scale)}}
+        return model.apply({"params": params | {"layer_0": params["layer_0"] | mixer}}, tokens)
+
+    equal, ten, sharper = (np.asarray(logits(x)) for x in (-9.0, np.log(10), np.log(100)))
+    assert 0 < np.abs(ten - equal).max() < np.abs(sharper - equal).max()

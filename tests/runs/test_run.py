@@ -1,0 +1,398 @@
+"""Runs as a user starts them: real processes that are killed, stopped, resumed, refused; and what they leave behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from loglinear_jax.runs import loop as experiment
+from loglinear_jax.analysis import load_record, load_run
+from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.commands.train import main
+from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.train import ManySeeds
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "--config=configs/mqar.py",
+    "--config.variants=linear,mlp_softplus",
+    "--config.task.seq_len=16",
+    "--config.task.vocab_size=16",
+    "--config.task.num_pairs=2",
+    "--config.model.hidden=16",
+    "--config.model.head_dim=8",
+    "--config.model.key_dim=8",
+    "--config.model.layers=1",
+    "--config.model.implementation=parallel",
+    "--config.train.num_seeds=2",
+    "--config.train.num_steps=60",
+    "--config.train.batch_size=8",
+    "--config.train.num_train=100",
+    "--config.train.num_validation=50",
+    "--config.train.eval_every=5",
+    "--config.train.checkpoint_every=10",
+    "--config.train.steps_per_dispatch=5",
+)
+
+
+def start(workdir, *overrides, **kwargs):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
+    env |= kwargs.pop("env", {})
+    command = [sys.executable, "run.py", *TINY, *overrides, f"--workdir={workdir}"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def wait_for_lines(path, count, process):
+    """Until metrics.jsonl has `count` lines (or the process has ended)."""
+    deadline = time.monotonic() + 240
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < count):
+        assert time.monotonic() < deadline, f"no {count} lines in {path}"
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    code, out, err = finish(start(workdir))
+    assert code == 0, err
+    return workdir, out, err
+
+
+def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
+    """Bit-identical parameters, optimizer outcomes and metrics; only the throughput may differ."""
+    for variant in variants:
+        x, y = load_run(a, variant), load_run(b, variant)
+        jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
+
+    def records(workdir):
+        lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
+
+    assert records(a) == records(b)
+    outcomes = [json.loads((Path(w) / "summary.json").read_text())["variants"] for w in (a, b)]
+    for outcome in outcomes:
+        for summary in outcome.values():
+            del summary["seconds"], summary["seed_steps_per_second"], summary["tokens_per_second"]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_what_a_run_writes(undisturbed):
+    workdir, out, err = undisturbed
+    assert "| linear" in out and "| mlp_softplus" in out and str(workdir) in out
+    assert "linear: 100%" in err and "\r" not in err  # the progress bar, as lines
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == 2 * list(range(5, 65, 5))
+    assert all(len(r["val_accuracy"]) == 2 and r["seed_steps_per_second"] > 0 for r in records)
+    assert records[0]["tokens_per_second"] == pytest.approx(records[0]["seed_steps_per_second"] * 8 * 16)
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["command"].startswith("python run.py --config=") and summary["versions"]["jax"] == jax.__version__
+    for variant, s in summary["variants"].items():
+        assert s["seconds"] == pytest.approx(sum(r["seconds"] for r in records if r["variant"] == variant))
+        assert s["seeds"] == [0, 1] and s["last_step"] == 60
+        curves = np.array([r["val_accuracy"] for r in records if r["variant"] == variant])
+        np.testing.assert_allclose(s["best_accuracy"], curves.max(axis=0))
+        assert any((workdir / "tensorboard" / variant).iterdir())
+    assert summary["variants"]["mlp_softplus"]["lam_params"] > summary["variants"]["linear"]["lam_params"]
+    assert json.loads((workdir / "config.json").read_text())["train"]["num_steps"] == 60
+    assert (workdir / "learning_curves.png").stat().st_size > 5_000
+    assert not list(workdir.glob("*.partial"))
+
+
+def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
+    workdir, *_ = undisturbed
+    run = load_run(workdir, "mlp_softplus")
+    assert run.seeds == [0, 1] and run.config.model.lam == "mlp_softplus"
+    assert run.metrics["val_accuracy"].shape == (12, 2)
+    from loglinear_jax.config import build
+    from loglinear_jax.train import SeedTrainer
+
+    experiment = build(run.config, "mlp_softplus")
+    trainer = SeedTrainer(run.model, run.task, experiment.train)
+    for index, seed in enumerate(run.seeds):
+        validation = trainer.data(np.int32(seed))["validation"]
+        _, best = trainer.evaluate(run.params(seed, "best"), validation)
+        _, last = trainer.evaluate(run.params(seed, "last"), validation)
+        assert best == pytest.approx(run.metrics["val_accuracy"][:, index].max(), abs=1e-6)
+        assert last == pytest.approx(run.metrics["val_accuracy"][-1, index], abs=1e-6)
+
+
+def test_load_run_of_a_run_that_is_ahead_of_its_checkpoints(copied):
+    shutil.rmtree(copied / "checkpoints" / "linear" / "60")
+    run = load_run(copied, "linear")
+    assert run.metrics["step"][-1] == 50 and run.metrics["val_accuracy"].shape == (10, 2)
+
+
+def test_load_run_says_what_is_missing(undisturbed, tmp_path):
+    workdir, *_ = undisturbed
+    for arguments, message in [
+        ((tmp_path,), "holds no run"),
+        ((workdir,), "several variants .linear, mlp_softplus.: name one"),
+        ((workdir, "rope"), "no variant 'rope': there are linear, mlp_softplus"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_run(*arguments)
+    with pytest.raises(KeyError, match="seed 7 is not in this run"):
+        load_run(workdir, "linear").params(7)
+
+
+def test_a_finished_run_only_shows_its_table_again(undisturbed):
+    workdir, out, _ = undisturbed
+    files = [workdir / "metrics.jsonl", workdir / "summary.json"]
+    before = [path.read_bytes() for path in files]
+    code, again, _ = finish(start(workdir))
+    assert code == 0 and again == out
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
+    """Killed as soon as certain lines are written: between evaluation, checkpoint and its commit; then finished."""
+    workdir = tmp_path / "run"
+    seed = time.time_ns()
+    print("seed", seed)  # shown if the test fails
+    rng = np.random.default_rng(seed)
+    kills = 0
+    for lines in (4, 14):
+        process = start(workdir)
+        wait_for_lines(workdir / "metrics.jsonl", lines, process)
+        time.sleep(rng.uniform(0, 0.2))
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.communicate()
+    # And a line cut off, as a kill in the middle of a write leaves it.
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"variant": "mlp_sof')
+    code, _, err = finish(start(workdir))
+    assert code == 0, err
+    assert kills >= 1
+    assert_same_run(workdir, undisturbed[0])
+
+
+def test_signals_save_say_where_and_exit(tmp_path):
+    """A run that is stopped by one signal, goes on, is stopped by the other, and ends as if it never had been.
+
+    Both come between evaluations: what a period had come to before is in its record when the run goes on.
+    """
+    rarely = [f"--config.train.{name}=200" for name in ("eval_every", "checkpoint_every")]
+    rarely += ["--config.train.num_steps=800", "--config.variants=linear", "--config.train.steps_per_dispatch=1"]
+    code, _, err = finish(start(tmp_path / "whole", *rarely))
+    assert code == 0, err
+    workdir, saved = tmp_path / "run", None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = start(workdir, *rarely)
+        if saved is None:
+            next(line for line in process.stderr if "linear:   0%" in line)
+        else:  # in a later period
+            wait_for_lines(workdir / "metrics.jsonl", 1, process)
+        process.send_signal(number)
+        code, out, err = finish(process)
+        assert code == 0 and "Traceback" not in err and "| linear" not in out
+        assert saved is None or f"linear: going on from step {saved}" in err
+        assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
+        steps = [int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
+        assert saved is None or saved < max(steps)
+        saved = max(steps)
+        assert saved < 800 and f"linear: stopping at step {saved}" in err
+        assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 200
+    code, _, err = finish(start(workdir, *rarely))
+    assert code == 0 and f"linear: going on from step {saved}" in err
+    assert_same_run(workdir, tmp_path / "whole", ["linear"])
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeypatch, signalled):
+    """As when `timeout` signals the assembler that XLA started; an error without a signal is an error."""
+    train_steps, calls = ManySeeds.train_steps, []
+
+    def cut_short(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            if signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 15")
+        return train_steps(*arguments)
+
+    monkeypatch.setattr(ManySeeds, "train_steps", cut_short)
+    run = ["run.py", *TINY, "--config.variants=linear", f"--workdir={tmp_path / 'run'}"]
+    monkeypatch.chdir(ROOT)
+    if not signalled:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            main(run)
+    else:
+        main(run)
+        assert len(calls) == 2  # what it was at is done, and then the run stops
+        assert [path.name for path in (tmp_path / "run" / "checkpoints" / "linear").iterdir()] == ["5"]
+
+
+@pytest.fixture
+def copied(undisturbed, tmp_path):
+    """A copy of the finished run to damage."""
+    workdir = tmp_path / "copy"
+    shutil.copytree(undisturbed[0], workdir)
+    return workdir
+
+
+def truncate(step_directory):
+    for path in step_directory.rglob("*"):
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+
+
+def test_a_truncated_newest_checkpoint_falls_back(undisturbed, copied):
+    truncate(copied / "checkpoints" / "mlp_softplus" / "60")
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["variants"]["linear"]["test_loss"] = [1.0, 2.0]  # as of a text, of a variant that is not trained again
+    (copied / "summary.json").write_text(json.dumps(summary))
+    code, _, err = finish(start(copied))
+    assert code == 0, err
+    assert "mlp_softplus/60 can't be read" in err and "trying the one before it" in err
+    assert "mlp_softplus: going on from step 50" in err
+    summary = json.loads((copied / "summary.json").read_text())
+    assert summary["variants"]["linear"].pop("test_loss") == [1.0, 2.0]
+    (copied / "summary.json").write_text(json.dumps(summary))
+    assert_same_run(copied, undisturbed[0])
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied):
+    for path in (copied / "checkpoints" / "linear").iterdir():
+        truncate(path)
+    before = sorted(copied.rglob("*"))
+    code, _, err = finish(start(copied))
+    assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
+    assert sorted(copied.rglob("*")) == before
+    with pytest.raises((NoReadableCheckpoint, ConfigError)):
+        load_run(copied, "linear")
+    assert load_run(copied, "mlp_softplus").seeds == [0, 1]
+
+
+def test_another_config_is_refused_by_field(undisturbed):
+    workdir, *_ = undisturbed
+    code, out, err = finish(start(workdir, "--config.train.learning_rate=0.5", "--config.model.layers=2"))
+    assert code == 2 and out == ""
+    assert "model.layers: 1 → 2; train.learning_rate: 0.001 → 0.5" in err and err.count("\n") == 1
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = finish(start(tmp_path / "file" / "run"))
+    assert code == 2 and "can't be written: Not a directory" in err and err.count("\n") == 1
+
+
+def test_a_task_of_ones_own_is_one_file(tmp_path):
+    (tmp_path / "echo_task.py").write_text(
+        "import dataclasses, jax, jax.numpy as jnp\n"
+        "from loglinear_jax.tasks import Task\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Echo(Task):\n"
+        "    delay: int = 1\n"
+        "    def check(self):\n"
+        "        if self.delay >= self.seq_len: raise ValueError('task.delay must be below seq_len')\n"
+        "    def sample(self, key, num):\n"
+        "        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)\n"
+        "        return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])\n"
+        "TASK = Echo\n"
+    )
+    swapped = [flag for flag in TINY if "num_pairs" not in flag and "configs/mqar.py" not in flag]
+    command = [sys.executable, "run.py", "--config=configs/task.py:echo_task", *swapped, "--config.variants=linear"]
+    command += ["--config.task.delay=3", "--config.train.num_steps=10", f"--workdir={tmp_path / 'run'}"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "| linear" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a config: --config="),
+        (["--config=configs/nothing.py"], "nothing.py"),
+        (
+            ["--config=configs/mqar.py:smok"],
+            "run.py: no preset 'smok': there are smoke, released, robust, d_h, kv=N, seq=N",
+        ),
+        (["--config=configs/task.py:nothing"], "run.py: task.name: no task 'nothing'"),
+        (
+            ["--config=configs/mqar.py", "--config.train.num_sedes=3"],
+            """no setting 'num_sedes' Did you mean "num_seeds\"""",
+        ),
+        (["--config=configs/mqar.py", "--config.nosuch.field=1"], "no setting nosuch"),
+        (["--config=configs/mqar.py", "--config.task.name=.."], "task.name: no task '..'"),
+        (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam must be one of fixed, linear"),
+        (["--config=configs/mqar.py", "--config.model.lam=rope"], "model.lam=rope has no effect"),
+        (
+            ["--config=configs/mqar.py", "--config.model.key_dim=8", "--config.model.implementation=pallas"],
+            "model.implementation=pallas: K, the key dim, is 8: the Pallas kernels take 16 to 256",
+        ),
+        (
+            ["--config=configs/mqar.py", "--config.model.kind=language"],
+            "model.kind=language does not go with this config",
+        ),
+        (["--flagfile=/no/such/file"], "Unable to open flagfile"),
+        (["--config=README.md"], "the config can't be read"),
+        (["--config=configs/nope.py"], "there is no config file configs/nope.py"),
+        (["--config=configs/mqar.py", "--config.train={}"], "train.batch_size is missing: set single fields"),
+        (["--config=configs/mqar.py", "--config.train.num_seeds=few"], "num_seeds"),
+        (["--config=configs/mqar.py", "--sedes=3"], "sedes"),
+        (["--config=configs/mqar.py", "extra"], "unexpected argument 'extra'"),
+        (["--config=configs/mqar.py:kv=32,seq=100"], "task.seq_len=100 is too short for num_pairs=32"),
+        (["--config=configs/mqar.py", "--config.model.key_groups=3"], "model.heads must be a multiple of key_groups"),
+        (["--config=configs/selective_copy.py", "--config.task.vocab_size=20"], "task.vocab_size=20 is too small"),
+        (["--config=configs/mqar.py", "--config.variants=linaer"], "'linaer' is no λ"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        main(["run.py", *arguments, f"--workdir={tmp_path / 'run'}"])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == "" and err.startswith("run.py: ")
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
+    config = default_config()
+    config.variants = "linear"
+    config.task.update(name="mqar", seq_len=16, vocab_size=16, num_pairs=2)
+    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
+    config.train.update(
+        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, eval_every=5, checkpoint_every=10,
+        steps_per_dispatch=5, stop_at=0.12,
+    )  # fmt: skip
+    sizes = []
+    rows_to_train = ManySeeds.rows_to_train
+    monkeypatch.setattr(ManySeeds, "rows_to_train", lambda *a: sizes.append(rows_to_train(*a)) or sizes[-1])
+    every, some = tmp_path / "every", tmp_path / "some"
+    experiment.run(config, every)
+    assert not sizes  # so short a run does not compile again
+    monkeypatch.setattr(experiment, "steps_worth_compiling", lambda: 5)
+    experiment.run(config, some)
+    curves = [load_record(path).metrics("linear") for path in (every, some)]
+    stopped = np.isnan(curves[0]["train_loss"][-1])
+    assert 0 < stopped.sum() < 8 and any(rows is not None and rows.size <= 4 for rows in sizes)
+    for name in curves[0]:
+        np.testing.assert_allclose(curves[1][name], curves[0][name], rtol=1e-4)
+    # Gone on with from the middle, the same rows are computed, and so the same bits come out.
+    resumed, chosen = tmp_path / "resumed", [None if rows is None else np.asarray(rows).tolist() for rows in sizes]
+    shutil.copytree(some, resumed)
+    for step in (30, 40):
+        for path in (resumed / "checkpoints" / "linear").glob(f"{step}*"):
+            shutil.rmtree(path)
+    sizes.clear()
+    experiment.run(config, resumed)
+    assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
+    assert_same_run(some, resumed, ["linear"])
