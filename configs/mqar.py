@@ -21,35 +21,44 @@ model that nearly every seed learns with: 63 or 64 of 64 reach 99 % at each kv),
 few minutes on two CPU cores).
 """
 
-from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config
+from loglinear_jax.config import (
+    apply_presets,
+    default_config,
+    released_config,
+    robust_config,
+    set_seq_len,
+    smoke_config,
+)
 
 
 def get_config(preset=None):
-    config = default_config()
-    config.task.name = "mqar"
-    config.task.seq_len = 128
-    config.task.vocab_size = 128
-    config.task.num_pairs = 8
-    presets = {
-        "smoke": smoke, "released": released_config, "robust": robust_config, "d_h": d_h, "kv=": kv, "seq=": seq
-    }  # fmt: skip
-    return apply_presets(config, preset, presets)
+    config = default_config(task="mqar")
+    return apply_presets(config, preset, PRESETS)
 
 
 def kv(config, pairs):
+    """So many key-value pairs."""
     config.task.num_pairs = pairs
 
 
-def seq(config, length):
-    config.task.seq_len = length
-
-
 def d_h(config):
+    """Three widths of the λ MLP instead of three λ."""
     config.variants = "lam_hidden=32,lam_hidden=64,lam_hidden=128"
 
 
 def smoke(config):
+    """A small instance that two CPU cores learn in a few minutes."""
     smoke_config(config)
     # Few pairs make a small task, but a longer wait on the plateau before it is learned; this learns soonest.
     config.task.update(seq_len=32, vocab_size=16, num_pairs=7)
     config.train.update(num_seeds=4, num_steps=900, batch_size=64, learning_rate=4e-3)
+
+
+PRESETS = {
+    "smoke": smoke,
+    "released": released_config,
+    "robust": robust_config,
+    "d_h": d_h,
+    "kv=": kv,
+    "seq=": set_seq_len,
+}

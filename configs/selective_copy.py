@@ -21,29 +21,34 @@ Presets, joined by commas: seq=N tokens, released (the released code's model, in
 instance that learns in under three minutes on two CPU cores).
 """
 
-from loglinear_jax.config import apply_presets, default_config, released_config, robust_config, smoke_config
+from loglinear_jax.config import (
+    apply_presets,
+    default_config,
+    released_config,
+    robust_config,
+    set_seq_len,
+    smoke_config,
+)
 
 
 def get_config(preset=None):
-    config = default_config()
-    config.task.name = "selective_copy"
-    config.task.seq_len = 256
+    config = default_config(task="selective_copy")
     config.task.vocab_size = 64
-    config.task.num_tokens = 16
     config.train.num_steps = 30_000
     config.train.checkpoint_every = 1_000
-    return apply_presets(config, preset, {"smoke": smoke, "released": released, "robust": robust_config, "seq=": seq})
-
-
-def seq(config, length):
-    config.task.seq_len = length
+    return apply_presets(config, preset, PRESETS)
 
 
 def released(config):
+    """The released code's model, initial values and vocabulary."""
     released_config(config)
     config.task.vocab_size = 128
 
 
 def smoke(config):
+    """A small instance that two CPU cores learn in under three minutes."""
     smoke_config(config)
     config.task.update(seq_len=32, vocab_size=16, num_tokens=4)
+
+
+PRESETS = {"smoke": smoke, "released": released, "robust": robust_config, "seq=": set_seq_len}

@@ -20,4 +20,7 @@ from loglinear_jax.config import apply_presets, language_config, released_langua
 
 
 def get_config(preset=None):
-    return apply_presets(language_config(), preset, {"hidden=": set_hidden, "released": released_language_config})
+    return apply_presets(language_config(), preset, PRESETS)
+
+
+PRESETS = {"hidden=": set_hidden, "released": released_language_config}

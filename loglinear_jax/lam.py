@@ -1,13 +1,14 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-one class here and one entry in `LAMS`; its fields may be any of `make_lam`'s settings. With needs_input = False it only
-gets d's shape.
+such a class in any module, named as "my_module:MyLam"; its fields may be any of `make_lam`'s settings. With
+needs_input = False it only gets d's shape.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -149,32 +150,48 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def make_lam(
-    lam: str,
-    *,
-    hidden: int | None = 64,
-    activation: str = "gelu",
-    init_scheme: str = "paper",
-    implementation: str | None = None,
-    **module_kwargs: Any,
-) -> nn.Module:
-    """The λ module called `lam` in `LAMS`. hidden, activation, implementation: of the MLPs; init_scheme: "paper" or
-    "released".
+def find_lam(lam: str) -> Callable[..., nn.Module]:
+    """The λ module called `lam` in `LAMS`, or the class that "module:Class" names.
 
-    Raises ValueError for an unknown name, activation or init_scheme, or a hidden width below 1.
+    Raises ValueError for a name that is neither, and for a module that cannot be found, saying how to pass its path.
     """
-    for argument, value, known in (
-        ("lam", lam, LAMS),
-        ("lam_activation", activation, ACTIVATIONS),
-        ("init_scheme", init_scheme, INITS),
-    ):
-        if value not in known:
-            raise ValueError(f"{argument} must be one of {', '.join(known)}, got {value!r}")
+    if lam in LAMS:
+        return LAMS[lam]
+    module_name, colon, class_name = lam.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise ValueError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise ValueError(
+            f"lam={lam!r}: there is no module {module_name} here: put the folder that holds it in PYTHONPATH"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not callable(found):
+        raise ValueError(f"lam={lam!r}: the module {module_name} has no class {class_name}")
+    return found
+
+
+def make_lam(lam: str, **settings: Any) -> nn.Module:
+    """The λ module that `find_lam` finds for `lam`, with those of these settings that it has fields for.
+
+    settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("paper" or "released"),
+    implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
+
+    Raises ValueError for an unknown λ, activation or init_scheme, or a hidden width below 1.
+    """
+    module = find_lam(lam)
+    for argument, known in (("activation", ACTIVATIONS), ("init_scheme", INITS)):
+        if argument in settings and settings[argument] not in known:
+            shown = "lam_activation" if argument == "activation" else argument
+            raise ValueError(f"{shown} must be one of {', '.join(known)}, got {settings[argument]!r}")
+    hidden = settings.get("hidden")
     if hidden is not None and hidden < 1:
         raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
-    settings = dict(hidden=hidden, activation=activation, init_scheme=init_scheme, implementation=implementation)
-    fields = inspect.signature(LAMS[lam]).parameters
-    return LAMS[lam](**{name: value for name, value in settings.items() if name in fields}, **module_kwargs)
+    fields = inspect.signature(module).parameters
+    return module(**{name: value for name, value in settings.items() if name in fields})
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -11,12 +12,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import FenwickState, num_levels
-from loglinear_jax.lam import make_lam
+from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, make_lam
 from loglinear_jax.ops import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
+from loglinear_jax.ops.checks import Implementation
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
+from loglinear_jax.settings import check_fields, setting
 
 MIXERS = ("log_linear", "linear", "softmax")
 DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
+DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 
 
 def init_a_log(key, shape, dtype=jnp.float32):
@@ -65,17 +69,17 @@ class TokenMixer(nn.Module):
 
     mixer: str
     num_levels: int
-    lam: str = "mlp_softplus"
-    lam_hidden: int | None = 64
-    lam_activation: str = "gelu"
-    init_scheme: str = "paper"
+    lam: str
+    lam_hidden: int | None
+    lam_activation: str
+    init_scheme: str
+    chunk_size: int | None
+    implementation: str | None
     scale_values: bool = False
     lam_head_slope: float = 0.0
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
+    dt_min: float = DT_MIN
+    dt_max: float = DT_MAX
     learned_scale: bool = False
-    chunk_size: int | None = None
-    implementation: str | None = None
 
     @nn.compact
     def __call__(
@@ -144,8 +148,41 @@ class TokenMixer(nn.Module):
         return self.lam_head_slope * heads[:, None] * levels
 
 
+@dataclasses.dataclass(frozen=True)
 class MixerSettings:
-    """What the settings of every model with TokenMixers have in common; a model's own settings name the fields."""
+    """Settings that every model with TokenMixers has; each model's own class adds to them. `vocab_size` and `max_length` come
+    from the task, `dtype` from train.precision, if they are not given."""
+
+    vocab_size: int
+    max_length: int
+    mixer: str = setting(
+        "log_linear",
+        "token mixer: `log_linear`, `linear` (gated linear attention, one state) or `softmax` (with rotary positions)",
+        choices=MIXERS,
+    )
+    lam: str = setting(
+        "mlp_softplus",
+        f"λ of `log_linear`: {', '.join(f'`{name}`' for name in LAMS)}, or a class of your own as `my_module:MyLam`",
+    )
+    lam_hidden: int | None = setting(MlpLam.hidden, "width d_h of the λ MLP; None: twice the number of levels")
+    lam_activation: str = setting(
+        MlpLam.activation, f"activation of the λ MLP: {', '.join(f'`{name}`' for name in ACTIVATIONS)} (equation 3)"
+    )
+    hidden: int = setting(64, "width of the model", least=1)
+    layers: int = setting(2, "number of layers", least=1)
+    heads: int = setting(2, "number of heads", least=1)
+    head_dim: int = setting(32, "width V of a head's values", least=1)
+    key_dim: int = setting(32, "width K of queries and keys", least=1)
+    key_groups: int | None = setting(None, "groups of heads that share keys; None: one group a head")
+    init_scheme: str = setting(
+        MlpLam.init_scheme, "initial values of λ: `paper` (the setting text) or `released` (the setting released)"
+    )
+    chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
+    implementation: str | None = setting(
+        None,
+        f"form of the attention: {', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
+    )
+    dtype: str = "float32"
 
     @property
     def groups(self) -> int:
@@ -162,9 +199,20 @@ class MixerSettings:
         return self.mixer in DECAYING_MIXERS
 
     @property
+    def lam_settings(self) -> dict[str, Any]:
+        """The arguments of `make_lam`."""
+        return {
+            "lam": self.lam,
+            "hidden": self.lam_hidden,
+            "activation": self.lam_activation,
+            "init_scheme": self.init_scheme,
+            "implementation": self.implementation,
+        }
+
+    @property
     def dt_and_d_sizes(self) -> tuple[int, int]:
         """Widths of the projections dt and d that the mixer and its λ use (0: none)."""
-        needs_d = self.has_lam and getattr(make_lam(self.lam), "needs_input", True)
+        needs_d = self.has_lam and getattr(make_lam(**self.lam_settings), "needs_input", True)
         return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
 
     def token_mixer(self, **more: Any) -> TokenMixer:
@@ -182,18 +230,16 @@ class MixerSettings:
             **more,
         )
 
-    def check_sizes_and_mixer(self, *more_sizes: str) -> None:
-        """Raises ValueError naming the first of these settings that cannot be. more_sizes: fields that must be ≥ 1 too."""
-        if self.mixer not in MIXERS:
-            raise ValueError(f"model.mixer must be one of {', '.join(MIXERS)}, got {self.mixer!r}")
+    def check(self) -> None:
+        """Raises ValueError naming the first invalid setting."""
+        check_fields(self, "model")
         try:
-            make_lam(self.lam, hidden=self.lam_hidden, activation=self.lam_activation, init_scheme=self.init_scheme)
+            make_lam(**self.lam_settings)
             check_attention_settings(self.chunk_size, self.implementation)
         except ValueError as error:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
             raise ValueError(f"model.{error}{none}") from error
-        sizes = ("vocab_size", "max_length", "hidden", "layers", "heads", "head_dim", "key_dim", "groups")
-        for name in (*sizes, *more_sizes):
+        for name in ("vocab_size", "max_length", "groups"):
             if getattr(self, name) < 1:
                 shown = "key_groups" if name == "groups" else name
                 raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")

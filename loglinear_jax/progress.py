@@ -1,10 +1,8 @@
-"""What a person watches while a run goes on, and how they stop it."""
+"""Progress bars: what a person watches while something takes long."""
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from typing import TextIO
 
 from tqdm import tqdm
@@ -51,29 +49,3 @@ def progress_bar(
         ncols=None if terminal else 120,
         ascii=not terminal,
     )
-
-
-class StopOnSignal:
-    """While entered, SIGTERM and Ctrl-C set `requested` instead of ending the program; a second one ends it.
-
-    Outside of the main thread, where Python takes no signals, it does nothing.
-    """
-
-    def __init__(self):
-        self.requested = False
-
-    def _handle(self, number, frame) -> None:
-        self.requested = True
-        self._restore()
-
-    def __enter__(self) -> StopOnSignal:
-        taken = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        self._previous = {number: signal.signal(number, self._handle) for number in taken}
-        return self
-
-    def __exit__(self, *exc) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)

@@ -84,10 +84,12 @@ def _main(argv: list[str]) -> None:
     ) as error:
         fail(error)
 
+    from loglinear_jax import distributed
     from loglinear_jax.runs import loop as experiment
-    from loglinear_jax.runs import outcome as summary
+    from loglinear_jax.analysis.figures import draw_learning_curves
+    from loglinear_jax.runs.outcome_table import outcome_table
+    from loglinear_jax.runs.workdir import Workdir
     from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
-    from loglinear_jax.train import distributed
 
     log = logging.getLogger("loglinear_jax")
     log.setLevel(logging.INFO if distributed.is_main() else logging.ERROR)
@@ -104,7 +106,8 @@ def _main(argv: list[str]) -> None:
         return
     if not distributed.is_main():
         return
-    print(summary.table(outcome.summary["variants"]))
+    draw_learning_curves(workdir, Workdir(workdir).curves_file)
+    print(outcome_table(outcome.summary.variants))
     print(f"\nWritten to {Path(workdir).absolute()}")
 
 
@@ -117,7 +120,7 @@ def join_others(distributed: bool, coordinator: str | None, num_processes: int |
             "--distributed alone is enough"
         )
     if distributed:
-        from loglinear_jax.train.distributed import join
+        from loglinear_jax.distributed import join
 
         join(coordinator, num_processes, process_id)
 

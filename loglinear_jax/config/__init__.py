@@ -1,7 +1,7 @@
 """Configs: every setting, presets, reading and checking, and what is built from them."""
 
 from loglinear_jax.config.building import Experiment, build
-from loglinear_jax.config.defaults import default_config, language_config
+from loglinear_jax.config.defaults import Setting, default_config, describe_settings, language_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.presets import (
     apply_presets,
@@ -9,6 +9,7 @@ from loglinear_jax.config.presets import (
     released_language_config,
     robust_config,
     set_hidden,
+    set_seq_len,
     smoke_config,
 )
 from loglinear_jax.config.reading import (
@@ -23,11 +24,13 @@ from loglinear_jax.config.variants import variant_config, variant_names
 __all__ = [
     "ConfigError",
     "Experiment",
+    "Setting",
     "apply_presets",
     "build",
     "check_config",
     "config_differences",
     "default_config",
+    "describe_settings",
     "differing_names",
     "flat_settings",
     "language_config",
@@ -36,7 +39,9 @@ __all__ = [
     "released_language_config",
     "robust_config",
     "set_hidden",
+    "set_seq_len",
     "smoke_config",
     "variant_config",
     "variant_names",
+    "with_none",
 ]

@@ -1,131 +1,127 @@
-"""Every setting with its default."""
+"""The config of an experiment: every setting with its default, taken from the classes that it sets."""
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
+import dataclasses
+import typing
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from loglinear_jax.models import LanguageSettings, RecallSettings
+from loglinear_jax.settings import setting_fields
+from loglinear_jax.tasks import find_task
+from loglinear_jax.train import TrainSettings
+
+MODEL_SETTINGS = {"recall": RecallSettings, "language": LanguageSettings}
+DRAWN_ONLY = ("stream", "num_train", "num_validation")  # settings of training that a text has no use for
+PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
 
 
-def default_config() -> ConfigDict:
-    """Every setting of an experiment, in the paper's setting for recall; a file in configs/ adds its task.
+def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
+    """Every setting of an experiment with its default; a file in configs/ changes some of them.
 
-    Where 0 or '' stands for "choose for me", the comment says so.
+    kind: of model, "recall" or "language". task: a name for `find_task`, whose settings are added. A setting whose default is
+    None is chosen for the user.
     """
     config = ConfigDict()
-    # What to train side by side with the same seeds and data, comma-separated. Each is a λ by name, or settings joined
-    # by '+': 'mixer=softmax', 'lam=mlp_softplus+lam_hidden=32', 'linear+train.learning_rate=0.003'.
-    config.variants = "linear,mlp_softmax,mlp_softplus"
-
+    config.variants = config_dict.placeholder(str)
     config.task = ConfigDict()
-
-    model = config.model = ConfigDict()
-    model.kind = "recall"  # or language: see loglinear_jax.models
-    model.mixer = "log_linear"  # or linear (gated linear attention, one state), softmax
-    model.lam = "mlp_softplus"  # of variants that name no λ, such as lam_hidden=32; see loglinear_jax.lam
-    model.lam_hidden = 64  # width d_h of the λ MLP; 0: twice the number of levels
-    model.lam_activation = "gelu"  # or identity, as in the paper's equation 3
-    model.hidden = 64
-    model.layers = 2
-    model.heads = 2
-    model.head_dim = 32
-    model.key_dim = 32
-    model.key_groups = 0  # heads share keys in this many groups; 0: one per head
-    model.max_length = 0  # longest sequence that λ has levels for; 0: the task's seq_len
-    model.init_scheme = "paper"  # or released
-    # What the paper's recall model does not have, or does otherwise; see loglinear_jax.models.recall.
-    model.weight_std = 0.02
-    model.embed_std = 0.02
-    model.norm = "post"  # or pre
-    model.conv_width = 0
-    model.qk_norm = False
-    model.lam_head_slope = 0.0
-    model.dt_min = 1e-3  # what the step sizes start between: a small one is a slow decay
-    model.dt_max = 0.1
-    model.chunk_size = 0  # 0: chosen from the shapes
-    model.implementation = ""  # of log_linear_attention; '': the best that works here
-
-    train = config.train = ConfigDict()
-    train.num_seeds = 5
-    train.first_seed = 0
-    train.num_steps = 5_000
-    train.batch_size = 64
-    train.learning_rate = 1e-3
-    train.warmup_steps = 0
-    train.schedule = "constant"  # or cosine, to 0 at num_steps
-    train.weight_decay = 0.0  # AdamW's
-    train.decay_all = False  # True: also of norms, biases, decays and λ's vectors, not of matrices only
-    train.grad_clip = 1.0  # global norm; 0: none. The paper does not say, the released code clips at 1
-    train.grad_accumulation = 1  # parts of a batch, one after another
-    train.stream = False  # True: fresh sequences for ever, instead of num_train fixed ones
-    train.num_train = 10_000
-    train.num_validation = 1_000
-    train.eval_batch_size = 250  # sequences per seed evaluated at once: memory, not results
-    train.eval_every = 100
-    train.stop_at = 0.99  # validation accuracy at which a seed stops; 0: never
-    train.metric = "accuracy"  # which validation value is best: or loss
-    train.patience = 0  # evaluations in a row without a better one, after which a seed stops; 0: never
-    train.precision = "float32"  # or tf32, bfloat16
-    train.steps_per_dispatch = 50  # steps in one call of the device; signals are heard in between
-    train.checkpoint_every = 500  # a multiple of eval_every
+    if task is not None:
+        config.task.name = task
+        add_settings(config.task, find_task(task))
+    config.model = ConfigDict()
+    config.model.kind = kind
+    add_settings(config.model, MODEL_SETTINGS[kind])
+    config.model.max_length = config_dict.placeholder(int)
+    config.train = ConfigDict()
+    add_settings(config.train, TrainSettings)
     return config
 
 
 def language_config() -> ConfigDict:
-    """Every setting of a language-model experiment in the paper's setting, on the next token.
+    """The paper's language model, on the next token of WikiText-103.
 
     Heads are hidden / 64, as in the released code; the paper's text says 4 of 64 at either width.
     """
-    config = default_config()
-
-    task = config.task
-    task.name = "text"
-    task.corpus = "wikitext-103-raw"  # a name of loglinear_jax.text, a text file, or a folder of train, valid, test
-    task.source = ""  # folder of WikiText's files, if they are here already; '': download them
-    task.tokenizer = "gpt2"  # a folder of tokenizer.json, or of vocab.json and merges.txt; or a name on the hub
-    task.cache = "~/.cache/loglinear_jax"  # where tokenised corpora are kept
-    task.seq_len = 512
-    task.validation_windows = 0  # of the validation split, evaluated while training; 0: all of it
-    task.target_offset = 1  # 2: the token after the next, as the paper's released code trains and measures
-
-    model = config.model
-    for name in ("weight_std", "embed_std", "norm", "qk_norm", "lam_head_slope", "dt_min", "dt_max"):  # of recall only
-        del model[name]
-    model.kind = "language"
-    model.lam_hidden = 0
-    model.hidden = 512
-    model.layers = 6
-    model.heads = 0  # 0: hidden / head_dim
-    model.head_dim = 64
-    model.key_dim = 128
-    model.key_groups = 1
-    model.conv_width = 4
-    model.conv_bias = True
-    model.norm_epsilon = 1e-5
-    model.remat = "none"  # or block: activations computed again in the backward pass
-
-    train = config.train
-    train.num_seeds = 1
-    train.num_steps = 40_000
-    train.batch_size = 8
-    train.learning_rate = 3e-4
-    train.warmup_steps = 500
-    train.schedule = "cosine"
-    train.weight_decay = 0.1
-    train.eval_every = 500
-    train.eval_batch_size = 64
-    train.checkpoint_every = 2_000
-    train.stop_at = 0.0
-    train.metric = "loss"
-    train.precision = "bfloat16"
-    train.steps_per_dispatch = 50
-    for name in ("stream", "num_train", "num_validation"):  # of drawn sequences only
-        del train[name]
+    config = default_config("language", "text")
+    for name in DRAWN_ONLY:
+        del config.train[name]
+    config.train.update(
+        num_seeds=1,
+        num_steps=40_000,
+        batch_size=8,
+        learning_rate=3e-4,
+        warmup_steps=500,
+        schedule="cosine",
+        weight_decay=0.1,
+        eval_every=500,
+        eval_batch_size=64,
+        checkpoint_every=2_000,
+        precision="bfloat16",
+    )
+    del config.train.stop_at  # its type would be lost with None alone
+    config.train.stop_at = config_dict.placeholder(float)
     return config
 
 
-# --- Variants -------------------------------------------------------------------------------------------------------
+def add_settings(section: ConfigDict, settings_class: type) -> None:
+    """Adds a class's settings with their defaults. Raises ValueError for a field without one."""
+    types = typing.get_type_hints(settings_class)
+    for field in dataclasses.fields(settings_class):
+        if field.name in NOT_IN_CONFIGS and "meaning" not in field.metadata:
+            continue
+        if field.default is dataclasses.MISSING:
+            raise ValueError(f"{settings_class.__name__}: its field {field.name} has no default value")
+        is_none = field.default is None
+        section[field.name] = config_dict.placeholder(_only_type(types[field.name])) if is_none else field.default
 
 
-# --- From config to objects -----------------------------------------------------------------------------------------
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype")  # of models: from the task, and from train.precision
 
 
-# --- On disk --------------------------------------------------------------------------------------------------------
+def _only_type(hint: Any) -> type:
+    """int for `int | None`."""
+    return next(part for part in typing.get_args(hint) if part is not type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting of a config: its dotted name, its value there, and what it means."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+VARIANTS_MEANING = (
+    "what is trained side by side with the same seeds and data, comma-separated: each a λ, or settings joined by `+`, such as "
+    "`mixer=softmax`, `lam=mlp_softplus+lam_hidden=32`, `linear+train.learning_rate=0.003`; None: the paper's "
+    f"`{PAPERS_VARIANTS}`, or model.lam alone if it is not the default"
+)
+
+
+def describe_settings(config: ConfigDict) -> list[Setting]:
+    """Every setting of a config with its meaning, as the classes that it sets say it."""
+    model_class = MODEL_SETTINGS[config.model.kind]
+    classes = {"task": find_task(config.task.name), "model": model_class, "train": TrainSettings}
+    extra = {
+        "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",
+        "model.kind": "`recall` or `language`: see loglinear_jax.models",
+        "model.max_length": "longest sequence that λ has levels for; None: the task's seq_len",
+    }
+    found = [Setting("variants", config.variants, VARIANTS_MEANING)]
+    for name, settings_class in classes.items():
+        meanings = {key: field.metadata["meaning"] for key, field in setting_fields(settings_class).items()}
+        order = ["name", "kind", *meanings]
+        for key in sorted(config[name], key=lambda key: order.index(key) if key in order else len(order)):
+            path = f"{name}.{key}"
+            found.append(Setting(path, config[name][key], extra.get(path) or meanings.get(key, "")))
+    return found
+
+
+def with_none(settings: dict[str, Any], settings_class: type) -> dict[str, Any]:
+    """settings with None for 0 and '' where the class takes None: a command line cannot say None."""
+    types = typing.get_type_hints(settings_class)
+    takes_none = {name for name, hint in types.items() if type(None) in typing.get_args(hint)} | {"max_length"}
+    return {name: None if name in takes_none and value in (0, "") else value for name, value in settings.items()}

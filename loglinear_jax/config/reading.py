@@ -9,10 +9,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import default_config, language_config
+from loglinear_jax.config.defaults import MODEL_SETTINGS, default_config, language_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config, variant_names
-from loglinear_jax.lam import LAMS
+from loglinear_jax.lam import find_lam
+from loglinear_jax.tasks import Task, find_task
+from loglinear_jax.train import TrainSettings
 
 
 def check_config(config: ConfigDict) -> None:
@@ -26,8 +28,12 @@ def check_config(config: ConfigDict) -> None:
                 f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
                 f"{section} as a whole"
             )
-    if config.model.lam not in LAMS:
-        raise ConfigError(f"model.lam must be one of {', '.join(LAMS)}, got {config.model.lam!r}")
+    if config.model.kind not in MODEL_SETTINGS:
+        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_SETTINGS)}, got {config.model.kind!r}")
+    try:
+        find_lam(config.model.lam)
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from error
     names = variant_names(config)
     if config.model.lam != recall.model.lam and all(
         variant_config(config, n).model.lam != config.model.lam for n in names
@@ -36,6 +42,10 @@ def check_config(config: ConfigDict) -> None:
             f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
             f"set variants={config.model.lam}"
         )
+
+
+# Settings that earlier versions had, and what the value of each must be for the run to mean the same today.
+FORMER = {"train": {"metric": {"recall": "accuracy", "language": "loss"}}}
 
 
 def read_config(path: Path) -> ConfigDict:
@@ -50,29 +60,41 @@ def read_config(path: Path) -> ConfigDict:
     sections = ("task", "model", "train")
     if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
         raise ConfigError(f"{path} is no config of a run: expected task, model and train in it")
-    known = language_config() if given["model"].get("kind") == "language" else default_config()
+    kind = "language" if given["model"].get("kind") == "language" else "recall"
+    known = language_config() if kind == "language" else default_config()
     for section in ("model", "train"):
-        if unknown := sorted(set(given[section]) - set(known[section])):
+        values = dict(given[section])
+        for name, meaning_the_same in FORMER.get(section, {}).items():
+            if values.get(name) == meaning_the_same[kind]:
+                del values[name]
+        if unknown := sorted(set(values) - set(known[section])):
             raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
         try:
-            known[section].update(given[section])
+            known[section].update(with_none(values, CLASSES[section] or MODEL_SETTINGS[kind]))
         except TypeError as error:
             raise ConfigError(f"{path} is no config of this version: {section}: {error}") from error
-    if not isinstance(given.get("variants", ""), str):
+    if not isinstance(given.get("variants") or "", str):
         raise ConfigError(f"{path} is no config of a run: variants is {given['variants']!r}, expected a text")
     known.task = ConfigDict(given["task"])
-    known.variants = given.get("variants", "")
+    known.variants = given.get("variants")
     return known
 
 
+CLASSES = {"model": None, "train": TrainSettings}  # None: of the model's kind
+
+
 def flat_settings(config: ConfigDict) -> dict[str, Any]:
-    """Every setting by its dotted name; of a task, where its data is kept is left out."""
-    return {
-        f"{section}.{name}" if isinstance(value, Mapping) else section: leaf
-        for section, value in config.to_dict().items()
-        for name, leaf in (value.items() if isinstance(value, Mapping) else [("", value)])
-        if (section, name) not in (("task", "cache"), ("task", "source"))
-    }
+    """Every setting by its dotted name, as it is meant: variants spelled out, None for what 0 or '' stands for.
+
+    Where the data of a task is kept is left out."""
+    task_class = find_task(config.task.name) if config.task.get("name") else Task
+    classes = {"task": task_class, "model": MODEL_SETTINGS[config.model.kind], "train": TrainSettings}
+    flat: dict[str, Any] = {"variants": ",".join(variant_names(config))}
+    for section, settings_class in classes.items():
+        for name, value in with_none(config[section].to_dict(), settings_class).items():
+            if (section, name) not in (("task", "cache"), ("task", "source")):
+                flat[f"{section}.{name}"] = value
+    return flat
 
 
 ABSENT = "(absent)"

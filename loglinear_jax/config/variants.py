@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ast
+import typing
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.config.defaults import MODEL_SETTINGS, PAPERS_VARIANTS
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.lam import LAMS
+from loglinear_jax.train import TrainSettings
 
 
 def variant_names(config: ConfigDict) -> list[str]:
-    """The names in config.variants. Raises ConfigError if there are none, or one appears twice."""
-    names = [name.strip() for name in config.variants.split(",") if name.strip()]
+    """The names in config.variants; if it is None, those of the paper, or model.lam alone if that is not its default.
+
+    Raises ConfigError if there are none, or one appears twice.
+    """
+    variants = config.variants
+    if variants is None:
+        lam = config.model.lam
+        variants = PAPERS_VARIANTS if lam == MODEL_SETTINGS[config.model.kind].lam else lam
+    names = [name.strip() for name in variants.split(",") if name.strip()]
     if not names:
         raise ConfigError("variants is empty: expected at least one, such as 'mlp_softplus'")
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -23,18 +34,20 @@ def variant_names(config: ConfigDict) -> list[str]:
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
     config = ConfigDict(config.to_dict())
+    classes = {"model": MODEL_SETTINGS.get(config.model.kind), "train": TrainSettings}
     paths = set()
     for setting in variant.split("+"):
         path, equals, text = setting.partition("=")
         if not equals:
-            if setting not in LAMS:
+            if setting not in LAMS and ":" not in setting:
                 raise ConfigError(
-                    f"variants: {setting!r} is no λ ({', '.join(LAMS)}) and no setting such as mixer=softmax"
+                    f"variants: {setting!r} is no λ ({', '.join(LAMS)}, or my_module:MyLam) and no setting such as "
+                    "mixer=softmax"
                 )
             path, text = "lam", setting
         path = path if "." in path else f"model.{path}"
         section, _, field = path.partition(".")
-        if section not in ("model", "train") or field not in config[section]:
+        if section not in classes or field not in config[section]:
             raise ConfigError(f"variants: {setting!r}: there is no setting {path} of the model or of training")
         if field in ("num_seeds", "first_seed"):
             raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
@@ -43,14 +56,27 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
         if path in paths:
             raise ConfigError(f"variants: {variant!r} sets {path} twice")
         paths.add(path)
-        current = config[section][field]
         try:
-            value = text if isinstance(current, str) else ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = None
-        if isinstance(current, float) and type(value) is int:
-            value = float(value)
-        if type(value) is not type(current):
-            raise ConfigError(f"variants: {setting!r}: expected {type(current).__name__}, got {text!r}")
-        config[section][field] = value
+            config[section][field] = _read(text, typing.get_type_hints(classes[section])[field])
+        except ValueError as error:
+            raise ConfigError(f"variants: {setting!r}: {error}") from error
     return config
+
+
+def _read(text: str, hint: Any) -> Any:
+    """text as a value of this type, such as `int | None`. Raises ValueError if it is none."""
+    types = typing.get_args(hint) or (hint,)
+    if text == "None" and type(None) in types:
+        return None
+    if str in types:
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if float in types and type(value) is int:
+        value = float(value)
+    if value is None or type(value) not in types:
+        names = [kind.__name__ for kind in types if kind is not type(None)]
+        raise ValueError(f"expected {' or '.join(names)}, got {text!r}")
+    return value

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MixerCache, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
+from loglinear_jax.settings import other_default, setting
 
 REMAT = ("none", "block")
 small_normal = nn.initializers.normal(0.02)
@@ -21,38 +22,29 @@ small_normal = nn.initializers.normal(0.02)
 class LanguageSettings(MixerSettings):
     """Settings of a LanguageModel.
 
-    vocab_size, max_length: ids 0 .. vocab_size-1; the longest sequence, which sets the number of levels of λ.
-    mixer: "log_linear" (log-linear Mamba-2), "linear" (Mamba-2 proper) or "softmax" (a Transformer with RoPE).
-    lam, lam_hidden, lam_activation: see loglinear_jax.lam; lam_hidden None means twice the number of levels.
-    hidden, layers, heads, head_dim: sizes; the mixer is heads · head_dim wide inside.
-    key_dim, key_groups: state size and number of groups of heads that share keys (softmax has a head's own keys of
-    head_dim instead).
-    conv_width, conv_bias, norm_epsilon: of the convolution and the RMSNorms.
-    init_scheme: of λ, "paper" or "released". chunk_size, implementation: see log_linear_attention.
-    dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the loss are float32.
-    remat: "none", or "block" to compute each block again in the backward pass instead of keeping its activations.
+    The mixer "log_linear" makes it log-linear Mamba-2, "linear" Mamba-2 proper, "softmax" a Transformer with RoPE, whose heads
+    have keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the
+    loss are float32. heads None becomes hidden / head_dim.
     """
 
-    vocab_size: int
-    max_length: int
-    mixer: str = "log_linear"
-    lam: str = "mlp_softplus"
-    lam_hidden: int | None = None
-    lam_activation: str = "gelu"
-    hidden: int = 512
-    layers: int = 6
-    heads: int = 8
-    head_dim: int = 64
-    key_dim: int = 128
-    key_groups: int | None = 1
-    conv_width: int = 4
-    conv_bias: bool = True
-    norm_epsilon: float = 1e-5
-    init_scheme: str = "paper"
-    chunk_size: int | None = None
-    implementation: str | None = None
+    lam_hidden: int | None = other_default(MixerSettings, "lam_hidden", None)
+    hidden: int = other_default(MixerSettings, "hidden", 512)
+    layers: int = other_default(MixerSettings, "layers", 6)
+    heads: int | None = setting(None, "number of heads; None: hidden / head_dim", least=1)
+    head_dim: int = other_default(MixerSettings, "head_dim", 64)
+    key_dim: int = other_default(MixerSettings, "key_dim", 128)
+    key_groups: int | None = other_default(MixerSettings, "key_groups", 1)
     dtype: str = "bfloat16"
-    remat: str = "none"
+    conv_width: int = setting(4, "width of the causal convolution", least=1)
+    conv_bias: bool = setting(True, "whether the convolution has a bias")
+    norm_epsilon: float = setting(1e-5, "epsilon of the RMSNorms", above=0)
+    remat: str = setting(
+        "none", "`block`: compute each block again in the backward pass, to save memory", choices=REMAT
+    )
+
+    def __post_init__(self):
+        if self.heads is None and self.head_dim >= 1 and self.hidden % self.head_dim == 0:
+            object.__setattr__(self, "heads", self.hidden // self.head_dim)
 
     @property
     def inner(self) -> int:
@@ -73,12 +65,13 @@ class LanguageSettings(MixerSettings):
             )
 
     def check(self) -> None:
-        """Raises ValueError naming the first setting that cannot be."""
-        self.check_sizes_and_mixer("conv_width")
-        if self.remat not in REMAT:
-            raise ValueError(f"model.remat must be one of {', '.join(REMAT)}, got {self.remat!r}")
-        if not self.norm_epsilon > 0:
-            raise ValueError(f"model.norm_epsilon must be positive, got {self.norm_epsilon}")
+        """Raises ValueError naming the first invalid setting."""
+        if self.heads is None:
+            raise ValueError(
+                f"model.hidden must be a multiple of head_dim where heads is None, got hidden={self.hidden}, "
+                f"head_dim={self.head_dim}"
+            )
+        super().check()
 
 
 @flax.struct.dataclass

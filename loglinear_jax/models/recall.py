@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import flax.linen as nn
 import jax
@@ -11,67 +10,35 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import token_losses
-from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.mixers import DT_MAX, DT_MIN, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
+from loglinear_jax.settings import setting
 
 NORMS = ("post", "pre")
 
 
 @dataclasses.dataclass(frozen=True)
 class RecallSettings(MixerSettings):
-    """Settings of a RecallModel.
+    """Settings of a RecallModel. dtype: of matrix products; parameters, decays, λ, norms and logits are float32."""
 
-    vocab_size, max_length: ids 0 .. vocab_size-1; the longest sequence, which sets the number of levels of λ.
-    mixer: "log_linear", "linear" (gated linear attention, one state) or "softmax".
-    lam, lam_hidden, lam_activation: see loglinear_jax.lam; lam_hidden None means twice the number of levels.
-    hidden, layers, heads, head_dim, key_dim, key_groups: sizes; key_groups None means one per head.
-    init_scheme: "paper", or "released" for the initial values that the released code ends up with.
-    weight_std, embed_std: of the initial weights of linear maps, and of the embedding.
-    norm: "post", LayerNorm(x + layer(x)) as in the paper; or "pre", x + layer(LayerNorm(x)).
-    conv_width: of a causal convolution with SiLU over q, k and v, as in Mamba-2; 0, as in the paper, for none.
-    qk_norm: whether each head's q and k are divided by their length.
-    lam_head_slope, dt_min, dt_max: see TokenMixer.
-    chunk_size, implementation: see log_linear_attention.
-    dtype: of matrix products; parameters, decays, λ, norms and logits are float32.
-    """
-
-    vocab_size: int
-    max_length: int
-    mixer: str = "log_linear"
-    lam: str = "mlp_softplus"
-    lam_hidden: int | None = 64
-    lam_activation: str = "gelu"
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 2
-    head_dim: int = 32
-    key_dim: int = 32
-    key_groups: int | None = None
-    init_scheme: str = "paper"
-    weight_std: float = 0.02
-    embed_std: float = 0.02
-    norm: str = "post"
-    conv_width: int = 0
-    qk_norm: bool = False
-    lam_head_slope: float = 0.0
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
-    chunk_size: int | None = None
-    implementation: str | None = None
-    dtype: str = "float32"
+    weight_std: float = setting(0.02, "initial size of the weights of linear maps", above=0)
+    embed_std: float = setting(0.02, "initial size of the embedding", above=0)
+    norm: str = setting(
+        "post", "`post`: LayerNorm(x + layer(x)), as in the paper; `pre`: x + layer(LayerNorm(x))", choices=NORMS
+    )
+    conv_width: int = setting(0, "width of a causal convolution over q, k and v, as in Mamba-2; 0: none")
+    qk_norm: bool = setting(False, "divide q and k of each head by their length; softmax attention then learns a scale")
+    lam_head_slope: float = setting(
+        0.0, "let λ start otherwise in each head: some with the near past, some with the far"
+    )
+    dt_min: float = setting(DT_MIN, "least initial step size Δ; a small one is a slow decay", above=0)
+    dt_max: float = setting(DT_MAX, "largest initial step size Δ", above=0)
 
     def check(self) -> None:
-        """Raises ValueError naming the first setting that cannot be."""
-        self.check_sizes_and_mixer()
-        if self.norm not in NORMS:
-            raise ValueError(f"model.norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        """Raises ValueError naming the first invalid setting."""
+        super().check()
         if self.conv_width < 0:
             raise ValueError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
-        for name in ("weight_std", "embed_std", "dt_min", "dt_max"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"model.{name} must be finite and positive, got {getattr(self, name)}")
-        if not math.isfinite(self.lam_head_slope):
-            raise ValueError(f"model.lam_head_slope must be finite, got {self.lam_head_slope}")
         if self.dt_min > self.dt_max:
             raise ValueError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from loglinear_jax.train.distributed import any_process, is_main
+from loglinear_jax.distributed import any_process, is_main
 
 log = logging.getLogger(__name__)
 

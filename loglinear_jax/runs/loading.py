@@ -1,14 +1,12 @@
 """Reading a finished (or running) run back: its settings, models, parameters and curves. Works on any machine.
 
-A Record is what a run writes besides checkpoints, enough for its tables and curves; a Run is one variant of it with its
-parameters.
+`read_run` reads what a run wrote besides checkpoints; `load_run` restores the parameters of one variant of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +16,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
-from loglinear_jax.config import ConfigError, build, read_config, variant_names
+from loglinear_jax.config import ConfigError, build, read_config, variant_names, with_none
 from loglinear_jax.models import LanguageModel, RecallModel
-from loglinear_jax.tasks import Task, load_task
-from loglinear_jax.tasks.text import Text
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import SeedTrainer
 from loglinear_jax.runs.workdir import Workdir
 from pallas_kernels import runs_on_gpu
@@ -30,13 +28,14 @@ CURVES = ("step", "train_loss", "val_loss", "val_accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """What a run wrote besides checkpoints. config: every field of its task filled in. summary: its summary.json, or None while
-    it goes on. label: tells it from other runs of the same task, in titles."""
+class Run:
+    """What a run wrote besides checkpoints: enough for its tables and curves. config: every field of its task filled in.
+    summary: None while it goes on. label: tells it from other runs of the same task, in titles."""
 
     workdir: Path
     config: ConfigDict
-    summary: dict[str, Any] | None
+    task: BaseTask
+    summary: RunSummary | None
     label: str = ""
 
     @property
@@ -49,32 +48,27 @@ class Record:
         return variant_names(self.config)
 
     @property
-    def is_text(self) -> bool:
-        """Whether it trained a language model, so that perplexity is what counts."""
-        return self.config.task.name == "text"
+    def outcomes(self) -> dict[str, VariantOutcome]:
+        """By variant; none while the run goes on."""
+        return {} if self.summary is None else self.summary.variants
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
         return load_metrics(Workdir(self.workdir), variant)
 
 
-def load_record(workdir: str | os.PathLike) -> Record:
+def read_run(workdir: str | os.PathLike) -> Run:
     """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
     directory = Workdir(workdir)
     config = read_config(_config_file(directory))
     variant_names(config)
+    summary = directory.read_summary()
     try:
-        summary = json.loads(directory.summary_file.read_text()) if directory.summary_file.exists() else None
-        task = load_task(**config.task)
-    except (OSError, ValueError, TypeError) as error:
+        task = load_task(**with_none(config.task.to_dict(), find_task(config.task.name)))
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
-    if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("variants"), dict)):
-        raise ConfigError(f"{directory.summary_file} is no summary of a run: there are no variants in it")
-    for variant, outcome in ({} if summary is None else summary["variants"]).items():
-        if lacking := [name for name in ("best_accuracy", "best_loss", "solved_step") if name not in outcome]:
-            raise ConfigError(f"{directory.summary_file} is of another version: {variant} has no {lacking[0]}")
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
-    return Record(directory.path, config, summary)
+    return Run(directory.path, config, task, summary)
 
 
 def _config_file(directory: Workdir) -> Path:
@@ -84,7 +78,7 @@ def _config_file(directory: Workdir) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainedVariant:
     """One variant of a run.
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
@@ -97,7 +91,7 @@ class Run:
     variant: str
     config: ConfigDict
     model: RecallModel | LanguageModel
-    task: Task | Text
+    task: BaseTask
     seeds: list[int]
     metrics: dict[str, np.ndarray]
     checkpoint: str
@@ -113,6 +107,13 @@ class Run:
             return self.best_accuracy, self.best_loss
         return self.metrics["val_accuracy"][-1], self.metrics["val_loss"][-1]
 
+    def inspection_sequences(self, num: int, seq_len: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """`BaseTask.inspection_sequences` of its task. Raises ConfigError if a text is not the one that the run was started
+        with."""
+        if self.workdir is not None and self.task.corpus_read is not None:
+            Workdir(self.workdir, writes=False).keep_corpus(self.task.corpus_read)
+        return self.task.inspection_sequences(num, seq_len)
+
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
         """Parameters of one seed, ready for model.apply(params, tokens). Raises KeyError for a seed that was not run."""
         if seed not in self.seeds:
@@ -123,7 +124,7 @@ class Run:
         return jax.tree.map(lambda x: x[index], self.best if which == "best" else self.last)
 
 
-def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
+def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedVariant:
     """One variant of a run from its workdir, on whatever devices this machine has.
 
     variant: its name in config.variants; may be left out if there is only one.
@@ -163,7 +164,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> Run:
         identity.update(np.asarray(part).tobytes())
     if saved.exists():
         identity.update(saved.read_bytes())
-    return Run(
+    return TrainedVariant(
         workdir=directory.path,
         variant=variant,
         config=experiment.config,

@@ -1,137 +1,200 @@
-"""What many seeds came to: outcomes per seed, shares with intervals, and the table of variants side by side."""
+"""What summary.json holds: the outcome of each variant of a run, per seed and together."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
-from tabulate import tabulate
 
-from loglinear_jax.train.distributed import to_host
+from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
-from loglinear_jax.models import LanguageModel
-from loglinear_jax.train import SOLVED_ACCURACY, SeedState
-
-CONVERGED_ACCURACY = 0.90  # a seed counts as converged if its best validation accuracy reaches this
-
-
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share of `trials` (Wilson 1927)."""
-    from scipy.stats import binomtest  # importing it takes a good part of a run's start
-
-    interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
+from loglinear_jax.statistics import wilson_interval
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, PERPLEXITY, Score
+from loglinear_jax.train import SeedState
 
 
-def describe_model(model: nn.Module, seq_len: int) -> str:
-    """The size of a model in words, and what λ adds to it."""
-    tokens = jax.ShapeDtypeStruct((1, seq_len), np.int32)
-    lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), tokens))
-    size = f"{lam + other:,} parameters, of which {lam:,} ({100 * lam / other:.4f} %) are λ's"
-    return size + (" (the paper, with d_h = 2 L: below 0.007 %)" if lam and isinstance(model, LanguageModel) else "")
+@dataclasses.dataclass(frozen=True)
+class VariantOutcome:
+    """The outcome of one trained variant. Lists have an entry a seed; accuracies are shares of 1, losses in nats, both in
+    validation; a step is None if it never came.
 
-
-def summarize(state: SeedState, metric: str = "accuracy") -> dict[str, Any]:
-    """Outcomes of a trained variant, from its state of all seeds; accuracies are shares of 1, losses in nats, steps null if
-    never. metric: by which the best step of a seed was chosen, "accuracy" or "loss".
-
-    share_converged counts seeds whose best accuracy reached CONVERGED_ACCURACY (90 %); solved_step is the step at which each
-    reached SOLVED_ACCURACY (99 %), median_solved_step its median over those that did.
+    metric: by which the best step of a seed was chosen, "accuracy" or "loss". best_loss, best_accuracy: what was measured
+    there. solved_step: the first evaluated step at SOLVED_ACCURACY (99 %). diverged_step: the step whose loss or gradient was
+    not finite. last_step: of all seeds. params, lam_params: how many parameters there are in all, and how many are λ's.
+    seconds: of training and evaluating, in all processes. seed_steps_per_second, tokens_per_second: medians over evaluations.
+    predicts, test_loss, test_loss_from_position: of a text only; which token is predicted, the best parameters' loss on the
+    test split, and that by the first position of a range of positions in the window.
     """
-    seeds, best_accuracy, best_loss, solved_step, diverged_step, best_step, last_step = to_host(
-        (
-            state.seed,
-            state.best_accuracy,
-            state.best_loss,
-            state.solved_step,
-            state.diverged_step,
-            state.best_step,
-            state.step,
-        )
-    )
-    seeds, best = seeds.tolist(), best_accuracy.astype(np.float64)
-    reached = solved_step[solved_step >= 0]
-    num_converged = int((best >= CONVERGED_ACCURACY).sum())
-    one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
-    lam_params, other_params = count_lam_params(one_seed)
+
+    metric: str
+    seeds: list[int]
+    best_loss: list[float | None]
+    best_accuracy: list[float]
+    best_step: list[int | None]
+    solved_step: list[int | None]
+    diverged_step: list[int | None]
+    last_step: int
+    params: int
+    lam_params: int
+    seconds: float | None = None
+    seed_steps_per_second: float | None = None
+    tokens_per_second: float | None = None
+    predicts: str | None = None
+    test_loss: list[float] | None = None
+    test_loss_from_position: dict[str, list[float]] | None = None
+
+    @property
+    def mean_accuracy(self) -> float:
+        return float(np.mean(self.best_accuracy, dtype=np.float64))
+
+    @property
+    def std_accuracy(self) -> float | None:
+        """Over n - 1 seeds; None for one seed."""
+        return float(np.std(self.best_accuracy, ddof=1, dtype=np.float64)) if len(self.seeds) > 1 else None
+
+    @property
+    def peak_accuracy(self) -> float:
+        return float(np.max(self.best_accuracy))
+
+    @property
+    def num_converged(self) -> int:
+        """Seeds whose best accuracy reached CONVERGED_ACCURACY (90 %)."""
+        return int((np.asarray(self.best_accuracy) >= CONVERGED_ACCURACY).sum())
+
+    @property
+    def share_converged(self) -> float:
+        return self.num_converged / len(self.seeds)
+
+    @property
+    def share_converged_interval(self) -> list[float]:
+        """Wilson's 95 % interval of share_converged."""
+        return list(wilson_interval(self.num_converged, len(self.seeds)))
+
+    @property
+    def num_solved(self) -> int:
+        """Seeds that reached SOLVED_ACCURACY (99 %)."""
+        return sum(step is not None for step in self.solved_step)
+
+    @property
+    def median_solved_step(self) -> float | None:
+        """Of the seeds that reached it."""
+        reached = [step for step in self.solved_step if step is not None]
+        return float(np.median(reached)) if reached else None
+
+    @property
+    def num_diverged(self) -> int:
+        return sum(step is not None for step in self.diverged_step)
+
+    @property
+    def lam_params_percent(self) -> float:
+        """λ's parameters in % of all others."""
+        return 100 * self.lam_params / (self.params - self.lam_params)
+
+    @property
+    def score(self) -> Score:
+        """What counts in its task."""
+        return PERPLEXITY if self.metric == PERPLEXITY.metric else ACCURACY
+
+    @property
+    def best(self) -> np.ndarray:
+        """The score's shown values [seeds] at each seed's best validation; nan where there was none."""
+        return self.score.of(np.array(self.best_loss, float), np.array(self.best_accuracy, float))
+
+    def to_json(self) -> dict[str, Any]:
+        """For summary.json: the fields, those that a text alone has only if they are set, and what follows from them."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value is not None or name not in OF_TEXTS} | {
+            name: getattr(self, name) for name in DERIVED
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> VariantOutcome:
+        """What `to_json` gave, now or in an earlier version. Raises ValueError naming what is missing."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        if not isinstance(values, Mapping):
+            raise ValueError(f"expected the outcome of a variant, got {values!r}")
+        if lacking := [name for name in required if name not in values]:
+            raise ValueError(f"there is no {lacking[0]}")
+        return cls(**{name: value for name, value in values.items() if name in fields})
+
+
+OF_TEXTS = ("predicts", "test_loss", "test_loss_from_position")
+DERIVED = (
+    "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
+    "median_solved_step", "lam_params_percent",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """summary.json: the outcomes of a finished run, and where they come from.
+
+    command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.runs.provenance).
+    command_today: the command that gives the same config with today's presets, where that is another one.
+    """
+
+    variants: dict[str, VariantOutcome]
+    command: str | None = None
+    command_today: str | None = None
+    provenance: dict[str, str] = dataclasses.field(default_factory=dict)
+    device: str | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds_in_this_process: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": self.command,
+            **({} if self.command_today is None else {"command_today": self.command_today}),
+            "provenance": self.provenance,
+            "device": self.device,
+            "versions": self.versions,
+            "seconds_in_this_process": self.seconds_in_this_process,
+            "variants": {name: outcome.to_json() for name, outcome in self.variants.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> RunSummary:
+        """Raises ValueError naming what is missing."""
+        if not isinstance(values, dict) or not isinstance(values.get("variants"), dict):
+            raise ValueError("no summary of a run: there are no variants in it")
+        variants = {}
+        for name, outcome in values["variants"].items():
+            try:
+                variants[name] = VariantOutcome.from_json(outcome)
+            except ValueError as error:
+                raise ValueError(f"of another version: {name}: {error}") from error
+        known = {field.name for field in dataclasses.fields(cls)} - {"variants"}
+        return cls(variants=variants, **{name: value for name, value in values.items() if name in known})
+
+
+def outcome_of(state: SeedState, metric: str, **measured: Any) -> VariantOutcome:
+    """The outcome of a trained variant, from its state of all seeds [S, ...]; measured: further fields."""
+
+    def of_seeds(values):
+        return to_host(values).tolist()
 
     def steps(values):
-        return [int(value) if value >= 0 else None for value in values]
+        return [step if step >= 0 else None for step in of_seeds(values)]
 
-    return {
-        "metric": metric,
-        "seeds": seeds,
-        "best_loss": best_loss.astype(np.float64).tolist(),
-        "best_accuracy": best.tolist(),
-        "best_step": steps(best_step),
-        "solved_step": steps(solved_step),
-        "diverged_step": steps(diverged_step),
-        "last_step": int(last_step.max()),
-        "mean_accuracy": float(best.mean()),
-        "std_accuracy": float(best.std(ddof=1)) if len(seeds) > 1 else None,
-        "peak_accuracy": float(best.max()),
-        "num_converged": num_converged,
-        "share_converged": num_converged / len(seeds),
-        "share_converged_interval": list(wilson_interval(num_converged, len(seeds))),
-        "median_solved_step": float(np.median(reached)) if len(reached) else None,
-        "params": lam_params + other_params,
-        "lam_params": lam_params,
-        "lam_params_percent": 100 * lam_params / other_params,
-    }
+    def floats(values):
+        return to_host(values).astype(np.float64).tolist()
 
-
-def table(variants: dict[str, dict[str, Any]], style: str = "github") -> str:
-    """The summaries of several variants side by side, as a table in one of tabulate's styles."""
-    any_diverged = any(step is not None for s in variants.values() for step in s["diverged_step"])
-    rows = []
-    for name, s in variants.items():
-        row = {"variant": name, "seeds": len(s["seeds"])}
-        row |= columns_of(s)
-        if any_diverged:
-            row["diverged"] = sum(step is not None for step in s["diverged_step"])
-        rows.append(row)
-    return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True)
-
-
-def columns_of(s: dict[str, Any]) -> dict[str, str]:
-    """One variant's summary as cells to be read, by column."""
-    return _language_columns(s) if "predicts" in s else _recall_columns(s)
-
-
-def mean_and_std(s: dict[str, Any]) -> str:
-    """ "84.7 ± 30.1": a summary's accuracy in %; of one seed without ±."""
-    spread = "" if s["std_accuracy"] is None else f" ± {100 * s['std_accuracy']:.1f}"
-    return f"{100 * s['mean_accuracy']:.1f}{spread}"
-
-
-def _recall_columns(s: dict[str, Any]) -> dict[str, str]:
-    low, high = s["share_converged_interval"]
-    reached = sum(step is not None for step in s["solved_step"])
-    median = f"; {s['median_solved_step']:.0f}" if reached else ""
-    share = f"{s['num_converged']}/{len(s['seeds'])} = {s['share_converged']:.2f} [{low:.2f}, {high:.2f}]"
-    return {
-        "accuracy %, mean ± std": mean_and_std(s),
-        "peak %": f"{100 * s['peak_accuracy']:.1f}",
-        f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": share,
-        f"seeds ≥ {SOLVED_ACCURACY:.0%}; median step": f"{reached}/{len(s['seeds'])}{median}",
-        "λ adds": f"{s['lam_params_percent']:.2f} %",
-    }
-
-
-def _language_columns(s: dict[str, Any]) -> dict[str, str]:
-    def mean_perplexity(losses):
-        perplexity = np.exp(np.asarray([np.nan if x is None else x for x in losses], np.float64))
-        spread = f" ± {perplexity.std(ddof=1):.2f}" if len(perplexity) > 1 else ""
-        return f"{perplexity.mean():.2f}{spread}"
-
-    return {
-        "predicts": s["predicts"],
-        "validation perplexity, mean ± std": mean_perplexity(s["best_loss"]),
-        "best": f"{np.exp(np.nanmin(np.asarray(s['best_loss'], np.float64))):.2f}",
-        "test perplexity": mean_perplexity(s["test_loss"]),
-        "at step": f"{np.median([step for step in s['best_step'] if step is not None] or [np.nan]):.0f}",
-        "λ adds": f"{s['lam_params_percent']:.4f} %",
-        "tokens/s": "–" if s["tokens_per_second"] is None else f"{s['tokens_per_second']:,.0f}",
-    }
+    one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
+    lam_params, other_params = count_lam_params(one_seed)
+    return VariantOutcome(
+        metric=metric,
+        seeds=of_seeds(state.seed),
+        best_loss=floats(state.best_loss),
+        best_accuracy=floats(state.best_accuracy),
+        best_step=steps(state.best_step),
+        solved_step=steps(state.solved_step),
+        diverged_step=steps(state.diverged_step),
+        last_step=int(to_host(state.step).max()),
+        params=lam_params + other_params,
+        lam_params=lam_params,
+        **measured,
+    )

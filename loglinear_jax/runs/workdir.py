@@ -24,6 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config
+from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.text import Corpus
 
 
@@ -70,6 +71,10 @@ class Workdir:
             write_json(self.config_file, config.to_dict())
         return False
 
+    def written_config(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return json.loads(self.config_file.read_text())
+
     def keep_corpus(self, corpus: Corpus) -> None:
         """Writes what a text was made from, and its tokenizer, so that the run can be read without the text.
 
@@ -95,6 +100,19 @@ class Workdir:
             return json.loads(self.corpus_file.read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.corpus_file} can't be read: {error}") from error
+
+    def read_summary(self) -> RunSummary | None:
+        """summary.json, or None while the run goes on. Raises ConfigError if it can't be read."""
+        if not self.summary_file.exists():
+            return None
+        try:
+            return RunSummary.from_json(json.loads(self.summary_file.read_text()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.summary_file} can't be read: {error}") from error
+
+    def write_summary(self, summary: RunSummary) -> None:
+        if self.writes:
+            write_json(self.summary_file, summary.to_json())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl, on disk when this returns."""

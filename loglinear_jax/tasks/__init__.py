@@ -1,5 +1,27 @@
-"""Tasks: where the sequences come from. One file a task; a task's name is its file's."""
+"""Tasks: what is learned. One file a task; a task's name is its file's."""
 
-from loglinear_jax.tasks.base import Task, check_sample, find_task, load_task
+from loglinear_jax.tasks.base import (
+    ACCURACY,
+    CONVERGED_ACCURACY,
+    PERPLEXITY,
+    SOLVED_ACCURACY,
+    BaseTask,
+    Score,
+    Task,
+    check_sample,
+    find_task,
+    load_task,
+)
 
-__all__ = ["Task", "check_sample", "find_task", "load_task"]
+__all__ = [
+    "ACCURACY",
+    "CONVERGED_ACCURACY",
+    "PERPLEXITY",
+    "SOLVED_ACCURACY",
+    "BaseTask",
+    "Score",
+    "Task",
+    "check_sample",
+    "find_task",
+    "load_task",
+]

@@ -3,25 +3,110 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from loglinear_jax.settings import check_fields, setting
+from loglinear_jax.tasks.data import Data, DrawnData
+
+if TYPE_CHECKING:
+    from loglinear_jax.train import ManySeeds
+
+
+CONVERGED_ACCURACY = 0.90  # a seed has converged if its best validation accuracy reaches this
+SOLVED_ACCURACY = 0.99  # and it has solved its task at this
+
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """Synthetic sequences to learn. A subclass adds its settings as fields with defaults, and the two methods."""
+class Score:
+    """What counts in a task, and how it is shown.
 
-    seq_len: int = 128
-    vocab_size: int = 128
+    name: in words. metric: the validation value of which the best is kept, the highest "accuracy" or the lowest "loss".
+    unit, digits: of a shown value. thresholds: accuracies from which a seed counts as converged, and as solved; none where
+    accuracy does not matter.
+    """
 
+    name: str
+    metric: str
+    unit: str
+    digits: int
+    thresholds: tuple[float, ...]
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "accuracy"
+
+    @property
+    def label(self) -> str:
+        """For an axis: "validation accuracy (%)"."""
+        return f"validation {self.name}" + (f" ({self.unit})" if self.unit else "")
+
+    def of(self, loss: Any, accuracy: Any) -> np.ndarray:
+        """Shown values: 100 · accuracy (a share of 1), or exp(loss in nats); None becomes nan."""
+        value = np.asarray(accuracy if self.metric == "accuracy" else loss, np.float64)
+        return 100 * value if self.metric == "accuracy" else np.exp(value)
+
+    def text(self, value: float) -> str:
+        """ "97.1 %", "71.5"."""
+        return f"{value:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
+
+
+ACCURACY = Score("accuracy", "accuracy", "%", 1, (CONVERGED_ACCURACY, SOLVED_ACCURACY))
+PERPLEXITY = Score("perplexity", "loss", "", 1, ())
+
+
+class BaseTask:
+    """What training and analysis ask of every task, whether its sequences are drawn (`Task`) or read from a text (`Text`).
+
+    A frozen dataclass with seq_len and vocab_size, and its own settings as fields.
+    """
+
+    score: ClassVar[Score] = ACCURACY
+    TITLE: ClassVar[str] = ""  # in tables and titles; "": the task's name
+    # The field that tables have in columns, its short name and its words: ("num_pairs", "kv", "key-value pairs").
+    AXIS: ClassVar[tuple[str, str, str] | None] = None
     # What tokens are for, and which of them hold what is to be predicted; for analysis.
     ROLES: ClassVar[tuple[str, ...]] = ("token",)
     ANSWERS: ClassVar[tuple[str, ...]] = ROLES
+    # Whether batches come from the host, so that several devices can share out the sequences of one.
+    STREAMED: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raises ValueError, naming the settings, if they admit no sequence."""
+
+    def check_sequences(self) -> None:
+        """Raises ValueError if the sequences are not what they should be; nothing to say of those that are read."""
+
+    def open(self, batch_size: int, seeds: list[int]) -> None:
+        """Opens what the sequences are read from. Raises ValueError if it can't be used. Drawn ones need nothing."""
+
+    @property
+    def corpus_read(self) -> Any | None:
+        """The loglinear_jax.text.Corpus that the sequences are read from; None for drawn ones."""
+        return None
+
+    def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
+        """What training reads, from the step on from which a run goes on."""
+        raise NotImplementedError(f"{type(self).__name__} has no method open_data(seeds, first_step)")
+
+    def test(self, seeds: ManySeeds, params: Any) -> dict[str, Any]:
+        """Measurements of trained parameters [seeds, ...] for their outcome, besides validation; by its fields' names."""
+        return {}
+
+    def inspection_sequences(
+        self, num: int, seq_len: int | None = None
+    ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
+        """(tokens, targets) to look at, which no seed was trained on. seq_len: the task's own if None.
+
+        Raises ValueError if there is no sequence of that length.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method inspection_sequences(num, seq_len)")
 
     def roles(self, tokens: Int[np.ndarray, "num T"]) -> Int[np.ndarray, "num T"]:
         """What each token of a sample is for, as an index of ROLES."""
@@ -40,8 +125,23 @@ class Task:
         """Where targets may be other than -1, in every sequence; training computes no logits elsewhere."""
         return slice(None)
 
-    def check(self) -> None:
-        """Raises ValueError, naming the settings, if they admit no sequence."""
+    def describe(self) -> str:
+        """The task and its settings in a few words, for titles."""
+        words = {"seq_len": "length", "vocab_size": "vocabulary"}
+        settings = [
+            f"{words.get(field.name, field.name.removeprefix('num_').replace('_', ' '))} {getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+        ]
+        return ", ".join([self.TITLE or type(self).__name__, *settings])
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(BaseTask):
+    """Synthetic sequences to learn. A subclass adds its settings as fields with defaults, and the method `sample`; it may
+    have a `check`."""
+
+    seq_len: int = setting(128, "tokens in a sequence", least=1)
+    vocab_size: int = setting(128, "token ids are 0 .. vocab_size - 1", least=1)
 
     def sample(self, key: jax.Array, num: int) -> tuple[Int[Array, "num T"], Int[Array, "num T"]]:
         """`num` sequences: token ids, and at each position the id to predict there, or -1 where nothing is scored.
@@ -50,8 +150,30 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__} has no method sample(key, num)")
 
+    def check_sequences(self) -> None:
+        """Draws a few sequences; raises ValueError if they are not what `sample` promises, or nothing in them is scored."""
+        check_sample(self)
 
-def find_task(name: str) -> type[Task]:
+    def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
+        return DrawnData(seeds)
+
+    def inspection_sequences(self, num, seq_len=None):
+        task = dataclasses.replace(self, seq_len=seq_len or self.seq_len)
+        task.check()
+        return _inspect(task, num)
+
+
+# With nothing folded in, as training and validation do: other sequences than theirs, whatever their seeds.
+INSPECTION_SEED = 2**31 - 1
+
+
+@functools.lru_cache(maxsize=8)
+def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
+    drawn = jax.jit(task.sample, static_argnums=1)(jax.random.key(INSPECTION_SEED), num)
+    return tuple(np.asarray(x) for x in drawn)
+
+
+def find_task(name: str) -> type[BaseTask]:
     """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
     Raises ValueError if there is no such module, or it names no TASK.
@@ -66,13 +188,14 @@ def find_task(name: str) -> type[Task]:
     return module.TASK
 
 
-def load_task(name: str, **settings: Any) -> Task:
+def load_task(name: str, **settings: Any) -> BaseTask:
     """The task of that name (see `find_task`) with these settings. Raises ValueError if they are unknown or impossible."""
     task_class = find_task(name)
     known = {field.name for field in dataclasses.fields(task_class)}
     if unknown := sorted(set(settings) - known):
         raise ValueError(f"task.{unknown[0]}: {name} has no such setting; it has {', '.join(sorted(known))}")
     task = task_class(**settings)
+    check_fields(task, "task")
     task.check()
     return task
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loglinear_jax.settings import setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct
 
@@ -21,7 +22,10 @@ class Mqar(Task):
     1 .. V-1. Scored at the query keys only.
     """
 
-    num_pairs: int = 8
+    num_pairs: int = setting(8, "key-value pairs")
+
+    TITLE = "MQAR"
+    AXIS = ("num_pairs", "kv", "key-value pairs")
 
     ROLES = ("key", "value", "filler", "query")
     ANSWERS = ("value",)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loglinear_jax.settings import other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct, increasing
 
@@ -22,8 +23,11 @@ class SelectiveCopy(Task):
     the separator (1), then n blanks (2). Scored at the separator and the first n-1 blanks.
     """
 
-    seq_len: int = 256
-    num_tokens: int = 16
+    seq_len: int = other_default(Task, "seq_len", 256)
+    num_tokens: int = setting(16, "data tokens to copy")
+
+    TITLE = "Selective copying"
+    AXIS = ("seq_len", "length", "length")
 
     ROLES = ("noise", "data", "separator", "blank")
     ANSWERS = ("data",)

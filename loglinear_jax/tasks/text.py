@@ -4,72 +4,111 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
+from pathlib import Path
 
 import numpy as np
 import tokenizers
 
+from loglinear_jax.distributed import to_host
+from loglinear_jax.settings import setting
+from loglinear_jax.tasks.base import PERPLEXITY, BaseTask
+from loglinear_jax.tasks.data import StreamedData, place_windows
 from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
 
 TARGETS = {1: "next token", 2: "token after the next"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class Text(BaseTask):
     """Windows of seq_len tokens of a corpus; the target of each token is the one target_offset further on.
 
-    The corpus is opened, and tokenised if it never was, when it is first read.
-
-    corpus, source, tokenizer, cache: see loglinear_jax.text.open_corpus. target_offset 2 is what the paper's released code
-    trains and measures, by shifting labels twice. validation_windows: how many windows of the validation split to evaluate
-    while training; 0, all of it, for perplexities to be compared.
+    The corpus is opened, and tokenised if it never was, when it is first read (loglinear_jax.text.open_corpus).
     """
 
-    corpus: str = "wikitext-103-raw"
-    source: str = ""
-    tokenizer: str = "gpt2"
-    cache: str = "~/.cache/loglinear_jax"
-    seq_len: int = 512
-    target_offset: int = 1
-    validation_windows: int = 0
+    corpus: str = setting(
+        "wikitext-103-raw",
+        "`wikitext-103-raw`, `wikitext-103`, `wikitext-2-raw`, `wikitext-2`, a text file, or a folder of train.txt, valid.txt, "
+        "test.txt",
+    )
+    source: str | None = setting(None, "folder of WikiText's files, if they are here already; None: download them")
+    tokenizer: str = setting(
+        "gpt2", "a folder of tokenizer.json, or of vocab.json and merges.txt; or a name on the Hugging Face hub"
+    )
+    cache: str = setting("~/.cache/loglinear_jax", "where tokenised corpora are kept")
+    seq_len: int = setting(512, "tokens in a window", least=1)
+    target_offset: int = setting(
+        1,
+        "which token is predicted: 1, the next; 2, the one after it, as the released code does by shifting labels twice",
+    )
+    validation_windows: int | None = setting(
+        None,
+        "windows of the validation split evaluated while training; None: all, for perplexities to be compared",
+        least=0,
+    )
 
-    scored: ClassVar[slice] = slice(None)
+    score = PERPLEXITY
+    TITLE = "Text"
+    STREAMED = True
 
     def check(self) -> None:
-        if self.seq_len < 1:
-            raise ValueError(f"task.seq_len must be at least 1, got {self.seq_len}")
         if self.target_offset not in TARGETS:
             raise ValueError(
                 f"task.target_offset must be 1 (next token) or 2 (the one after), got {self.target_offset}"
             )
-        if self.validation_windows < 0:
-            raise ValueError(f"task.validation_windows must not be negative, got {self.validation_windows}")
 
-    def check_data(self, batch_size: int, seeds: list[int]) -> None:
+    def open(self, batch_size: int, seeds: list[int]) -> None:
         """Opens the corpus; raises CorpusError, saying what is wrong with it, if any split can't be used."""
         self.batches(batch_size, seeds)
         for split in ("validation", "test"):
             self.windows(split)
 
+    @property
+    def corpus_read(self) -> Corpus:
+        return self.data
+
+    def open_data(self, seeds, first_step):
+        return StreamedData(seeds, self, first_step)
+
+    def test(self, seeds, params):
+        """What was predicted; the loss over all of the test split, for each seed; and that by position in the window, over
+        positions 0, 1, 2-3, 4-7 and so on."""
+        windows = place_windows(seeds, self.windows("test"))
+        loss, scored = (x.astype(np.float64) for x in to_host(seeds.sums_by_position(params, windows)))
+        by_position = loss / scored
+        starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
+        parts = np.split(by_position, starts[1:], axis=1)
+        return {
+            "predicts": TARGETS[self.target_offset],
+            "test_loss": (loss.sum(axis=1) / scored.sum(axis=1)).tolist(),
+            "test_loss_from_position": {
+                str(start): np.nanmean(part, axis=1).tolist() for start, part in zip(starts, parts, strict=True)
+            },
+        }
+
+    def inspection_sequences(self, num, seq_len=None):
+        """The first windows of the validation split: as many tokens as `num` windows of the task's own length have."""
+        task = dataclasses.replace(self, seq_len=seq_len or self.seq_len)
+        count = max(num * self.seq_len // task.seq_len, 1)
+        return tuple(x[:count] for x in task.windows("validation"))
+
+    def describe(self) -> str:
+        return f"{Path(self.corpus).stem}, windows of {self.seq_len}, {TARGETS[self.target_offset]}"
+
     ROLES = ("word", "part of a word", "number", "sign")
     ANSWERS = ROLES
 
     def roles(self, tokens: np.ndarray) -> np.ndarray:
-        """As of a Task: whether a token begins a word (after a space), goes on in one, has a digit, or no letter at all."""
+        """Whether a token begins a word (after a space), goes on in one, has a digit, or no letter at all."""
         return _roles(self.data.tokenizer, self.vocab_size)[tokens]
 
     def shown(self, token: int) -> str:
-        """As of a Task: the token's text."""
+        """The token's text."""
         return repr(self.data.tokenizer.decode([int(token)]))
-
-    def marks(self) -> dict[str, int]:
-        """As of a Task: none."""
-        return {}
 
     @property
     def data(self) -> Corpus:
         """The corpus, tokenised."""
-        return _open(self.corpus, self.source, self.tokenizer, self.cache)
+        return _open(self.corpus, self.source or "", self.tokenizer, self.cache)
 
     @property
     def vocab_size(self) -> int:

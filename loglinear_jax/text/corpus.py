@@ -26,7 +26,8 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.progress import StopOnSignal, progress_bar
+from loglinear_jax.progress import progress_bar
+from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import (
     SPLITS,

@@ -2,21 +2,18 @@
 
 from loglinear_jax.train.many_seeds import DATA_SPECS, ManySeeds, device_mesh
 from loglinear_jax.train.seed_trainer import (
-    SOLVED_ACCURACY,
     SeedState,
     SeedTrainer,
     make_optimizer,
     mean_loss,
     scored_sums,
 )
-from loglinear_jax.train.settings import METRICS, PRECISIONS, SCHEDULES, TrainSettings
+from loglinear_jax.train.settings import PRECISIONS, SCHEDULES, TrainSettings
 
 __all__ = [
     "DATA_SPECS",
-    "METRICS",
     "PRECISIONS",
     "SCHEDULES",
-    "SOLVED_ACCURACY",
     "ManySeeds",
     "SeedState",
     "SeedTrainer",

@@ -64,7 +64,7 @@ class ManySeeds:
         self.sharding = NamedSharding(self.mesh, _SEED)
         self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
-        names = ("validation",) if trainer.settings.num_train is None else ("validation", "train")
+        names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.tasks import Task
+from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
 
 Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
@@ -52,9 +52,6 @@ class SeedState:
         return ~self.stopped & (self.diverged_step < 0)
 
 
-SOLVED_ACCURACY = 0.99  # validation accuracy at which solved_step is set
-
-
 def scored_sums(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> tuple[Array, Array, Array]:
     """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are."""
     tokens, targets = batch
@@ -77,7 +74,7 @@ def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
         )
     elif settings.warmup_steps:
         rate = optax.linear_schedule(0.0, rate, settings.warmup_steps)
-    clip = optax.identity() if settings.grad_clip is None else optax.clip_by_global_norm(settings.grad_clip)
+    clip = optax.identity() if not settings.grad_clip else optax.clip_by_global_norm(settings.grad_clip)
     if not settings.weight_decay:
         return optax.chain(clip, optax.adam(rate))
     mask = None if settings.decay_all else lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
@@ -92,7 +89,9 @@ class SeedTrainer:
 
     batch_axis: str | None = None
 
-    def __init__(self, model: nn.Module, task: Task, settings: TrainSettings, loss: Callable[..., Array] | None = None):
+    def __init__(
+        self, model: nn.Module, task: BaseTask, settings: TrainSettings, loss: Callable[..., Array] | None = None
+    ):
         self.model, self.task, self.settings = model, task, settings
         self.loss = loss or functools.partial(mean_loss, scored=task.scored)
         self.optimizer = make_optimizer(settings)
@@ -129,13 +128,16 @@ class SeedTrainer:
     def data(self, seed: Int[Array, ""]) -> dict[str, Batch]:
         """The seed's own sequences: "validation", and "train" if the training set is fixed."""
         data = {"validation": self.task.sample(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)}
-        if self.settings.num_train is not None:
+        if not self.settings.stream:
             data["train"] = self.task.sample(self._key(seed, _TRAIN_DATA), self.settings.num_train)
         return data
 
     def draws_as(self, other: SeedTrainer) -> bool:
         """Whether the other's data is the same."""
-        sizes = [(trainer.settings.num_train, trainer.settings.num_validation) for trainer in (self, other)]
+        sizes = [
+            (trainer.settings.stream, trainer.settings.num_train, trainer.settings.num_validation)
+            for trainer in (self, other)
+        ]
         return self.task == other.task and sizes[0] == sizes[1]
 
     def _batch(self, state: SeedState, data: dict[str, Batch]) -> Batch:
@@ -219,8 +221,8 @@ class SeedTrainer:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
         loss, accuracy = self.evaluate(state.params, data["validation"])
         # Also of a seed that diverged since: its last finite state counts.
-        better = loss < state.best_loss if self.settings.metric == "loss" else accuracy > state.best_accuracy
-        stop_at, patience = self.settings.stop_at, self.settings.patience
+        better = loss < state.best_loss if self.task.score.metric == "loss" else accuracy > state.best_accuracy
+        stop_at, patience = self.settings.stop_at or None, self.settings.patience or None
         best_step = jnp.where(better, state.step, state.best_step)
         stops = jnp.zeros((), bool) if stop_at is None else accuracy >= stop_at
         if patience is not None:

@@ -4,47 +4,76 @@ from __future__ import annotations
 
 import dataclasses
 
-METRICS = ("accuracy", "loss")
-
+from loglinear_jax.settings import check_fields, setting
 
 SCHEDULES = ("constant", "cosine")
-
-
-PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensorfloat32"}
+PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensorfloat32"}  # of matrix products
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """How to train one variant.
+    """How to train one variant. Which validation value is best, the task's score says."""
 
-    num_steps, batch_size, learning_rate: of Adam, or AdamW with a weight_decay.
-    warmup_steps, schedule: the learning rate rises linearly, then stays ("constant") or falls to 0 at num_steps ("cosine").
-    weight_decay, decay_all: on matrices only, or on every parameter.
-    grad_clip: global norm to clip gradients to, or None.
-    grad_accumulation: parts of a batch whose gradients are computed one after another, to save memory. Each part counts the
-      same, so where sequences have different numbers of targets the loss is another mean.
-    num_train: size of each seed's fixed training set; None for an endless stream of fresh sequences. (A text has its own.)
-    num_validation, eval_batch_size: size of each seed's validation set; sequences per seed evaluated at once.
-    eval_every: steps between evaluations. stop_at: validation accuracy at which a seed stops, or None.
-    metric: which validation value is best, the highest "accuracy" or the lowest "loss".
-    patience: evaluations in a row without a better one, after which a seed stops; or None.
-    precision: "float32", "tf32", or "bfloat16" (bfloat16 activations, float32 parameters).
-    """
+    num_seeds: int = setting(5, "seeds trained at once", least=1)
+    first_seed: int = setting(0, "the first of them; the others follow")
+    num_steps: int = setting(5_000, "optimiser steps", least=1)
+    batch_size: int = setting(64, "sequences in a batch of one seed", least=1)
+    learning_rate: float = setting(1e-3, "of Adam, or of AdamW with a weight_decay", above=0)
+    warmup_steps: int = setting(0, "steps in which the learning rate rises linearly", least=0)
+    schedule: str = setting(
+        "constant", "the learning rate after warm-up: `constant`, or `cosine` to 0 at num_steps", choices=SCHEDULES
+    )
+    weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0.0)
+    decay_all: bool = setting(False, "decay every parameter, not matrices alone")
+    grad_clip: float | None = setting(
+        1.0, "global norm to clip gradients to (the paper does not say, the released code clips at 1); 0 or None: no clipping",
+        least=0.0,
+    )  # fmt: skip
+    grad_accumulation: int = setting(
+        1,
+        "parts of a batch whose gradients are computed one after another, to save memory; each part counts the same",
+        least=1,
+    )
+    stream: bool = setting(False, "draw fresh sequences for ever, instead of num_train fixed ones")
+    num_train: int = setting(10_000, "size of each seed's training set", least=1)
+    num_validation: int = setting(1_000, "size of each seed's validation set", least=1)
+    eval_batch_size: int = setting(250, "sequences of a seed evaluated at once: memory, not results", least=1)
+    eval_every: int = setting(100, "steps between evaluations", least=1)
+    stop_at: float | None = setting(0.99, "validation accuracy at which a seed stops; 0 or None: never")
+    patience: int | None = setting(
+        None, "evaluations in a row without a better one after which a seed stops; None: never", least=0
+    )
+    precision: str = setting(
+        "float32",
+        "matrix products: `float32`, `tf32`, or `bfloat16` (bfloat16 activations, float32 parameters)",
+        choices=tuple(PRECISIONS),
+    )
+    steps_per_dispatch: int = setting(50, "steps in one call of the device; signals are heard in between", least=1)
+    checkpoint_every: int = setting(500, "steps between checkpoints, a multiple of eval_every", least=1)
 
-    num_steps: int
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    warmup_steps: int = 0
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    decay_all: bool = False
-    grad_clip: float | None = 1.0
-    grad_accumulation: int = 1
-    num_train: int | None = 10_000
-    num_validation: int = 1_000
-    eval_batch_size: int = 250
-    eval_every: int = 100
-    stop_at: float | None = 0.99
-    metric: str = "accuracy"
-    patience: int | None = None
-    precision: str = "float32"
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds' numbers."""
+        return list(range(self.first_seed, self.first_seed + self.num_seeds))
+
+    def check(self) -> None:
+        """Raises ValueError naming the first invalid setting."""
+        check_fields(self, "train")
+        if self.first_seed < 0 or self.first_seed + self.num_seeds > 2**31:
+            raise ValueError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {self.first_seed}")
+        if self.schedule == "cosine" and self.warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"train.warmup_steps={self.warmup_steps} must be less than train.num_steps={self.num_steps}"
+            )
+        if self.batch_size % self.grad_accumulation:
+            raise ValueError(
+                f"train.batch_size={self.batch_size} must be a multiple of "
+                f"train.grad_accumulation={self.grad_accumulation}"
+            )
+        if self.stop_at is not None and not 0 <= self.stop_at <= 1:
+            raise ValueError(f"train.stop_at is an accuracy from 0 (never) to 1, got {self.stop_at}")
+        if self.checkpoint_every % self.eval_every:
+            raise ValueError(
+                f"train.checkpoint_every={self.checkpoint_every} must be a multiple of "
+                f"train.eval_every={self.eval_every}"
+            )

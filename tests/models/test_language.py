@@ -107,7 +107,7 @@ def test_bfloat16_is_close_to_float32():
         ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),
         ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),
-        ({"norm_epsilon": 0.0}, "model.norm_epsilon must be positive, got 0.0"),
+        ({"norm_epsilon": 0.0}, "model.norm_epsilon must be finite and positive, got 0.0"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

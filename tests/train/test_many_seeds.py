@@ -47,7 +47,7 @@ def assert_equal_trees(a, b, **tolerance):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_seed_of_many_is_the_seed_alone(stream):
-    settings = dataclasses.replace(SETTINGS, num_train=None) if stream else SETTINGS
+    settings = dataclasses.replace(SETTINGS, stream=True) if stream else SETTINGS
     state, losses, accuracies, data = train([3, 4, 5], settings)
     for index, seed in enumerate([3, 4, 5]):
         alone, loss, accuracy, alone_data = train([seed], settings)

@@ -1,15 +1,16 @@
-"""Where a run's sequences come from: drawn on the devices for synthetic tasks, streamed from the host for a text."""
+"""What training reads: sequences that the devices draw, or windows of a text that come from the host."""
 
 from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from loglinear_jax.tasks.text import Text
-from loglinear_jax.train import ManySeeds
+if TYPE_CHECKING:
+    from loglinear_jax.tasks.text import Text
+    from loglinear_jax.train import ManySeeds
 
 
 class Data(Protocol):
@@ -80,14 +81,3 @@ def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> A
     fill = -len(windows[0]) % seeds.mesh.shape["batch"]
     padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1), strict=True))
     return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.numbers), *x.shape)) for x in padded))
-
-
-def is_text(task: Any) -> bool:
-    """Whether the task's sequences are read from a text on the host, rather than drawn on the devices."""
-    return isinstance(task, Text)
-
-
-def open_data(seeds: ManySeeds, first_step: int) -> Data:
-    """The data of a run's task, from the step on from which it goes on."""
-    task = seeds.trainer.task
-    return StreamedData(seeds, task, first_step) if is_text(task) else DrawnData(seeds)
