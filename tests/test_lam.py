@@ -1,5 +1,8 @@
 """Initial values, parameter counts and definitions of the λ parameterisations."""
 
+import sys
+import types
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -111,7 +114,7 @@ def test_rope_rotates_pairs_by_the_level(size):
         )
 
 
-def test_a_lam_of_ones_own_is_one_class_and_one_entry(monkeypatch):
+def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
     class BoundedLam(nn.Module):
         init_scheme: str = "paper"
 
@@ -119,9 +122,9 @@ def test_a_lam_of_ones_own_is_one_class_and_one_entry(monkeypatch):
         def __call__(self, d):
             return 2 * nn.sigmoid(d + self.param("bias", nn.initializers.zeros, d.shape[-2:]))
 
-    monkeypatch.setitem(LAMS, "bounded", BoundedLam)
-    assert make_lam("bounded", init_scheme="released").init_scheme == "released"
-    model = RecallModel(RecallSettings(vocab_size=8, max_length=16, lam="bounded", layers=1))
+    monkeypatch.setitem(sys.modules, "my_lams", types.SimpleNamespace(BoundedLam=BoundedLam))
+    assert make_lam("my_lams:BoundedLam", init_scheme="released", hidden=3).init_scheme == "released"
+    model = RecallModel(RecallSettings(vocab_size=8, max_length=16, lam="my_lams:BoundedLam", layers=1))
     params = model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]["layer_0"]
     assert params["mixer"]["lam"]["bias"].shape == (2, 5) and params["in_proj"]["kernel"].shape == (64, 192 + 2 + 2 * 5)
 

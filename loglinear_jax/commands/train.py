@@ -85,11 +85,11 @@ def _main(argv: list[str]) -> None:
         fail(error)
 
     from loglinear_jax import distributed
-    from loglinear_jax.runs import loop as experiment
     from loglinear_jax.analysis.figures import draw_learning_curves
+    from loglinear_jax.runs import loop as experiment
+    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
     from loglinear_jax.runs.outcome_table import outcome_table
     from loglinear_jax.runs.workdir import Workdir
-    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
 
     log = logging.getLogger("loglinear_jax")
     log.setLevel(logging.INFO if distributed.is_main() else logging.ERROR)

@@ -7,31 +7,70 @@ import sys
 import types
 from pathlib import Path
 
+import flax.linen as nn
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, check_config, config_differences, variant_config, variant_names
+from loglinear_jax.config import (
+    ConfigError,
+    build,
+    check_config,
+    config_differences,
+    describe_settings,
+    variant_config,
+    variant_names,
+)
+from loglinear_jax.lam import make_lam
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def get_config(name, preset=None) -> ConfigDict:
+def load(name):
     spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def get_config(name, preset=None) -> ConfigDict:
+    module = load(name)
     assert "python run.py --config=configs/" in module.__doc__
     return module.get_config(preset)
 
 
-@pytest.mark.parametrize("name", ["mqar", "selective_copy"])
-@pytest.mark.parametrize("preset", [None, "smoke", "released", "seq=1024", "seq=512,released"])
+def presets_of(name):
+    """None, each preset of a config file alone, with a number where it takes one, and one with another."""
+    sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128}
+    presets = [f"{preset}{sizes.get(preset, '')}" for preset in load(name).PRESETS]
+    return [None, *presets, ",".join(presets[:2])]
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [(n, p) for n in ("mqar", "selective_copy", "wikitext2", "wikitext103") for p in presets_of(n)],
+)
 def test_every_preset_builds(name, preset):
     config = get_config(name, preset)
+    check_config(config)
     for variant in variant_names(config):
-        experiment = build(config, variant)
-        assert experiment.model.settings.max_length == experiment.task.seq_len
+        experiment = build(config, variant, vocab_size=100)
+        assert experiment.model.settings.max_length == (config.model.max_length or experiment.task.seq_len)
         assert len(experiment.seeds) == config.train.num_seeds
+
+
+def test_presets_say_what_they_do():
+    for name in ("mqar", "selective_copy", "wikitext2", "wikitext103", "task"):
+        assert all(preset.__doc__ for preset in load(name).PRESETS.values())
+
+
+@pytest.mark.parametrize("name", ["mqar", "selective_copy", "wikitext2"])
+def test_every_setting_has_a_meaning(name):
+    config = get_config(name)
+    described = describe_settings(config)
+    assert [setting.name for setting in described if not setting.meaning] == []
+    names = {f"{section}.{name}" for section in ("task", "model", "train") for name in config[section]}
+    assert {setting.name for setting in described} == names | {"variants"}
 
 
 @pytest.mark.parametrize("preset", ["smoke,seq=64,kv=6", "kv=6,smoke,seq=64"])
@@ -107,7 +146,7 @@ def test_a_task_of_ones_own_may_leave_out_its_check(monkeypatch):
     monkeypatch.setitem(sys.modules, "delays", module)
     assert build(get_config("task", "delays"), "linear").task.delays == (1, 2)
     module.TASK = Listed
-    with pytest.raises(ConfigError, match="task delays: its field delays has no default value"):
+    with pytest.raises(ConfigError, match="task delays: Listed: its field delays has no default value"):
         get_config("task", "delays")
 
 
@@ -125,7 +164,7 @@ def test_variants():
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
-        ("", "variants is empty"),
+        (",", "variants is empty"),
         ("linear,linear", "variants names 'linear' twice"),
         ("mlp", "variants: 'mlp' is no λ"),
         ("lam_width=3", "'lam_width=3': there is no setting model.lam_width"),
@@ -178,11 +217,58 @@ def test_impossible_settings(field, value, message):
 def test_a_lam_that_no_variant_uses_is_refused():
     config = get_config("mqar")
     check_config(config)
+    config.variants = "linear,fixed"
     config.model.lam = "rope"
     with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
         check_config(config)
     config.variants = "linear,lam_hidden=32"
     check_config(config)
+
+
+def test_without_variants_lam_alone_is_trained():
+    config = get_config("mqar")
+    assert variant_names(config) == ["linear", "mlp_softmax", "mlp_softplus"]
+    config.model.lam = "rope"
+    assert variant_names(config) == ["rope"]
+
+
+class BoundedLam(nn.Module):
+    """λ = 2 sigmoid(d + b), as in the documentation."""
+
+    hidden: int = 3
+
+    @nn.compact
+    def __call__(self, d):
+        return 2 * nn.sigmoid(d + self.param("bias", nn.initializers.zeros, d.shape[-2:]))
+
+
+def test_a_lam_of_ones_own_is_any_importable_class(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_lams", types.SimpleNamespace(BoundedLam=BoundedLam))
+    config = get_config("mqar")
+    config.model.lam = "my_lams:BoundedLam"
+    config.model.lam_hidden = 7
+    check_config(config)
+    assert variant_names(config) == ["my_lams:BoundedLam"]
+    settings = build(config, "my_lams:BoundedLam").model.settings
+    assert isinstance(make_lam(**settings.lam_settings), BoundedLam)
+    assert make_lam(**settings.lam_settings).hidden == 7
+    config.variants = "linear,my_lams:BoundedLam+train.learning_rate=0.01"
+    assert variant_config(config, variant_names(config)[1]).model.lam == "my_lams:BoundedLam"
+
+
+@pytest.mark.parametrize(
+    ("lam", "message"),
+    [
+        ("moved_lams:BoundedLam", "there is no module moved_lams here: put the folder that holds it in PYTHONPATH"),
+        ("math:BoundedLam", "the module math has no class BoundedLam"),
+        ("my lams:B", "lam must be one of .*or my_module:MyLam, got 'my lams:B'"),
+    ],
+)
+def test_a_lam_that_cannot_be_found_is_named(lam, message):
+    config = get_config("mqar")
+    config.model.lam = lam
+    with pytest.raises(ConfigError, match=message):
+        check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +306,7 @@ def test_zero_and_false_stand_for_none():
     config.model.update(lam_hidden=0)
     experiment = build(config, "mlp_softplus")
     train = experiment.train
-    assert train.stop_at is None and train.grad_clip is None and train.num_train is None
+    assert train.stop_at is None and train.grad_clip is None and train.stream
     assert experiment.model.settings.lam_hidden is None
 
 
