@@ -379,7 +379,7 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     every, some = tmp_path / "every", tmp_path / "some"
     experiment.run(config, every)
     assert not sizes  # so short a run does not compile again
-    monkeypatch.setattr(experiment, "steps_worth_compiling", lambda: 5)
+    monkeypatch.setattr("loglinear_jax.runs.idle_seeds.steps_worth_compiling", lambda: 5)
     experiment.run(config, some)
     curves = [load_record(path).metrics("linear") for path in (every, some)]
     stopped = np.isnan(curves[0]["train_loss"][-1])

@@ -1,0 +1,21 @@
+"""What a run is: its folder, its checkpoints, its outcomes; training it, and reading it back.
+
+A *run* is a folder, a *variant* one trained setting in it, a *record* one line of its metrics.jsonl.
+"""
+
+from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
+from loglinear_jax.runs.loop import RunResult, run
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+
+__all__ = [
+    "NoReadableCheckpoint",
+    "Run",
+    "RunResult",
+    "RunSummary",
+    "TrainedVariant",
+    "VariantOutcome",
+    "load_run",
+    "read_run",
+    "run",
+]

@@ -1,0 +1,103 @@
+"""The outcomes of variants: from a state, as JSON and back, as a table."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
+from loglinear_jax.runs.outcome_table import outcome_table
+from loglinear_jax.runs.workdir import to_json
+from loglinear_jax.train import SeedState
+
+
+def state(best, converged, diverged=None):
+    count = len(best)
+    params = {"layer_0": {"mixer": {"lam": {"scale": jnp.zeros((count, 5))}}}, "head": jnp.zeros((count, 20))}
+    return SeedState(
+        seed=jnp.arange(count),
+        step=jnp.full(count, 500),
+        params=params,
+        opt_state=(),
+        best_params=params,
+        best_accuracy=jnp.asarray(best, jnp.float32),
+        best_loss=jnp.full(count, 0.5),
+        best_step=jnp.full(count, 400),
+        solved_step=jnp.asarray(converged),
+        diverged_step=jnp.asarray(diverged or [-1] * count),
+        stopped=jnp.zeros(count, bool),
+        loss_sum=jnp.zeros(count),
+    )
+
+
+def test_outcome_of_a_bimodal_run():
+    o = outcome_of(state([0.995, 0.03, 0.95, 0.999], [300, -1, -1, 100]), "accuracy")
+    assert o.seeds == [0, 1, 2, 3] and o.last_step == 500
+    assert o.mean_accuracy == pytest.approx(0.7435, abs=1e-6)
+    assert o.std_accuracy == pytest.approx(np.std([0.995, 0.03, 0.95, 0.999], ddof=1), abs=1e-6)
+    assert o.peak_accuracy == pytest.approx(0.999, abs=1e-6)
+    assert o.num_converged == 3 and o.share_converged == 0.75 and o.num_solved == 2
+    assert o.median_solved_step == 200 and o.solved_step == [300, None, None, 100]
+    assert (o.params, o.lam_params, o.lam_params_percent) == (25, 5, 25.0)
+    np.testing.assert_allclose(o.best, [99.5, 3, 95, 99.9], rtol=1e-6)
+
+
+def test_one_seed_that_never_converges():
+    o = outcome_of(state([0.03], [-1], diverged=[7]), "accuracy")
+    assert o.std_accuracy is None and o.median_solved_step is None and o.diverged_step == [7]
+
+
+def test_a_summary_comes_back_from_json():
+    outcome = outcome_of(
+        state([0.03, 0.99], [-1, 250]), "loss", seconds=3.5, predicts="next token", test_loss=[1.0, 2.0]
+    )
+    summary = RunSummary({"linear": outcome}, command="python run.py", provenance={"commit": "abc"})
+    assert RunSummary.from_json(json.loads(to_json(summary.to_json()))) == summary
+    np.testing.assert_allclose(outcome.best, np.exp([0.5, 0.5]))
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("results/*/summary.json"))[::9], ids=str)
+def test_earlier_summaries_say_the_same_of_their_seeds(path):
+    """What follows from the seeds is computed again, from files that had it written down."""
+    written = json.loads(path.read_text())["variants"]
+    for name, outcome in RunSummary.from_json(json.loads(path.read_text())).variants.items():
+        again = outcome.to_json()
+        assert again.keys() == written[name].keys()
+        for key, value in written[name].items():
+            assert again[key] == (pytest.approx(value) if isinstance(value, (float, list)) else value), key
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "no summary of a run"),
+        ({"variants": []}, "there are no variants in it"),
+        ({"variants": {"linear": {"metric": "accuracy"}}}, "of another version: linear: there is no seeds"),
+        ({"variants": {"linear": 3}}, "linear: expected the outcome of a variant, got 3"),
+    ],
+)
+def test_what_is_no_summary_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        RunSummary.from_json(values)
+
+
+def test_table_shows_every_variant():
+    rows = {
+        "linear": outcome_of(state([0.03, 0.99], [-1, 250]), "accuracy"),
+        "rope": outcome_of(state([0.5, 0.6], [-1, -1], [3, -1]), "accuracy"),
+    }
+    text = outcome_table(rows)
+    assert "| linear" in text and "51.0 ± 67.9" in text and "99.0" in text and "1/2 = 0.50 [0.09, 0.91]" in text
+    assert "250" in text and "25.00 %" in text and "diverged" in text
+    assert "diverged" not in outcome_table({"linear": rows["linear"]})
+
+
+def test_table_of_losses():
+    losses = {"best_loss": [1.0, None], "best_accuracy": [0.1, -1.0], "best_step": [100, None]}
+    never = {"solved_step": [None, None], "diverged_step": [None, 1]}
+    sizes = {"last_step": 100, "params": 200, "lam_params": 0}
+    outcome = VariantOutcome(metric="loss", seeds=[0, 1], test_loss=[1.0, 1.1], **losses, **never, **sizes)
+    text = outcome_table({"mixer=linear": outcome})
+    assert "2.72" in text and "2.86 ± 0.20" in text and "predicts" not in text
