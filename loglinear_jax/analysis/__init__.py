@@ -4,17 +4,17 @@ report of them."""
 from loglinear_jax.analysis.attention_rows import AttentionRow, attention_row
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
 from loglinear_jax.analysis.lengths import scores_by_length
-from loglinear_jax.runs.loading import Record, Run, load_record, load_run
+from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
 
 __all__ = [
     "AttentionRow",
-    "Record",
     "Run",
+    "TrainedVariant",
     "attention_row",
     "input_dependence",
     "lam_values",
-    "load_record",
     "load_run",
+    "read_run",
     "sample_tokens",
     "scores_by_length",
     "static_lam",

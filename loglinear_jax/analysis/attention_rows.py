@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.lam_values import mixer_values
 from loglinear_jax.fenwick import fenwick_level
-from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.loading import TrainedVariant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AttentionRow:
 
 
 def attention_row(
-    run: Run,
+    run: TrainedVariant,
     seed: int,
     tokens: Int[np.ndarray, " T"],
     *,

@@ -13,6 +13,7 @@ from loglinear_jax.analysis.tables import Table
 from loglinear_jax.benchmarks.model_speed import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.statistics import growth_exponent
 
 # variant -> settings; growth of training time and of decoding memory in theory, as functions of T and in words.
 VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=linear": {"mixer": "linear"}} | {
@@ -50,11 +51,6 @@ def measure(lengths: Sequence[int], variant: str, tick: Callable[[], Any] = lamb
     model = LanguageModel(settings)
     lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))
     return {name: np.asarray(value) for name, value in found.items()} | {"params": other, "lam_params": lam}
-
-
-def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log values against log lengths, by least squares: p where values grow as T^p."""
-    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
 def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:

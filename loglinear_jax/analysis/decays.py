@@ -7,25 +7,23 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float
-from scipy.stats import mannwhitneyu
+from jaxtyping import Array, Float
 
 from loglinear_jax.config import ConfigError, build
-from loglinear_jax.runs.loading import Record
+from loglinear_jax.runs.loading import Run
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import SeedTrainer, TrainSettings
 
 
-def initial_memory(record: Record, variant: str) -> Float[np.ndarray, "seeds layers heads"]:
+def initial_memory(record: Run, variant: str) -> Float[np.ndarray, "seeds layers heads"]:
     """Tokens after which a head's state has decayed to 1/e at the start, 1 / (exp(A_log) · softplus(dt_bias)).
 
     From every seed's initial parameters, drawn again: they follow from its number, so neither a checkpoint nor a GPU is needed.
     A token's own part of the step size is left out. It is small with weight_std = 0.02 (within about 5 %), but not with 0.125.
-    Raises ConfigError for a text (whose vocabulary would be needed) and for softmax attention (which has no decays).
+    Raises ConfigError for softmax attention, which has no decays.
     """
-    if record.is_text:
-        raise ConfigError(f"{record.name}: initial decays are shown of recall tasks only")
-    experiment = build(record.config, variant)
+    # Other parameters' draws do not depend on the vocabulary, which a text would have to be opened for.
+    experiment = build(record.config, variant, vocab_size=1)
     if not experiment.model.settings.has_decays:
         raise ConfigError(f"{record.name}: {variant} has no decays")
     return _initial_memory(experiment.model, experiment.task, experiment.train, tuple(experiment.seeds))
@@ -41,14 +39,3 @@ def _initial_memory(model: nn.Module, task: Task, settings: TrainSettings, seeds
         return jax.numpy.stack([jax.numpy.exp(m["a_log"]) * nn.softplus(m["dt_bias"]) for m in mixers])
 
     return 1 / np.asarray(jax.jit(jax.vmap(rates))(np.asarray(seeds, np.int32)), np.float64)
-
-
-def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray, " seeds"]) -> tuple[float, float]:
-    """(probability that a converged seed's memory is longer than that of a seed that did not converge, two-sided p of the
-    Mann-Whitney test that it is 1/2). nan if all seeds did the same. The probability is the area under the ROC curve."""
-    if converged.all() or not converged.any():
-        return np.nan, np.nan
-    if (memory == memory[0]).all():  # no rank to test
-        return 0.5, 1.0
-    test = mannwhitneyu(memory[converged], memory[~converged])
-    return float(test.statistic / (converged.sum() * (~converged).sum())), float(test.pvalue)

@@ -15,12 +15,10 @@ from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.attention_rows import AttentionRow
-from loglinear_jax.runs.loading import Record, load_record
-from loglinear_jax.tasks.text import TARGETS
-from loglinear_jax.train import SOLVED_ACCURACY
+from loglinear_jax.runs.loading import Run, read_run
+from loglinear_jax.tasks import SOLVED_ACCURACY
 
 # Okabe and Ito's colours, safe for the colour-blind: a λ has the same one in every figure.
 COLORS = {
@@ -47,21 +45,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def describe_task(task: ConfigDict) -> str:
-    """The task's settings in a few words, for titles."""
-    if task.name == "text":
-        return f"{Path(task.corpus).stem}, windows of {task.seq_len}, {TARGETS[task.target_offset]}"
-    words = {"mqar": "MQAR", "selective_copy": "selective copying", "seq_len": "length", "num_pairs": "pairs"}
-    words |= {"num_tokens": "tokens", "vocab_size": "vocabulary"}
-    settings = ", ".join(f"{words.get(key, key)} {value}" for key, value in task.items() if key != "name")
-    return f"{words.get(task.name, task.name)}, {settings}"
-
-
-def describe_run(record: Record) -> str:
-    """The task, the setting if it is not the paper's, and the label if there is one."""
-    scheme = record.config.model.init_scheme
-    setting = "" if scheme == "paper" else f", {scheme} setting"
-    return describe_task(record.config.task) + setting + (f" ({record.label})" if record.label else "")
+def describe_run(record: Run) -> str:
+    """The task, the setting if it is `released`, and the label if there is one."""
+    setting = "" if record.config.model.init_scheme == "paper" else ", released setting"
+    return record.task.describe() + setting + (f" ({record.label})" if record.label else "")
 
 
 def describe_variant(variant: str) -> str:
@@ -91,11 +78,11 @@ def _open_frame(axis: Axes) -> None:
 # --- Learning -------------------------------------------------------------------------------------------------------
 
 
-def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.PathLike | None = None) -> Figure:
+def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLike | None = None) -> Figure:
     """Validation accuracy (a language model's: perplexity) against step, for each variant of a run: every seed thin, the
     median and quartiles of the seeds in black. Saved to `path` if given."""
-    record = workdir if isinstance(workdir, Record) else load_record(workdir)
-    language, several = record.is_text, record.config.train.num_seeds > 2
+    record = workdir if isinstance(workdir, Run) else read_run(workdir)
+    language, several = not record.task.score.thresholds, record.config.train.num_seeds > 2
     variants, colors = record.variants, colors_of(record.variants)
     columns = min(len(variants), 3)
     rows = -(-len(variants) // columns)
@@ -138,18 +125,18 @@ def draw_learning_curves(workdir: str | os.PathLike | Record, path: str | os.Pat
     return figure
 
 
-def draw_convergence(record: Record) -> Figure | None:
+def draw_convergence(record: Run) -> Figure | None:
     """Share of the seeds that have reached 99 % validation accuracy by each step: the distribution of the convergence step.
 
     None if the run has no summary, or its task is no matter of accuracy.
     """
-    if record.summary is None or record.is_text:
+    if record.summary is None or not record.task.score.thresholds:
         return None
     figure, ((axis,),) = _figure(7.2, 4.2)
-    variants = record.summary["variants"]
-    last = max(s["last_step"] for s in variants.values())
+    variants = record.outcomes
+    last = max(s.last_step for s in variants.values())
     for variant, color in colors_of(variants).items():
-        steps = variants[variant]["solved_step"]
+        steps = variants[variant].solved_step
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
         label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"

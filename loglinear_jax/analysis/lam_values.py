@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -14,35 +13,14 @@ from jaxtyping import Float, Int
 
 from loglinear_jax.fenwick import num_levels, used_levels
 from loglinear_jax.lam import make_lam
-from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.tasks import Task
-from loglinear_jax.train.data import is_text
-
-# With nothing folded in, as training and validation do: other sequences than theirs, whatever their seeds.
-SAMPLE_SEED = 2**31 - 1
+from loglinear_jax.runs.loading import TrainedVariant
 
 
 def sample_tokens(
-    run: Run, num: int, seq_len: int | None = None
+    run: TrainedVariant, num: int, seq_len: int | None = None
 ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
-    """(tokens, targets) of the run's task to look at: fresh sequences, or the first windows of a text's validation split.
-
-    seq_len: the task's own if None. Raises ValueError if the task has no sequence of that length, ConfigError if the
-    text is not the one that the run was started with.
-    """
-    task = dataclasses.replace(run.task, seq_len=seq_len or run.task.seq_len)
-    task.check()
-    if is_text(task):
-        if run.workdir is not None:
-            Workdir(run.workdir, writes=False).keep_corpus(task.data)  # says if it is another text now
-        return tuple(x[:num] for x in task.windows("validation"))
-    return _sample(task, num)
-
-
-@functools.lru_cache(maxsize=8)
-def _sample(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.asarray(x) for x in jax.jit(task.sample, static_argnums=1)(jax.random.key(SAMPLE_SEED), num))
+    """(tokens, targets) of the run's task to look at: see `TrainedVariant.inspection_sequences`."""
+    return run.inspection_sequences(num, seq_len)
 
 
 @functools.cache
@@ -55,7 +33,7 @@ def _sown(model: nn.Module):
 
 
 def mixer_values(
-    run: Run, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+    run: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> list[dict[str, np.ndarray]]:
     """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
 
@@ -78,7 +56,7 @@ def mixer_values(
 
 
 def lam_values(
-    run: Run, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+    run: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
     """λ at each of these tokens. Raises ValueError for a model without λ, or more tokens than it has levels for."""
     if not run.model.settings.has_lam:
@@ -87,7 +65,7 @@ def lam_values(
 
 
 def static_lam(
-    run: Run, seed: int, which: Literal["best", "last"] = "best"
+    run: TrainedVariant, seed: int, which: Literal["best", "last"] = "best"
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
     """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
     paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence

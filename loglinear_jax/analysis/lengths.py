@@ -12,15 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from loglinear_jax.analysis.lam_values import sample_tokens
-from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.loading import TrainedVariant
 from loglinear_jax.train import scored_sums
-from loglinear_jax.train.data import is_text
 
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 
 
-def lengths_to_test(run: Run, longest: int | None = None) -> list[int]:
+def lengths_to_test(run: TrainedVariant, longest: int | None = None) -> list[int]:
     """The trained length and its doubles, as far as λ has levels (model.max_length), or to `longest` without λ."""
     limit = run.model.settings.max_length if run.model.settings.has_lam else longest
     lengths = [run.task.seq_len]
@@ -30,7 +28,7 @@ def lengths_to_test(run: Run, longest: int | None = None) -> list[int]:
 
 
 def scores_by_length(
-    run: Run,
+    run: TrainedVariant,
     seed: int,
     lengths: Sequence[int],
     num: int = 256,
@@ -50,8 +48,7 @@ def scores_by_length(
     params, score = run.params(seed, which), _scores(run.model)
     result = np.zeros((2, len(lengths)))
     for index, length in enumerate(lengths):
-        count = max(num * run.task.seq_len // length, 1) if is_text(run.task) else num
-        tokens, targets = sample_tokens(run, count, length)
+        tokens, targets = run.inspection_sequences(num, length)
         size = max(BATCH_TOKENS // length, 1)
         sums = np.zeros(3)
         for first in range(0, len(tokens), size):

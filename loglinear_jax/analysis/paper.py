@@ -44,7 +44,7 @@ BASELINE_LAM_RANGE = (0.688, 0.698)
 _MODEL_BESIDES = ("lam", "mixer", "max_length", "chunk_size", "implementation")
 _TRAIN = (
     "num_steps", "batch_size", "learning_rate", "warmup_steps", "schedule", "weight_decay", "grad_clip", "stream", "num_train",
-    "eval_every", "stop_at", "metric", "patience",
+    "eval_every", "stop_at", "patience",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from loglinear_jax.analysis import complexity, figures, paper, tables
 from loglinear_jax.analysis.attention_rows import attention_row
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.decays import initial_memory
-from loglinear_jax.analysis.figures import Panel, describe_run, describe_task, describe_variant
+from loglinear_jax.analysis.figures import Panel, describe_run, describe_variant
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
 from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
 from loglinear_jax.analysis.report import Report, slug
@@ -28,9 +28,8 @@ from loglinear_jax.config import differing_names, flat_settings, variant_config
 from loglinear_jax.fenwick import used_levels
 from loglinear_jax.mixers import DECAYING_MIXERS
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.runs.loading import Record, Run, load_record, load_run
-from loglinear_jax.runs.outcome import CONVERGED_ACCURACY
-from loglinear_jax.train.data import is_text
+from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
+from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 SECTIONS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths", "complexity")
 FROM_CHECKPOINTS = ("lam", "dependence", "rows", "lengths")
@@ -79,7 +78,7 @@ def make_report(
     records, problems = [], []
     for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
         try:
-            records.append(load_record(workdir))
+            records.append(read_run(workdir))
         except ValueError as error:  # a ConfigError is one
             problems.append(str(error))
     if not records:
@@ -93,30 +92,30 @@ def make_report(
     return path, maker.report.problems
 
 
-def _title(records: Sequence[Record]) -> str:
+def _title(records: Sequence[Run]) -> str:
     return describe_run(records[0]) if len(records) == 1 else f"Log-linear attention: {len(records)} runs"
 
 
-def _commands(records: Sequence[Record]) -> list[str]:
-    return [record.summary["command"] for record in records if record.summary and record.summary.get("command")]
+def _commands(records: Sequence[Run]) -> list[str]:
+    return [record.summary.command for record in records if record.summary and record.summary.command]
 
 
-def _runs(records: Sequence[Record]) -> Table:
+def _runs(records: Sequence[Run]) -> Table:
     rows = []
     for record in records:
-        model, train, summary = record.config.model, record.config.train, record.summary or {}
-        variants = summary.get("variants", {})
-        seconds = [s["seconds"] for s in variants.values() if "seconds" in s]
-        rates = [s["seed_steps_per_second"] for s in variants.values() if s.get("seed_steps_per_second")]
+        model, train, summary = record.config.model, record.config.train, record.summary
+        variants = record.outcomes
+        seconds = [s.seconds for s in variants.values() if s.seconds is not None]
+        rates = [s.seed_steps_per_second for s in variants.values() if s.seed_steps_per_second]
         rows.append(
             {
                 "run": record.name,
-                "task": describe_task(record.config.task),
+                "task": record.task.describe(),
                 "model": f"{model.layers} × {model.hidden}, {model.init_scheme} setting",
                 "seeds": str(train.num_seeds),
                 "steps": f"{train.num_steps:,} of {train.batch_size}, rate {train.learning_rate:g}, {train.precision}",
-                "machine": summary.get("device", "–"),
-                "JAX": summary.get("versions", {}).get("jax", "–"),
+                "machine": (summary and summary.device) or "–",
+                "JAX": (summary and summary.versions.get("jax")) or "–",
                 "time": f"{sum(seconds) / 60:.1f} min" if seconds else "–",
                 "seed-steps/s": f"{np.median(rates):,.0f}" if rates else "–",
             }
@@ -129,7 +128,7 @@ def _runs(records: Sequence[Record]) -> Table:
     return Table("Runs", rows, note=note)
 
 
-def _settings(records: Sequence[Record]) -> list[Table]:
+def _settings(records: Sequence[Run]) -> list[Table]:
     """In which settings the runs differ, and all that they share."""
     flat = [flat_settings(record.config) for record in records]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
@@ -147,13 +146,13 @@ def _settings(records: Sequence[Record]) -> list[Table]:
 class _Maker:
     """Goes through the runs, one variant's parameters in memory at a time."""
 
-    def __init__(self, records: list[Record], report: Report, choices: Choices):
+    def __init__(self, records: list[Run], report: Report, choices: Choices):
         self.records, self.report, self.choices = records, report, choices
         self.cache = Cache(report.out / "cache")
         self._names = _distinct_names(records)
         # Of all runs, for figures of several: variant -> what is drawn of each run.
-        self._over_tokens: dict[str, list[tuple[Record, list[Panel]]]] = {}
-        self._means: dict[str, list[tuple[Record, list[Panel]]]] = {}
+        self._over_tokens: dict[str, list[tuple[Run, list[Panel]]]] = {}
+        self._means: dict[str, list[tuple[Run, list[Panel]]]] = {}
 
     def make(self) -> None:
         wanted = self.choices.sections
@@ -187,10 +186,10 @@ class _Maker:
                 f"{where}: {what}: {text if known else f'{type(error).__name__}: {text}'}"[:500]
             )
 
-    def _stem(self, record: Record, what: str) -> str:
+    def _stem(self, record: Run, what: str) -> str:
         return f"{what}-{self._names[record.workdir]}"
 
-    def _titled(self, record: Record, what: str) -> str:
+    def _titled(self, record: Run, what: str) -> str:
         """A title in the report: which run, if there are several, and what is shown."""
         return f"{describe_run(record)}: {what}" if len(self.records) > 1 else what[0].upper() + what[1:]
 
@@ -249,7 +248,7 @@ class _Maker:
         asked = [
             (record, variant)
             for record in self.records
-            if record.summary is not None and not record.is_text
+            if record.summary is not None and record.task.score.thresholds
             for variant in record.variants
             if variant_config(record.config, variant).model.mixer in DECAYING_MIXERS
         ]
@@ -268,9 +267,9 @@ class _Maker:
             changed = tables.changed_settings([record for record, *_ in found])
             drawn: dict[str, tuple[str, int, dict]] = {}
             for (record, variant, tokens), changes in zip(found, changed, strict=True):
-                title = describe_task(record.config.task) + (f"; {changes}" if changes else "")
+                title = record.task.describe() + (f"; {changes}" if changes else "")
                 panel = drawn.setdefault(record.workdir, (title, record.config.task.seq_len, {}))
-                accuracy = np.array(record.summary["variants"][variant]["best_accuracy"], float)
+                accuracy = np.array(record.outcomes[variant].best_accuracy, float)
                 panel[2][variant] = (tokens[:, self.choices.layer].max(1), accuracy)
             layer = "the last layer" if self.choices.layer == -1 else f"layer {self.choices.layer}"
             figure = figures.draw_initial_memory(
@@ -282,7 +281,7 @@ class _Maker:
 
     # --- From checkpoints ---
 
-    def _from_checkpoints(self, record: Record) -> None:
+    def _from_checkpoints(self, record: Run) -> None:
         wanted, where = self.choices.sections, record.workdir
         dependence: dict[str, dict[int, dict]] = {}
         converged: dict[str, dict[int, bool]] = {}
@@ -328,7 +327,7 @@ class _Maker:
             with self._named(where, "longer sequences"):
                 self._length_figure(record, by_length)
 
-    def _seeds(self, run: Run) -> list[int]:
+    def _seeds(self, run: TrainedVariant) -> list[int]:
         """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
         if self.choices.seeds is None:
             return run.seeds[:FEW_SEEDS]
@@ -337,15 +336,16 @@ class _Maker:
             raise ValueError(f"seeds={self.choices.seeds}: this run has {run.seeds[0]} to {run.seeds[-1]}")
         return chosen
 
-    def _score(self, run: Run, seed: int) -> str:
+    def _score(self, run: TrainedVariant, seed: int) -> str:
         index = run.seeds.index(seed)
         accuracy, loss = (x[index] for x in run.scores(self.choices.which))
-        score = f"perplexity {np.exp(loss):.1f}" if is_text(run.task) else f"{100 * accuracy:.1f} %"
+        shown = run.task.score
+        score = ("" if shown.unit else f"{shown.name} ") + shown.text(float(shown.of(loss, accuracy)))
         diverged = f", diverged at step {run.diverged_step[index]}" if run.diverged_step[index] >= 0 else ""
         last = " at the last step" if self.choices.which == "last" else ""
         return f"seed {seed}, {score}{last}{diverged}"
 
-    def _layer_and_head(self, run: Run) -> tuple[int, int]:
+    def _layer_and_head(self, run: TrainedVariant) -> tuple[int, int]:
         settings = run.model.settings
         for name, value, size in (
             ("layer", self.choices.layer, settings.layers),
@@ -355,7 +355,7 @@ class _Maker:
                 raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")
         return self.choices.layer % settings.layers, self.choices.head % settings.heads
 
-    def _example(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
+    def _example(self, run: TrainedVariant) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets) [T] of the sequence to draw."""
         tokens, targets = sample_tokens(run, self.choices.sequences)
         if self.choices.example >= len(tokens):
@@ -363,7 +363,7 @@ class _Maker:
         return tokens[self.choices.example], targets[self.choices.example]
 
     def _over_seeds(
-        self, run: Run, what: str, key: Mapping[str, Any], seeds: list[int], compute: Callable[[int], dict]
+        self, run: TrainedVariant, what: str, key: Mapping[str, Any], seeds: list[int], compute: Callable[[int], dict]
     ) -> dict[int, dict]:
         """compute(seed) for these seeds, from the cache where it was computed before."""
         key = {"checkpoint": run.checkpoint, "what": what, "which": self.choices.which, **key}
@@ -376,7 +376,7 @@ class _Maker:
 
     # --- λ ---
 
-    def _dependence(self, run: Run, seeds: list[int]) -> dict[int, dict[str, np.ndarray]]:
+    def _dependence(self, run: TrainedVariant, seeds: list[int]) -> dict[int, dict[str, np.ndarray]]:
         tokens, _ = sample_tokens(run, self.choices.sequences)
         roles, num_roles = run.task.roles(tokens), len(run.task.ROLES)
 
@@ -386,14 +386,14 @@ class _Maker:
         sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
         return self._over_seeds(run, "dependence", {"sample": sample}, seeds, compute)
 
-    def _dependence_of_a_run(self, record: Record, dependence: dict, converged: dict) -> None:
+    def _dependence_of_a_run(self, record: Run, dependence: dict, converged: dict) -> None:
         section, title = self.report.section("How input-dependent is λ?"), f"{describe_run(record)}: variation of λ"
         table, shown = tables.dependence(dependence, converged, title), self._titled(record, "variation of λ")
         self.report.add_table(section, table, self._stem(record, "lam-dependence"), shown)
         figure, shown = figures.draw_dependence(dependence, title), self._titled(record, "variation of λ by level")
         self.report.add_figure(section, figure, self._stem(record, "lam-variation"), shown)
 
-    def _token_panels(self, run: Run) -> list[Panel]:
+    def _token_panels(self, run: TrainedVariant) -> list[Panel]:
         """λ [levels, positions] of one example at the chosen layer and head, for each seed to draw."""
         tokens, _ = self._example(run)
         layer, head = self._layer_and_head(run)
@@ -404,19 +404,19 @@ class _Maker:
             panels.append(Panel(lam.T, title, used_levels(*lam.shape).T, run.task.marks()))
         return panels
 
-    def _mean_panels(self, run: Run) -> list[Panel]:
+    def _mean_panels(self, run: TrainedVariant) -> list[Panel]:
         found = self._dependence(run, self._seeds(run))
         name = describe_variant(run.variant)
         return [Panel(d["mean"], f"{name}; {self._score(run, seed)}") for seed, d in found.items()]
 
-    def _static_panels(self, run: Run) -> list[Panel]:
+    def _static_panels(self, run: TrainedVariant) -> list[Panel]:
         panels = []
         for seed in self._seeds(run):
             values, what = static_lam(run, seed, self.choices.which)
             panels.append(Panel(values, f"{what}\n{describe_variant(run.variant)}; {self._score(run, seed)}"))
         return panels
 
-    def _lam_of_a_run(self, record: Record, over_tokens: list, means: list, statics: list) -> None:
+    def _lam_of_a_run(self, record: Run, over_tokens: list, means: list, statics: list) -> None:
         task = describe_run(record)
         if over_tokens:
             figure = figures.draw_lam_over_tokens(over_tokens, f"λ over the tokens of one sequence; {task}")
@@ -465,7 +465,7 @@ class _Maker:
 
     # --- What a head draws on ---
 
-    def _rows(self, run: Run, record: Record) -> None:
+    def _rows(self, run: TrainedVariant, record: Run) -> None:
         section = self.report.section("What a head draws on")
         section.intro = (
             "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each "
@@ -477,7 +477,7 @@ class _Maker:
         scored = np.flatnonzero(targets >= 0)
         positions = self.choices.positions or [int(scored[i]) for i in (0, len(scored) // 2, len(scored) - 1)]
         accuracy, loss = run.scores(self.choices.which)
-        value = -loss if is_text(run.task) else accuracy
+        value = run.task.score.of(loss, accuracy) * (1 if run.task.score.higher_is_better else -1)
         seed = max(self._seeds(run), key=lambda seed: np.nan_to_num(value[run.seeds.index(seed)], nan=-np.inf))
         roles, names = run.task.roles(tokens[None])[0], run.task.ROLES
         answers = np.isin(roles, [names.index(name) for name in run.task.ANSWERS])
@@ -500,7 +500,7 @@ class _Maker:
 
     # --- Longer sequences ---
 
-    def _lengths(self, run: Run, lengths: list[int]) -> tuple[list[int], list[int], np.ndarray]:
+    def _lengths(self, run: TrainedVariant, lengths: list[int]) -> tuple[list[int], list[int], np.ndarray]:
         """(lengths [N], seeds [S], perplexity or accuracy in % [S, N])."""
 
         def compute(seed):
@@ -508,12 +508,12 @@ class _Maker:
 
         key = {"lengths": lengths, "sequences": self.choices.evaluated}
         found = self._over_seeds(run, "lengths", key, run.seeds[: self.choices.max_seeds], compute)
-        values = [np.exp(x["loss"]) if is_text(run.task) else 100 * x["accuracy"] for x in found.values()]
+        values = [run.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
         return lengths, list(found), np.array(values)
 
-    def _length_figure(self, record: Record, by_length: dict[str, tuple[list[int], list[int], np.ndarray]]) -> None:
+    def _length_figure(self, record: Run, by_length: dict[str, tuple[list[int], list[int], np.ndarray]]) -> None:
         section, task = self.report.section("Length generalisation"), describe_run(record)
-        trained, text = record.config.task.seq_len, record.is_text
+        trained, text = record.config.task.seq_len, not record.task.score.thresholds
         drawn = {variant: (lengths, values) for variant, (lengths, _, values) in by_length.items()}
         figure = figures.draw_scores_by_length(drawn, trained, text, f"Trained on {task}")
         self.report.add_figure(section, figure, self._stem(record, "lengths"), self._titled(record, "longer sequences"))
@@ -556,7 +556,7 @@ class _Maker:
         self.report.add_figure(section, figure, "complexity", "Training time and decoding memory against T")
 
 
-def _distinct_names(records: Iterable[Record]) -> dict[Path, str]:
+def _distinct_names(records: Iterable[Run]) -> dict[Path, str]:
     """A name for each run's files: its folder's, with a number where two are the same."""
     names: dict[Path, str] = {}
     for record in records:

@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import binomtest, bootstrap
 from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.decays import longer_among
-from loglinear_jax.analysis.figures import describe_run, describe_task
+from loglinear_jax.analysis.figures import describe_run
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
-from loglinear_jax.runs.loading import Record
-from loglinear_jax.runs.outcome import CONVERGED_ACCURACY, columns_of, mean_and_std
-from loglinear_jax.train import SOLVED_ACCURACY
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.outcome_table import mean_and_std, outcome_columns
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.tasks import CONVERGED_ACCURACY
 
-RESAMPLES = 10_000
-FEWEST = 10
 LATEX = {
     "±": r"$\pm$", "λ": r"$\lambda$", "≥": r"$\ge$", "–": "--", "×": r"$\times$", "−": "$-$", "→": r"$\to$",
     "≡": r"$\equiv$", "²": "$^2$",
@@ -64,56 +62,47 @@ class Table:
 # --- Outcomes -------------------------------------------------------------------------------------------------------
 
 
-def outcomes(record: Record) -> Table:
+def outcomes(record: Run) -> Table:
     """Every variant of a run: mean ± std, peak, share of converged seeds with Wilson's interval, and the paper's number."""
     rows, raw = [], []
     variants = _variants(record)
     published = {variant: paper.result(record.config, variant) for variant in variants}
     for variant, s in variants.items():
-        row = {"variant": variant, "seeds": str(len(s["seeds"]))} | columns_of(s)
+        row = {"variant": variant, "seeds": str(len(s.seeds))} | outcome_columns(s)
         if any(published.values()):
             row["the paper"] = published[variant] or "–"
         rows.append(row)
         lists = ("seeds", "best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step", "test_loss")
-        numbers = {k: v for k, v in s.items() if k not in lists and not isinstance(v, (dict, list))}
-        low, high = s["share_converged_interval"]
+        numbers = {k: v for k, v in s.to_json().items() if k not in lists and not isinstance(v, (dict, list))}
+        low, high = s.share_converged_interval
         raw.append(
-            {"run": record.name, "variant": variant, "num_seeds": len(s["seeds"])}
+            {"run": record.name, "variant": variant, "num_seeds": len(s.seeds)}
             | numbers
             | {
                 "share_low": low,
                 "share_high": high,
-                "diverged": _count(s["diverged_step"]),
+                "diverged": s.num_diverged,
                 "the_paper": published[variant],
             }
         )
-    metric = "lowest loss" if record.config.train.metric == "loss" else "highest accuracy"
+    metric = "highest accuracy" if record.task.score.higher_is_better else "lowest loss"
     note = f"Of each seed its {metric} over the evaluations counts, in validation. Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
     return Table(f"{describe_run(record)}: outcomes", rows, raw, note)
 
 
-def by_seed(record: Record) -> Table:
+def by_seed(record: Run) -> Table:
     """What each seed came to: best accuracy in %, or lowest perplexity."""
     variants = _variants(record)
-    language = record.is_text
-
-    def value(s, index):
-        if language:
-            return None if s["best_loss"][index] is None else float(np.exp(s["best_loss"][index]))
-        return 100 * s["best_accuracy"][index]
-
-    seeds = next(iter(variants.values()))["seeds"]
-    raw = [{"seed": seed} | {v: value(s, i) for v, s in variants.items()} for i, seed in enumerate(seeds)]
+    seeds = next(iter(variants.values())).seeds
+    best = {v: [None if np.isnan(x) else float(x) for x in s.best] for v, s in variants.items()}
+    raw = [{"seed": seed} | {v: best[v][i] for v in variants} for i, seed in enumerate(seeds)]
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
-    what = "validation perplexity" if language else "best accuracy in %"
+    what = "best accuracy in %" if record.task.score.unit else "validation perplexity"
     return Table(f"{describe_run(record)}: {what} of every seed", rows, raw)
 
 
-# The field that a task's table has in its columns, its name there, and in words.
-AXES = {"mqar": ("num_pairs", "kv", "key-value pairs"), "selective_copy": ("seq_len", "length", "length")}
-TASKS = {"mqar": "MQAR", "selective_copy": "Selective copying"}
 PRESETS = {"released setting": released_config, "robust": robust_config}
 # What does not make a setting another one.
 BESIDES = {
@@ -122,7 +111,7 @@ BESIDES = {
 }  # fmt: skip
 
 
-def as_the_paper(records: Sequence[Record]) -> list[Table]:
+def as_the_paper(records: Sequence[Run]) -> list[Table]:
     """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
 
     Runs go together that differ in nothing else; of a variant that was run twice the run with more seeds is shown, or the
@@ -131,7 +120,7 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
     records = _recall_results(records)
     groups: dict[tuple, list[int]] = {}
     for index, record in enumerate(records):
-        axis = f"task.{AXES[record.config.task.name][0]}"
+        axis = f"task.{record.task.AXIS[0]}"
         same = tuple((name, value) for name, value in _setting(record).items() if name != axis)
         groups.setdefault(same, []).append(index)
     changes = changed_settings(records)
@@ -139,18 +128,18 @@ def as_the_paper(records: Sequence[Record]) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def by_setting(records: Sequence[Record]) -> dict[str, Table]:
+def by_setting(records: Sequence[Run]) -> dict[str, Table]:
     """For each recall task, in words, that was run in several settings: a row for each, with every variant's share of converged
     seeds; settings with few changes first."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[Run]] = {}
     for record in sorted(_recall_results(records), key=lambda record: tuple(record.config.task.values())):
-        groups.setdefault(describe_task(record.config.task), []).append(record)
+        groups.setdefault(record.task.describe(), []).append(record)
     return {
         task: _against_settings(task, group) for task, group in groups.items() if len(set(changed_settings(group))) > 1
     }
 
 
-def changed_settings(records: Sequence[Record]) -> list[str]:
+def changed_settings(records: Sequence[Run]) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
     "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
     settings, default = [_setting(record) for record in records], flat_settings(default_config())
@@ -180,17 +169,17 @@ def _presets() -> dict[str, dict[str, Any]]:
     return changes
 
 
-def _setting(record: Record) -> dict[str, Any]:
+def _setting(record: Run) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(record.config).items() if name not in BESIDES}
 
 
-def _recall_results(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.summary is not None and record.config.task.name in AXES]
+def _recall_results(records: Sequence[Run]) -> list[Run]:
+    return [record for record in records if record.summary is not None and record.task.AXIS is not None]
 
 
-def _against_settings(task: str, records: list[Record]) -> Table:
+def _against_settings(task: str, records: list[Run]) -> Table:
     """One such table."""
-    found: dict[str, dict[str, Record]] = {}  # by changes and variant
+    found: dict[str, dict[str, Run]] = {}  # by changes and variant
     notes = []
     by_changes = zip(changed_settings(records), records, strict=True)
     for changes, record in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
@@ -202,8 +191,8 @@ def _against_settings(task: str, records: list[Record]) -> Table:
         for variant, record in by_variant.items():
             s = _variants(record)[variant]
             row[variant] = _shares(s)
-            if s["median_solved_step"] is not None:
-                row[variant] += f"; {s['median_solved_step']:.0f}"
+            if s.median_solved_step is not None:
+                row[variant] += f"; {s.median_solved_step:.0f}"
             raw.append({"run": record.name, "changed": changes, "variant": variant} | _share_numbers(s))
         rows.append(row)
     notes.insert(
@@ -214,41 +203,41 @@ def _against_settings(task: str, records: list[Record]) -> Table:
     return Table(f"{task}: by setting", rows, raw, "; ".join(notes) + ".")
 
 
-def _keep_most_seeds(place: dict[Any, Record], key: Any, variant: str, record: Record, notes: list[str]) -> None:
+def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, record: Run, notes: list[str]) -> None:
     """Puts a run in its place in a table; of two for one place that with more seeds, or the first. The notes say which is
     not shown."""
     kept = place.setdefault(key, record)
     if kept is record:
         return
-    if len(_variants(record)[variant]["seeds"]) > len(_variants(kept)[variant]["seeds"]):
+    if len(_variants(record)[variant].seeds) > len(_variants(kept)[variant].seeds):
         place[key], kept, record = record, record, kept
     notes.append(f"not shown: {variant} of {record.name}, as {kept.name} has it too")
 
 
-def _shares(summary: Mapping[str, Any]) -> str:
+def _shares(summary: VariantOutcome) -> str:
     """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
-    low, high = summary["share_converged_interval"]
-    seeds = len(summary["seeds"])
-    return f"{summary['num_converged']}/{seeds} [{low:.2f}, {high:.2f}], {_count(summary['solved_step'])}/{seeds}"
+    low, high = summary.share_converged_interval
+    seeds = len(summary.seeds)
+    return f"{summary.num_converged}/{seeds} [{low:.2f}, {high:.2f}], {summary.num_solved}/{seeds}"
 
 
-def _share_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _share_numbers(summary: VariantOutcome) -> dict[str, Any]:
     """The same, and the accuracies, as plain numbers."""
-    low, high = summary["share_converged_interval"]
+    low, high = summary.share_converged_interval
     names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
     return (
-        {"num_seeds": len(summary["seeds"])}
-        | {name: summary[name] for name in names}
-        | {"share_low": low, "share_high": high, "num_solved": _count(summary["solved_step"])}
+        {"num_seeds": len(summary.seeds)}
+        | {name: getattr(summary, name) for name in names}
+        | {"share_low": low, "share_high": high, "num_solved": summary.num_solved}
     )
 
 
-def _against_axis(records: list[Record], changes: str) -> Table | None:
+def _against_axis(records: list[Run], changes: str) -> Table | None:
     """One table of λ against pairs or length; None for fewer than two columns."""
-    records = sorted(records, key=lambda record: record.config.task[AXES[record.config.task.name][0]])
+    records = sorted(records, key=lambda record: record.config.task[record.task.AXIS[0]])
     first = records[0]
-    field, shown, words = AXES[first.config.task.name]
-    found: dict[str, dict[int, Record]] = {}  # by variant and column
+    field, shown, words = first.task.AXIS
+    found: dict[str, dict[int, Run]] = {}  # by variant and column
     notes = []
     for record in records:
         for variant in _variants(record):
@@ -267,7 +256,7 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
             s, name = _variants(by_column[value])[variant], f"{shown}={value}"
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
-            mean_and_peak = f"{100 * s['mean_accuracy']:.1f} ({100 * s['peak_accuracy']:.1f})"
+            mean_and_peak = f"{100 * s.mean_accuracy:.1f} ({100 * s.peak_accuracy:.1f})"
             ours[name] = mean_and_std(s) if field == "seq_len" else mean_and_peak
             shares[name] = _shares(s)
             raw.append({"variant": variant, field: value} | _share_numbers(s) | {"the_paper": published})
@@ -281,8 +270,8 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
         notes.append(f"in its text the paper has another run at kv=32: {again}")
-    scheme = f", {first.config.model.init_scheme} setting" if "released" not in changes else ""
-    title = f"{TASKS[first.config.task.name]}{scheme}, by {words}"
+    scheme = ", text setting" if "released" not in changes else ""
+    title = f"{first.task.TITLE}{scheme}, by {words}"
     if shown == "kv":
         title += f", length {first.config.task.seq_len}"
     if changes:
@@ -290,7 +279,7 @@ def _against_axis(records: list[Record], changes: str) -> Table | None:
     return Table(title, rows, raw, "; ".join(notes) + ".")
 
 
-def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S layers heads"]]]) -> Table:
+def initial_memory(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers heads"]]]) -> Table:
     """Whether the seeds that converged are those that remembered further back at the start.
 
     memory: runs, variants and their `decays.initial_memory`. Of each layer, and of all, the head that remembers longest counts.
@@ -299,8 +288,8 @@ def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S laye
     rows, raw = [], []
     for (record, variant, tokens), changed in zip(memory, changes, strict=True):
         summary = _variants(record)[variant]
-        converged = np.array(summary["best_accuracy"], float) >= CONVERGED_ACCURACY
-        name = {"task": describe_task(record.config.task), "changed": changed or "nothing", "variant": variant}
+        converged = np.array(summary.best_accuracy, float) >= CONVERGED_ACCURACY
+        name = {"task": record.task.describe(), "changed": changed or "nothing", "variant": variant}
         row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
         number = name | {"run": record.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
         longest = {f"layer {i}": of_layer for i, of_layer in enumerate(tokens.max(2).T)} | {"all": tokens.max((1, 2))}
@@ -322,55 +311,24 @@ def initial_memory(memory: Sequence[tuple[Record, str, Float[np.ndarray, "S laye
 # --- Differences ------------------------------------------------------------------------------------------------------
 
 
-def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
-    """(seeds in which only a holds, only b, two-sided p) by McNemar's exact test (1947)."""
-    only_a = sum(x and not y for x, y in zip(a, b, strict=True))
-    only_b = sum(y and not x for x, y in zip(a, b, strict=True))
-    p = float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-    return only_a, only_b, p
-
-
-def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """(mean of a - b over seeds, low, high) with a bootstrap interval of 95 % (percentiles of 10,000 resamples; Efron 1979).
-
-    nan for the interval of fewer than FEWEST seeds, which would be too narrow: of bimodal outcomes it holds the true mean in
-    about 70 % of cases with 3 seeds and 90 % with 10.
-    """
-    difference = np.subtract(a, b)
-    if len(difference) < FEWEST:
-        return float(difference.mean()), np.nan, np.nan
-    found = bootstrap(
-        (difference,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-        vectorized=True,
-    ).confidence_interval
-    return float(difference.mean()), float(found.low), float(found.high)
-
-
-def differences(record: Record) -> Table | None:
+def differences(record: Run) -> Table | None:
     """Every two variants of a run, paired by seed; None if there is only one."""
     variants = _variants(record)
     if len(variants) < 2:
         return None
-    language = record.is_text
+    score = record.task.score
     rows, raw = [], []
     for (name_a, a), (name_b, b) in itertools.combinations(variants.items(), 2):
-        if language:
-            pairs = [(x, y) for x, y in zip(a["best_loss"], b["best_loss"], strict=True) if None not in (x, y)]
-            values = np.exp(np.reshape(pairs, (-1, 2))).T
-        else:
-            values = [100 * np.asarray(s["best_accuracy"]) for s in (a, b)]
+        values = np.array([a.best, b.best])
+        values = values[:, np.isfinite(values).all(0)]
         row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
         number = dict(row)
-        for threshold in () if language else (CONVERGED_ACCURACY, SOLVED_ACCURACY):
-            only_a, only_b, p = mcnemar(*([x >= threshold for x in s["best_accuracy"]] for s in (a, b)))
+        for threshold in score.thresholds:
+            only_a, only_b, p = mcnemar(*([x >= threshold for x in s.best_accuracy] for s in (a, b)))
             row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
             at = f"{100 * threshold:.0f}"
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
-        what = "perplexity A − B" if language else "accuracy A − B, points"
+        what = "accuracy A − B, points" if score.unit else f"{score.name} A − B"
         mean, low, high = mean_difference(*values) if len(values[0]) else (np.nan,) * 3
         interval = f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else ""
         row[f"{what} [95 % interval]"] = f"{mean:+.2f}{interval}" if np.isfinite(mean) else "–"
@@ -449,9 +407,5 @@ def _pooled_share(d: Mapping[str, np.ndarray]) -> float:
     return float(np.nansum(d["role_share"] * total) / total.sum()) if total.sum() else np.nan
 
 
-def _variants(record: Record) -> dict[str, dict[str, Any]]:
-    return {} if record.summary is None else record.summary["variants"]
-
-
-def _count(steps: Sequence[int | None]) -> int:
-    return sum(step is not None for step in steps)
+def _variants(record: Run) -> dict[str, VariantOutcome]:
+    return record.outcomes

@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis import Run
+from loglinear_jax.analysis import TrainedVariant
 from loglinear_jax.config import build, default_config
 from loglinear_jax.runs import loop as experiment
 
 
 def tiny_config(**task):
-    config = default_config()
-    config.task.update({"name": "mqar", "seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
+    config = default_config(task="mqar")
+    config.task.update({"seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
     config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32, implementation="parallel")
     config.train.update(
         num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, eval_every=2, checkpoint_every=2,
@@ -22,7 +22,7 @@ def tiny_config(**task):
 
 @pytest.fixture
 def make_run():
-    """A Run of a model with other than its initial values, without a workdir."""
+    """A TrainedVariant of a model with other than its initial values, without a workdir."""
 
     def make(variant="mlp_softplus", **model):
         config = tiny_config()
@@ -34,7 +34,7 @@ def make_run():
         rng = np.random.default_rng(0)
         params = jax.tree.map(lambda x: np.float32(x + 0.3 * rng.normal(size=x.shape)), params)
         score = np.zeros(len(built.seeds))
-        return Run(
+        return TrainedVariant(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,
             metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score,
             diverged_step=score - 1,

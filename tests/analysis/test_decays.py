@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loglinear_jax.analysis.decays import initial_memory, longer_among
+from loglinear_jax.analysis.decays import initial_memory
 from loglinear_jax.config import ConfigError, build
-from loglinear_jax.runs.loading import load_record
+from loglinear_jax.runs.loading import read_run
+from loglinear_jax.statistics import longer_among
 from loglinear_jax.train import SeedTrainer
 
 
 def test_initial_memory_is_that_of_the_parameters_that_training_starts_from(workdir):
-    record = load_record(workdir)
+    record = read_run(workdir)
     memory = initial_memory(record, "mlp_softplus")
     built = build(record.config, "mlp_softplus")
     trainer = SeedTrainer(built.model, built.task, built.train)

@@ -1,7 +1,7 @@
 """Statistics against their definitions, and tables as files."""
 
 import csv
-import json
+import dataclasses
 import warnings
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy.stats import binom
 from loglinear_jax.analysis import complexity, paper, tables
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.figures import colors_of, draw_shares
-from loglinear_jax.analysis.tables import Table, mcnemar, mean_difference
+from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import (
     default_config,
     language_config,
@@ -22,8 +22,10 @@ from loglinear_jax.config import (
     released_language_config,
     robust_config,
 )
-from loglinear_jax.runs.loading import Record
-from loglinear_jax.runs.outcome import wilson_interval
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.statistics import growth_exponent, mcnemar, mean_difference
+from loglinear_jax.tasks import load_task
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
@@ -49,22 +51,19 @@ def test_mean_difference_has_the_interval_of_the_mean():
 
 def record(tmp_path, pairs=4, accuracies=None, **train):
     """A run in the paper's setting with three seeds."""
-    config = default_config()
-    config.task.update(name="mqar", seq_len=128, vocab_size=128, num_pairs=pairs)
+    config = default_config(task="mqar")
+    config.task.num_pairs = pairs
     config.train.update(train)
     accuracies = accuracies or {"linear": [0.99, 0.5, 0.3], "mlp_softplus": [0.99, 0.95, 0.2]}
     config.variants = ",".join(accuracies)
     variants = {}
     for name, best in accuracies.items():
-        converged = sum(x >= 0.9 for x in best)
-        variants[name] = dict(
+        variants[name] = VariantOutcome(
             metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
-            solved_step=[None] * len(best), diverged_step=[None] * len(best), last_step=2, mean_accuracy=np.mean(best),
-            std_accuracy=np.std(best, ddof=1), peak_accuracy=max(best), num_converged=converged, share_converged=converged / 3,
-            share_converged_interval=list(wilson_interval(converged, len(best))), median_solved_step=None,
-            params=10, lam_params=1, lam_params_percent=10.0, seconds=1.0,
+            solved_step=[None] * len(best), diverged_step=[None] * len(best), last_step=2, params=10, lam_params=1, seconds=1.0,
         )  # fmt: skip
-    return Record(tmp_path / f"kv{pairs}", config, {"variants": json.loads(json.dumps(variants))})
+    task = load_task(**config.task.to_dict())
+    return Run(tmp_path / f"kv{pairs}", config, task, RunSummary(variants))
 
 
 def test_differences_are_paired_by_seed(tmp_path):
@@ -138,7 +137,7 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
         warnings.simplefilter("error")  # of a layout that leaves the axes no room
         figure.draw_without_rendering()
     (first, *_) = tables.as_the_paper([*runs, record(tmp_path / "pre", pairs=8, warmup_steps=500)])
-    assert first.title == "MQAR, paper setting, by key-value pairs, length 128"
+    assert first.title == "MQAR, text setting, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
     titles = [table.title for table in tables.as_the_paper([*runs, record(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
@@ -154,8 +153,10 @@ def test_presets_are_named_among_changes(tmp_path):
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = record(tmp_path)
-    run.config.task = language_config().task
-    run.summary["variants"]["linear"]["best_loss"] = [None] * 3
+    outcomes = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}
+    outcomes["linear"] = dataclasses.replace(outcomes["linear"], best_loss=[None] * 3)
+    task = load_task(**language_config().task.to_dict())
+    run = dataclasses.replace(run, task=task, summary=RunSummary(outcomes))
     (row,) = tables.differences(run).rows
     assert row["seeds"] == "0" and row["perplexity A − B [95 % interval]"] == "–"
 
@@ -218,7 +219,7 @@ def test_cache_computes_once(tmp_path):
 @given(st.floats(0.1, 3), st.floats(0.01, 100))
 def test_growth_exponents(power, factor):
     lengths = 2.0 ** np.arange(4, 9)
-    assert complexity.growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
+    assert growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
 
 
 def test_memory_grows_as_theory_says(monkeypatch):
