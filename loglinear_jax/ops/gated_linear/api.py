@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops import common
+from loglinear_jax.ops.heads import accumulation_dtype, dot, merge_heads, split_heads
 from loglinear_jax.ops.checks import check_chunk_size, check_shapes
 from loglinear_jax.ops.decays import MIN_LOG_DECAY, decay_matrix, decay_to_end
-from loglinear_jax.ops.log_linear.chunkwise import fitting_chunk_size
+from loglinear_jax.ops.tree import fitting_chunk_size
 
 
 @functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision"))
@@ -43,25 +43,25 @@ def gated_linear_attention(
     length, groups = q.shape[1:3]
     chunk_size = fitting_chunk_size(length, chunk_size)
     num_chunks = -(-length // chunk_size)
-    dtype = common.accumulation_dtype(q, k, v)
+    dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
 
     def into_chunks(x):
         pad = [(0, 0)] * x.ndim
         pad[1] = (0, num_chunks * chunk_size - length)
         x = jnp.pad(x, pad).reshape(x.shape[0] * num_chunks, chunk_size, *x.shape[2:])
-        return common.split_heads(x, groups)
+        return split_heads(x, groups)
 
     def per_sequence(x):
         return x.reshape(-1, num_chunks, *x.shape[1:])
 
     q, k = (into_chunks(x)[:, :, 0] for x in (q, k))  # [B·N, G, C, K]
     values, log_decay = into_chunks(v), into_chunks(log_decay)  # [B·N, G, R, C, ...]
-    scores = common.dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None] * decay_matrix(log_decay)
-    out = common.dot("bgrts,bgrsv->bgrtv", scores.astype(v.dtype), values, precision)
+    scores = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None] * decay_matrix(log_decay)
+    out = dot("bgrts,bgrsv->bgrtv", scores.astype(v.dtype), values, precision)
 
     decayed = (decay_to_end(log_decay)[..., None] * values).astype(v.dtype)
-    state = per_sequence(common.dot("bgsk,bgrsv->bgrkv", k, decayed, precision))
+    state = per_sequence(dot("bgsk,bgrsv->bgrkv", k, decayed, precision))
     chunk_decay = per_sequence(jnp.exp(jnp.sum(log_decay, axis=-1)))[..., None, None]
 
     def combine(earlier, later):
@@ -74,7 +74,7 @@ def gated_linear_attention(
         state += through * first[:, None]
     before = jnp.concatenate([first[:, None], state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
     since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]
-    out += since * common.dot("bgtk,bgrkv->bgrtv", q, before, precision)
-    out = common.merge_heads(out)
+    out += since * dot("bgtk,bgrkv->bgrtv", q, before, precision)
+    out = merge_heads(out)
     out = out.reshape(-1, num_chunks * chunk_size, *out.shape[2:])[:, :length].astype(v.dtype)
     return (out, state[:, -1].reshape(out.shape[0], -1, *state.shape[-2:])) if return_state else out
