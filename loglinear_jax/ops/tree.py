@@ -57,7 +57,7 @@ def climb(
 def read_left_siblings(read: Callable, height: int, chunked: Sequence[tuple[Array, int]], state: Array) -> Array:
     """What `read` gives for the chunks whose bit `height` is set; 0 for the others. Returns [B, G, R, N, ...].
 
-    chunked: what `read` takes of each chunk, as (array, its axis of chunks). state [B, G, R, nodes, ...]: the nodes at `height`.
+    chunked: what `read` takes of each chunk, as (array, its axis of chunks). state [B, G, R, nodes, ...]: of the nodes there.
     read: function of these, in the same order, with the axis of chunks cut into (nodes, chunks of one), and of state; a node's
       chunks read the same state. Returns [B, G, R, nodes, chunks of one, ...].
     """

@@ -76,14 +76,14 @@ def _aligned_at_once(q, k, v, log_decay, lam, last, chunk_size, return_state, pr
         return into_sequence(out), None
 
     values = decay_to_end(log_decay)[..., None] * v
-    state = dot("bgnsk,bgrnsv->bgrnkv", k, values.astype(v.dtype), precision)
+    states = dot("bgnsk,bgrnsv->bgrnkv", k, values.astype(v.dtype), precision)
     chunk_decay = jnp.sum(log_decay, axis=-1)
     from_chunk = jnp.cumsum(log_decay, axis=-1)
     heights = tree_heights(num_chunks)
     # A split, whose gradient is one concatenation, not a padded sum for each level.
     lam_between = jax.lax.split(lam[..., levels_inside : levels_inside + heights], [1] * heights, axis=-1)
     tree = []
-    for height, (state, since_sibling) in enumerate(climb(state, chunk_decay)):
+    for height, (state, since_sibling) in enumerate(climb(states, chunk_decay)):
         read = jax.checkpoint(functools.partial(_read_left_siblings, height=height, precision=precision))
         out = out + read(q, lam_between[height][..., 0], since_sibling, from_chunk, state)
         tree.append((state, since_sibling))
