@@ -24,8 +24,13 @@ def check_chunk_size(chunk_size: int | None) -> None:
 def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
     """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
     check_chunk_size(chunk_size)
-    if implementation is not None and implementation not in get_args(Implementation):
-        names = ", ".join(map(repr, get_args(Implementation)))
+    check_implementation(implementation, Implementation)
+
+
+def check_implementation(implementation: str | None, implementations: object) -> None:
+    """Raises ValueError unless it is None or one of `implementations`, a Literal."""
+    if implementation is not None and implementation not in get_args(implementations):
+        names = ", ".join(map(repr, get_args(implementations)))
         raise ValueError(f"implementation must be one of {names} or None, got {implementation!r}")
 
 

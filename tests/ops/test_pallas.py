@@ -9,7 +9,7 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax import FenwickState, log_linear_attention, num_levels
-from loglinear_jax.ops import pallas
+from loglinear_jax.ops.log_linear import pallas
 
 from .inputs import outputs_and_gradients, random_inputs, relative_error
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 import pallas_kernels
 from loglinear_jax import log_linear_attention
 from pallas_kernels import fenwick_attention
-from tests.attention.inputs import ARGUMENTS, random_inputs, relative_error
+from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 
 pytestmark = pytest.mark.usefixtures("run_kernels")

@@ -13,7 +13,7 @@ from scipy import stats
 import pallas_kernels
 from loglinear_jax.lam import make_lam
 from pallas_kernels.lam import normal_distribution
-from tests.attention.inputs import relative_error
+from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 
 pytestmark = pytest.mark.usefixtures("run_kernels")

@@ -10,7 +10,7 @@ import pytest
 
 import pallas_kernels
 from pallas_kernels import UnsupportedError, fenwick_attention, support
-from tests.attention.inputs import random_inputs
+from tests.ops.inputs import random_inputs
 
 needs_no_gpu = pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
 

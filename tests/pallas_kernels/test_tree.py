@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention import _sum_over_reads, since_block_start
-from tests.attention.inputs import in_float64
+from tests.ops.inputs import in_float64
 
 
 @in_float64

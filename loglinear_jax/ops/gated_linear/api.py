@@ -1,20 +1,25 @@
-"""Gated linear attention with one state: log-linear attention with λ ≡ 1, at the cost of a single level. A baseline."""
+"""The public function: its checks, and the choice of a form."""
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops import common
-from loglinear_jax.ops.checks import check_chunk_size, check_shapes
-from loglinear_jax.ops.decays import MIN_LOG_DECAY, decay_matrix, decay_to_end
-from loglinear_jax.ops.log_linear.chunkwise import fitting_chunk_size
+from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_shapes
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.gated_linear.chunkwise import chunkwise
+from loglinear_jax.ops.gated_linear.parallel import parallel
+from loglinear_jax.ops.gated_linear.recurrent import recurrent
+from loglinear_jax.ops.heads import accumulation_dtype
+
+Implementation = Literal["parallel", "recurrent", "xla"]
 
 
-@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision"))
+@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision", "implementation"))
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -25,56 +30,40 @@ def gated_linear_attention(
     return_state: bool = False,
     chunk_size: int | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s, chunkwise in O(T) (Mamba-2's SSD, Dao & Gu 2024).
+    """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s (Mamba-2's SSD, Dao & Gu 2024): a baseline.
 
-    Arguments as in `log_linear_attention`, except that the state after earlier tokens is one matrix a head, in float32 or
-    wider. States pass from chunk to chunk by an associative scan. Returns o, or (o, state) with return_state.
+    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array.
+
+    Args:
+      q, k, v, log_decay, return_state, chunk_size, precision: as in `log_linear_attention`.
+      initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
+      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), or "xla" (chunkwise, O(T)), which
+        None stands for.
+
+    Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
     Raises:
-      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or a chunk_size that is
-        not a power of two.
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
+        not a power of two, or an unknown implementation.
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     if initial_state is not None:
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
-    length, groups = q.shape[1:3]
-    chunk_size = fitting_chunk_size(length, chunk_size)
-    num_chunks = -(-length // chunk_size)
-    dtype = common.accumulation_dtype(q, k, v)
+    check_implementation(implementation, Implementation)
+    dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-
-    def into_chunks(x):
-        pad = [(0, 0)] * x.ndim
-        pad[1] = (0, num_chunks * chunk_size - length)
-        x = jnp.pad(x, pad).reshape(x.shape[0] * num_chunks, chunk_size, *x.shape[2:])
-        return common.split_heads(x, groups)
-
-    def per_sequence(x):
-        return x.reshape(-1, num_chunks, *x.shape[1:])
-
-    q, k = (into_chunks(x)[:, :, 0] for x in (q, k))  # [B·N, G, C, K]
-    values, log_decay = into_chunks(v), into_chunks(log_decay)  # [B·N, G, R, C, ...]
-    scores = common.dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None] * decay_matrix(log_decay)
-    out = common.dot("bgrts,bgrsv->bgrtv", scores.astype(v.dtype), values, precision)
-
-    decayed = (decay_to_end(log_decay)[..., None] * values).astype(v.dtype)
-    state = per_sequence(common.dot("bgsk,bgrsv->bgrkv", k, decayed, precision))
-    chunk_decay = per_sequence(jnp.exp(jnp.sum(log_decay, axis=-1)))[..., None, None]
-
-    def combine(earlier, later):
-        return earlier[0] * later[0], earlier[1] * later[0] + later[1]
-
-    through, state = jax.lax.associative_scan(combine, (chunk_decay, state), axis=1)  # after each chunk
-    first = jnp.zeros_like(state[:, 0])
     if initial_state is not None:
-        first = initial_state.astype(dtype).reshape(first.shape)
-        state += through * first[:, None]
-    before = jnp.concatenate([first[:, None], state[:, :-1]], axis=1).reshape(-1, *state.shape[2:])
-    since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]
-    out += since * common.dot("bgtk,bgrkv->bgrtv", q, before, precision)
-    out = common.merge_heads(out)
-    out = out.reshape(-1, num_chunks * chunk_size, *out.shape[2:])[:, :length].astype(v.dtype)
-    return (out, state[:, -1].reshape(out.shape[0], -1, *state.shape[-2:])) if return_state else out
+        initial_state = initial_state.astype(dtype)
+    kwargs = dict(initial_state=initial_state, precision=precision)
+    if implementation == "parallel":
+        out, state = parallel(q, k, v, log_decay, **kwargs)
+    elif implementation == "recurrent":
+        out, state = recurrent(q, k, v, log_decay, **kwargs)
+    else:
+        out, state = chunkwise(q, k, v, log_decay, chunk_size=chunk_size, **kwargs)
+    out = out.astype(v.dtype)
+    return (out, state) if return_state else out

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity, num_levels
-from loglinear_jax.ops import common
 from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
@@ -19,6 +18,8 @@ from loglinear_jax.ops.checks import (
     check_state,
 )
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.levels import with_levels
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
@@ -100,16 +101,16 @@ def _attend(
     q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
 ):
     del interpreted
-    dtype = common.accumulation_dtype(q, k, v)
+    dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = lam.astype(dtype)
     out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
     q, k, v = (x.astype(widest) for x in (q, k, v))
     if initial_state is not None:
         levels = max(initial_state.levels.shape[2], lam.shape[-1])
-        lam = _with_levels(lam, levels, axis=3)
+        lam = with_levels(lam, levels, axis=3)
         initial_state = FenwickState(
-            levels=_with_levels(initial_state.levels.astype(dtype), levels, axis=2),
+            levels=with_levels(initial_state.levels.astype(dtype), levels, axis=2),
             position=jnp.asarray(initial_state.position, jnp.int32),
         )
 
@@ -164,13 +165,6 @@ def fenwick_step(
 def _step(state, q, k, v, log_decay, lam):
     levels, dtype = state.levels.shape[2], state.levels.dtype
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    lam = _with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
+    lam = with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
     out, new_state = recurrent.step(state, q, k, v, log_decay, lam)
     return out.astype(v.dtype), new_state
-
-
-def _with_levels(x, levels: int, axis: int):
-    """x with zeros for the levels that it lacks."""
-    pad = [(0, 0)] * x.ndim
-    pad[axis] = (0, max(levels - x.shape[axis], 0))
-    return jnp.pad(x, pad)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, fenwick_level
-from loglinear_jax.ops import common
+from loglinear_jax.ops.continuation import read_initial_state
 from loglinear_jax.ops.decays import decay_matrix
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
+from loglinear_jax.ops.levels import levels_after, select_level
 
 
 def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
@@ -16,26 +17,25 @@ def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=
     Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks.
     """
     groups = q.shape[2]
-    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
-    v, log_decay, lam = (common.split_heads(x, groups) for x in (v, log_decay, lam))
     start = 0 if initial_state is None else initial_state.position
+    tokens = k, v, log_decay
+    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+    v, log_decay, lam = (split_heads(x, groups) for x in (v, log_decay, lam))
     position = start + jnp.arange(q.shape[2], dtype=jnp.int32)
     level = fenwick_level(position[:, None], position)  # symmetric, so meaningless but harmless above the diagonal
 
-    decay = decay_matrix(log_decay)
-    scores = common.dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None]
-    weights = scores * decay * common.select_level(lam, level)
-    out = common.dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
+    scores = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None]
+    weights = scores * decay_matrix(log_decay) * select_level(lam, level)
+    out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
     if initial_state is not None:
-        from_initial, initial_at_end = common.read_initial_state(q, log_decay, lam, initial_state, precision)
+        from_initial, initial_at_end = read_initial_state(q, log_decay, lam, initial_state, precision)
         out += from_initial
+    out = merge_heads(out)
     if not return_state:
-        return common.merge_heads(out), None
-
-    in_level = jax.nn.one_hot(level[-1], lam.shape[-1], dtype=decay.dtype)
-    values = decay[..., -1, :, None] * v
-    levels = jnp.einsum("sl,bgsk,bgrsv->bgrlkv", in_level, k.astype(values.dtype), values, precision=precision)
+        return out, None
+    end = start + q.shape[2]
+    levels = levels_after(end - 1, *tokens, lam.shape[-1], first=start, precision=precision)
     if initial_state is not None:
-        levels += initial_at_end()
-    levels = levels.reshape(levels.shape[0], -1, *levels.shape[3:])
-    return common.merge_heads(out), FenwickState(levels=levels, position=position[-1] + 1)
+        at_end = initial_at_end()
+        levels += at_end.reshape(at_end.shape[0], -1, *at_end.shape[3:])
+    return out, FenwickState(levels=levels, position=jnp.asarray(end, jnp.int32))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
-from loglinear_jax.ops import common
+from loglinear_jax.ops.heads import accumulation_dtype
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
@@ -25,7 +25,7 @@ def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_attention`."""
     if initial_state is None:
         batch, _, heads, value_dim = v.shape
-        dtype = common.accumulation_dtype(q, k, v)
+        dtype = accumulation_dtype(q, k, v)
         initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
 
     def body(state, inputs):

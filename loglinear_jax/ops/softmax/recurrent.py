@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.softmax.parallel import dot_product_attention, rotate_by_position
+from loglinear_jax.ops.softmax.parallel import dot_product_attention
+from loglinear_jax.ops.softmax.rotary import rotate_by_position
 
 
 @flax.struct.dataclass
@@ -38,3 +39,15 @@ def attend_to_cache(
     seen = (jnp.arange(keys.shape[1]) <= position)[None, None, None, :]
     out = dot_product_attention(q, keys, values, mask=seen)
     return out, KeyValueCache(keys, values, position + 1)
+
+
+def recurrent(q, k, v):
+    """`attend_to_cache` of every token by `lax.scan`. Shapes as in `softmax_attention`."""
+
+    def step(cache, token):
+        out, cache = attend_to_cache(cache, *(x[:, None] for x in token))
+        return cache, out[:, 0]
+
+    empty = key_value_cache(k[:, :0], v[:, :0], k.shape[1])
+    _, out = jax.lax.scan(step, empty, tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v)))
+    return jnp.moveaxis(out, 0, 1)

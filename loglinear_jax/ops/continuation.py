@@ -1,4 +1,4 @@
-"""What the forms of log-linear attention share: head groups, level weights, and the part that reads an initial state."""
+"""How a sequence goes on from an initial state: the tokens' own part at any position, and what they read of the state."""
 
 from __future__ import annotations
 
@@ -6,41 +6,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import FenwickState, bucket_level_after, fenwick_level, num_levels
-
-
-def accumulation_dtype(*arrays) -> jnp.dtype:
-    """Dtype of decays, λ, states and sums: float32, or float64 if an input is."""
-    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
-
-
-def dot(subscripts: str, x: Array, y: Array, precision=None) -> Array:
-    """einsum that multiplies in x's dtype and accumulates in float32 (float64 for float64)."""
-    out_dtype = accumulation_dtype(x, y)
-    return jnp.einsum(subscripts, x, y.astype(x.dtype), precision=precision, preferred_element_type=out_dtype)
-
-
-def split_heads(x: Float[Array, "B T H ..."], groups: int) -> Float[Array, "B G R T ..."]:
-    """Heads split into groups of R = H/G that share a key, and brought before time."""
-    batch, length, heads = x.shape[:3]
-    x = x.reshape(batch, length, groups, heads // groups, *x.shape[3:])
-    return jnp.moveaxis(x, 1, 3)
-
-
-def merge_heads(x: Float[Array, "B G R T ..."]) -> Float[Array, "B T H ..."]:
-    """The inverse of `split_heads`."""
-    x = jnp.moveaxis(x, 3, 1)
-    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
-
-
-def select_level(lam: Float[Array, "... T L"], level: Int[Array, "T S"]) -> Float[Array, "... T S"]:
-    """lam[..., t, level[t, s]] as a chain of selects, which fuses (and differentiates) better than a gather."""
-    selected = jnp.zeros((), lam.dtype)
-    for index in range(lam.shape[-1]):
-        selected = jnp.where(level == index, lam[..., index, None], selected)
-    return jnp.broadcast_to(selected, (*lam.shape[:-1], level.shape[-1]))
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 
 
 def run_from(

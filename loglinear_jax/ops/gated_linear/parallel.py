@@ -1,0 +1,28 @@
+"""The quadratic form: the definition written as one masked matrix."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from loglinear_jax.ops.decays import decay_matrix, decay_to_end
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
+
+
+def parallel(q, k, v, log_decay, *, initial_state, precision=None):
+    """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} g_r) (q_t · k_s) v_s, in O(T²) time and memory, and the state [B, H, K, V] at the end.
+
+    Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks.
+    """
+    groups = q.shape[2]
+    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+    v, log_decay = split_heads(v, groups), split_heads(log_decay, groups)
+    weights = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None] * decay_matrix(log_decay)
+    out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
+    decayed = decay_to_end(log_decay)[..., None] * v
+    state = jnp.einsum("bgsk,bgrsv->bgrkv", k.astype(decayed.dtype), decayed, precision=precision)
+    if initial_state is not None:
+        first = initial_state.reshape(state.shape)
+        since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]
+        out += since * dot("bgtk,bgrkv->bgrtv", q, first, precision)
+        state += since[..., -1:, :] * first
+    return merge_heads(out), state.reshape(state.shape[0], -1, *state.shape[3:])

@@ -1,0 +1,67 @@
+"""What tokens have by level: λ of each pair's level, and the states that the last token's partition leaves."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.ops.decays import decay_to_end
+from loglinear_jax.ops.heads import dot
+
+
+def with_levels(x: Array, levels: int, axis: int) -> Array:
+    """x with zeros for the levels that it lacks."""
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, max(levels - x.shape[axis], 0))
+    return jnp.pad(x, pad)
+
+
+def select_level(lam: Float[Array, "... T L"], level: Int[Array, "T S"]) -> Float[Array, "... T S"]:
+    """lam[..., t, level[t, s]] as a chain of selects, which fuses (and differentiates) better than a gather."""
+    selected = jnp.zeros((), lam.dtype)
+    for index in range(lam.shape[-1]):
+        selected = jnp.where(level == index, lam[..., index, None], selected)
+    return jnp.broadcast_to(selected, (*lam.shape[:-1], level.shape[-1]))
+
+
+def levels_after(
+    last: int | Int[Array, ""],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    levels: int,
+    *,
+    first: int | Int[Array, ""] = 0,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B H L K V"]:
+    """The states at the levels of token `last`'s partition, from the tokens at positions first, first + 1, ... alone.
+
+    first and last may be traced; then every level takes a product over all tokens, else over its own bucket's.
+    """
+    groups = k.shape[2]
+    position = first + jnp.arange(v.shape[1], dtype=jnp.int32)
+    seen = position <= last
+    decay = jnp.swapaxes(decay_to_end(jnp.swapaxes(jnp.where(seen[:, None], log_decay, 0.0), 1, 2)), 1, 2)
+    values = jnp.where(seen[:, None], decay, 0.0)[..., None] * v
+
+    def bucket(k, values):
+        values = values.reshape(*values.shape[:2], groups, -1, values.shape[-1])
+        state = dot("bsgk,bsgrv->bgrkv", k, values, precision)
+        return state.reshape(v.shape[0], v.shape[2], *state.shape[3:])
+
+    if isinstance(last, int) and isinstance(first, int) and first == 0:
+        empty = jnp.zeros((v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]), log_decay.dtype)
+        states = [bucket(k[:, last : last + 1], values[:, last : last + 1])] + [empty] * (levels - 1)
+        for height in range(last.bit_length()):
+            if last >> height & 1:
+                end = last >> height << height
+                tokens = slice(end - (1 << height), end)
+                states[height + 1] = bucket(k[:, tokens], values[:, tokens])
+        return jnp.stack(states, axis=2)
+    level_of = fenwick_level(last, position)
+    states = jax.lax.map(
+        lambda level: bucket(k, jnp.where((level_of == level)[:, None, None], values, 0.0)), jnp.arange(levels)
+    )
+    return jnp.moveaxis(states, 0, 2)

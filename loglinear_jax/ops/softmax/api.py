@@ -1,0 +1,39 @@
+"""The public function: its checks, and the choice of a form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Array, Float
+
+from loglinear_jax.ops.checks import check_implementation, check_shapes
+from loglinear_jax.ops.softmax.parallel import parallel
+from loglinear_jax.ops.softmax.recurrent import recurrent
+
+Implementation = Literal["parallel", "recurrent"]
+
+
+def softmax_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "B T H V"]:
+    """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
+
+    Args:
+      q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
+      v: values, [B, T, H, V], H a multiple of G.
+      implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
+        "recurrent" (a scan over tokens with a cache of every key and value).
+
+    Returns o [B, T, H, V] in q's and k's dtype.
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
+        implementation.
+    """
+    check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"))
+    check_implementation(implementation, Implementation)
+    return recurrent(q, k, v) if implementation == "recurrent" else parallel(q, k, v)

@@ -1,0 +1,89 @@
+"""The binary tree over a sequence's chunks in plain JAX: how it is cut, built from the leaves up, and read.
+
+Chunk c reads, for each set bit i of c, the state of one left sibling: chunks [((c >> i) - 1) << i, (c >> i) << i). So only left
+children of the perfect binary tree over the chunks are ever read, and they are built with no scan over time. Arrays here have
+their chunks, or a height's nodes, on axis 3, behind [B, G, R].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from loglinear_jax.fenwick import left_sibling, num_levels, right_siblings, tree_heights
+
+DEFAULT_CHUNK = 64
+
+
+def fitting_chunk_size(length: int, chunk_size: int | None = None) -> int:
+    """chunk_size, or DEFAULT_CHUNK, but at most the smallest power of two that holds the sequence."""
+    return min(chunk_size or DEFAULT_CHUNK, 1 << (num_levels(length) - 1))
+
+
+def into_parts(x: Array, axis: int, size: int) -> Array:
+    """`axis` cut into two: parts of `size`, the last filled up with zeros, and the place in a part."""
+    parts = -(-x.shape[axis] // size)
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, parts * size - x.shape[axis])
+    return jnp.pad(x, pad).reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :])
+
+
+def climb(
+    state: Float[Array, "B G R N K V"], chunk_decay: Float[Array, "B G R N"]
+) -> Iterator[tuple[Float[Array, "B G R nodes K V"], Float[Array, "B G R N"]]]:
+    """At each height: (the state of every node there, the log decay from the end of each chunk's left sibling to the chunk).
+
+    state, chunk_decay: of each chunk, the state at its end from its own tokens, and its tokens' log decay in all.
+    """
+    chunks = np.arange(chunk_decay.shape[-1])
+    since_sibling = jnp.zeros_like(chunk_decay)
+    node_decay = chunk_decay
+    for height in range(tree_heights(len(chunks))):
+        yield state, since_sibling
+        # One level up: parent = right child + what is left of the left child after it.
+        nodes = state.shape[3] // 2
+        left, right = (state[:, :, :, side : 2 * nodes : 2] for side in (0, 1))
+        left_decay, right_decay = (node_decay[..., side : 2 * nodes : 2] for side in (0, 1))
+        is_right, sibling = left_sibling(chunks, height)
+        since_sibling = since_sibling + jnp.where(is_right == 1, node_decay[..., sibling], 0)
+        state = right + jnp.exp(right_decay)[..., None, None] * left
+        node_decay = left_decay + right_decay
+
+
+def read_left_siblings(read: Callable, height: int, chunked: Sequence[tuple[Array, int]], state: Array) -> Array:
+    """What `read` gives for the chunks whose bit `height` is set; 0 for the others. Returns [B, G, R, N, ...].
+
+    chunked: what `read` takes of each chunk, as (array, its axis of chunks). state [B, G, R, nodes, ...]: of the nodes there.
+    read: function of these, in the same order, with the axis of chunks cut into (nodes, chunks of one), and of state; a node's
+      chunks read the same state. Returns [B, G, R, nodes, chunks of one, ...].
+    """
+    x, axis = chunked[0]
+    num_chunks = x.shape[axis]
+    block = 1 << height
+    pairs, partial = right_siblings(num_chunks, height)
+
+    def blocks(x, axis, start, count, size):
+        x = jax.lax.slice_in_dim(x, start, start + count * size, axis=axis)
+        return x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+
+    added = []
+    if pairs:
+        right = (
+            jax.lax.slice_in_dim(blocks(x, axis, 0, pairs, 2 * block), block, 2 * block, axis=axis + 1)
+            for x, axis in chunked
+        )
+        full = read(*right, state[:, :, :, : 2 * pairs : 2])
+        full = jnp.pad(full, [(0, 0)] * 4 + [(block, 0)] + [(0, 0)] * (full.ndim - 5))
+        added.append(full.reshape(*full.shape[:3], 2 * block * pairs, *full.shape[5:]))
+    if partial:
+        start = num_chunks - partial
+        right = (blocks(x, axis, start, 1, partial) for x, axis in chunked)
+        last = read(*right, state[:, :, :, 2 * pairs : 2 * pairs + 1])[:, :, :, 0]
+        added.append(jnp.pad(last, [(0, 0)] * 3 + [(start - 2 * block * pairs, 0)] + [(0, 0)] * (last.ndim - 4)))
+    added = jnp.concatenate(added, axis=3)
+    missing = num_chunks - added.shape[3]
+    return jnp.pad(added, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (added.ndim - 4))
