@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from loglinear_jax.runs import loop as experiment
-from loglinear_jax.analysis import load_record, load_run
+from loglinear_jax.runs import load_run, read_run
 from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
 from loglinear_jax.commands.train import main
 from loglinear_jax.config import ConfigError, default_config
@@ -381,7 +381,7 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     assert not sizes  # so short a run does not compile again
     monkeypatch.setattr("loglinear_jax.runs.idle_seeds.steps_worth_compiling", lambda: 5)
     experiment.run(config, some)
-    curves = [load_record(path).metrics("linear") for path in (every, some)]
+    curves = [read_run(path).metrics("linear") for path in (every, some)]
     stopped = np.isnan(curves[0]["train_loss"][-1])
     assert 0 < stopped.sum() < 8 and any(rows is not None and rows.size <= 4 for rows in sizes)
     for name in curves[0]:
