@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import textwrap
 from pathlib import Path
 
 from loglinear_jax.commands.arguments import BadInput, Parser
@@ -94,7 +95,7 @@ def _join_others(args: argparse.Namespace) -> None:
 
 def _config_help(arguments: list[str]) -> str:
     """The configs there are; of the config that the arguments choose: its docstring, presets and settings."""
-    from loglinear_jax.config import ConfigError
+    from loglinear_jax.config import ConfigError, describe_settings
     from loglinear_jax.config.files import chosen_file, config_names, load_config_file, read_config_arguments
 
     chosen = chosen_file(arguments)
@@ -105,18 +106,16 @@ def _config_help(arguments: list[str]) -> str:
         config = read_config_arguments(arguments).config
     except ConfigError as error:
         raise BadInput(error) from error
-    from tabulate import tabulate
-
-    from loglinear_jax.config import describe_settings, flat_settings
-
-    values = flat_settings(config)
     presets = [(f"{name}N" if name.endswith("=") else name, inspect.getdoc(f)) for name, f in file.presets.items()]
-    settings = [(s.name, repr(values[s.name]), s.meaning) for s in describe_settings(config)]
-
-    def columns(rows, widths):
-        return tabulate(rows, tablefmt="plain", maxcolwidths=widths)
-
+    settings = [(f"{s.name} = {s.default!r}", s.meaning) for s in describe_settings(config)]
     return (
-        f"\n{file.path}\n\n{file.docstring}\n\npresets:\n\n{columns(presets, [None, 90])}\n\n"
-        f"settings, each with its value:\n\n{columns(settings, [None, 30, 60])}\n"
+        f"\n{file.path}\n\n{file.docstring}\n\npresets, joined by commas:\n{_definitions(presets)}\n"
+        f"settings, each with its value here:\n{_definitions(settings)}"
+    )
+
+
+def _definitions(items: list[tuple[str, str]]) -> str:
+    """Each term on a line, what it means below it."""
+    return "".join(
+        f"  {term}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 100), ' ' * 8)}\n" for term, text in items
     )
