@@ -75,5 +75,5 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
-        print(f"{name}: {missing} is not installed: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
+        print(f"{name}: needs {missing}: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
         return BAD_INPUT

@@ -39,7 +39,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loglinear_jax.analysis.figures import draw_learning_curves
+    import matplotlib  # noqa: F401  # for the curves: if it is missing, that shows before training
+
     from loglinear_jax.config import ConfigError
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
     elif is_main():
+        from loglinear_jax.analysis.figures import draw_learning_curves
+
         draw_learning_curves(workdir, Workdir(workdir).curves_file)
         print(outcome_table(result.summary.variants))
         print(f"\nWritten to {workdir.absolute()}")

@@ -17,13 +17,13 @@ SMALL = [
     "--config.train.num_train=4",
     "--config.train.num_validation=2",
     "--config.train.steps_per_dispatch=3",
-    "--config.train.eval_every=6",
+    "--config.train.eval_every=50",
 ]
 
 
 def test_a_step_and_an_evaluation_are_timed_apart():
     measured = training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=4)
-    both = (measured["step_ms"] + measured["evaluation_ms"] / 6) / 4  # four seeds
+    both = (measured["step_ms"] + measured["evaluation_ms"] / 50) / 4  # four seeds
     assert measured["ms_per_seed_and_step"] == pytest.approx(both) and both > 0
 
 
@@ -44,7 +44,8 @@ def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatc
         (32, "float32", None),
         (32, "float32", "xla"),
     ]
-    assert "| MQAR, length 128, 32 pairs | 32      | 0.75      | 0.75                 |" in capsys.readouterr().out
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "32", "0.75", "0.75"]
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["command"] == " ".join(["loglinear_jax", *arguments])
     assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75
