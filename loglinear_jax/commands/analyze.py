@@ -18,6 +18,7 @@ from pathlib import Path
 from loglinear_jax.commands.arguments import BadInput, comma_separated, whole_number
 
 HELP = "figures, tables and a report of runs"
+EXTRA = "analysis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from loglinear_jax.commands.arguments import BadInput, whole_number
 
 HELP = "text from a trained language model"
+EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

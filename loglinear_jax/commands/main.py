@@ -1,7 +1,7 @@
 """The command `loglinear_jax`: finds the file beside this one that the first argument names, and runs it.
 
 A command is a file with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
-BadInput. It imports JAX only inside these functions, so that `loglinear_jax --help` is quick.
+BadInput; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that `loglinear_jax --help` is quick.
 
 Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out; 2 bad input, with one line on stderr;
 130 interrupted with nothing to save.
@@ -22,9 +22,9 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {
-    "train": ("grain", "matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
+    "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
     "text": (
-        "array_record", "filelock", "huggingface_hub", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"
+        "array_record", "filelock", "grain", "huggingface_hub", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"
     ),
     "analysis": ("jinja2",),
 }  # fmt: skip
@@ -75,5 +75,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
+        if extra == "train":  # which every command needs, and the command's own extra includes
+            extra = getattr(known[command], "EXTRA", extra)
         print(f"{name}: needs {missing}: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
         return BAD_INPUT

@@ -1,15 +1,16 @@
 """The command line as a user meets it: help, exit codes, what is missing."""
 
 import json
-import shutil
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from loglinear_jax.commands import generate, train
-from loglinear_jax.commands.main import find_commands, main
+from loglinear_jax.commands import train
+from loglinear_jax.commands.main import EXTRAS, find_commands, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,13 +47,39 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert out == "" and err.startswith(message) and err.count("\n") == 1
 
 
-def test_an_extra_that_is_missing_is_named(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["train"], "ml_collections", "train"),
+        (["train"], "tokenizers", "text"),
+        (["analyze", "--workdir=x", "--out=y"], "scipy", "analysis"),
+        (["generate", "--workdir=x", "--prompt=y"], "grain", "text"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(command, missing, extra, monkeypatch, capsys):
     def run(args):
-        import tokenizers.nothing  # noqa: F401
+        raise ModuleNotFoundError(name=f"{missing}.part")
 
-    monkeypatch.setattr(generate, "run", run)
-    assert main(["generate", "--workdir=x", "--prompt=y"]) == 2
-    assert capsys.readouterr().err == "loglinear_jax generate: needs tokenizers: pip install 'loglinear_jax[text]'\n"
+    monkeypatch.setattr(find_commands()[command[0]], "run", run)
+    assert main(command) == 2
+    wanted = f"loglinear_jax {command[0]}: needs {missing}: pip install 'loglinear_jax[{extra}]'\n"
+    assert capsys.readouterr().err == wanted
+
+
+def test_every_dependency_of_an_extra_is_known_to_the_command_line():
+    """By the names that are imported, where they differ from those that are installed."""
+    imported = {"absl-py": "absl", "ml-collections": "ml_collections", "tensorflow-datasets": "tensorflow_datasets"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        names = {re.split(r"[\[<>=]", requirement)[0] for requirement in extras[extra]} - {"loglinear_jax"}
+        names -= {"absl-py", "orbax-checkpoint"}  # Flax brings them
+        assert {imported.get(name, name) for name in names} == set(modules)
+
+
+def test_the_version_stands_in_the_citation_and_the_changelog():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert (ROOT / "CHANGELOG.md").read_text().split("## [")[1].startswith(f"{version}] - ")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
@@ -105,4 +132,3 @@ def test_a_config_is_found_by_name_from_any_folder(tmp_path):
     assert (workdir / "learning_curves.png").exists() and str(workdir) in done.stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["command"] == " ".join(["python", "run.py", *command[2:]])
-    shutil.rmtree(workdir)
