@@ -1,7 +1,8 @@
 """The command `loglinear_jax`: finds the file beside this one that the first argument names, and runs it.
 
 A command is a file with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
-BadInput; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that `loglinear_jax --help` is quick.
+BadInput; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
+`loglinear_jax --help` is quick.
 
 Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out; 2 bad input, with one line on stderr;
 130 interrupted with nothing to save.
