@@ -1,6 +1,8 @@
 """Trains what a config says: python run.py --config=configs/selective_copy.py:smoke"""
 
-from loglinear_jax.commands.train import main
+import sys
+
+from loglinear_jax.commands.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(command="train", called="python run.py"))

@@ -1,7 +1,19 @@
 """Log-linear attention with adaptive λ, in JAX."""
 
-from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels
-from loglinear_jax.ops import fenwick_step, gated_linear_attention, log_linear_attention
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels
+    from loglinear_jax.ops import fenwick_step, gated_linear_attention, log_linear_attention
+
+# Imported when first used, so that the command line starts without JAX.
+_MODULES = {
+    "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels"),
+    "ops": ("fenwick_step", "gated_linear_attention", "log_linear_attention"),
+}
 
 __all__ = [
     "FenwickState",
@@ -12,3 +24,14 @@ __all__ = [
     "log_linear_attention",
     "num_levels",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """Text from a trained language model: the prompt in the chunkwise form, then one token at a time from O(log T) states.
 
-python -m loglinear_jax.generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
+The command line is in loglinear_jax.commands.generate.
 """
 
 from __future__ import annotations
@@ -13,16 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
-from absl import logging as absl_logging
 from jaxtyping import Array, Float, Int
-from tokenizers.decoders import DecodeStream
 
-from loglinear_jax.analysis import load_run
-from loglinear_jax.config import ConfigError
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
-from loglinear_jax.text import load_tokenizer
 
 
 def generate(
@@ -129,63 +122,7 @@ def sample(
     return jax.random.categorical(key, logits, axis=-1)
 
 
-def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "a run of run.py", required=True)
-    flags.DEFINE_string("variant", None, "which variant of it; needed if it has several")
-    flags.DEFINE_integer("model_seed", None, "which seed's parameters; the first if not given")
-    flags.DEFINE_string("prompt", None, "text to go on from", required=True)
-    flags.DEFINE_integer("num_tokens", 100, "tokens to add")
-    flags.DEFINE_float("temperature", 1.0, "logits are divided by it; 0: the likeliest token")
-    flags.DEFINE_integer("top_k", None, "only that many likeliest tokens")
-    flags.DEFINE_float("top_p", None, "only the fewest tokens with this probability together")
-    flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0, upper_bound=2**32 - 1)
-    flags.DEFINE_string("stop", None, "end after this token, given as its text")
-
-
-def main(argv: list[str]) -> None:
-    """Streams the text to standard output."""
-    args = flags.FLAGS
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
-    try:
-        run = load_run(args.workdir, args.variant)
-        if not isinstance(run.model, LanguageModel):
-            raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
-        tokenizer = load_tokenizer(str(run.workdir))
-        stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
-        if stop is not None and len(stop) != 1:
-            raise ValueError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")
-        prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
-        if not prompt:
-            raise ValueError("prompt is empty: expected some text to go on from")
-        model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
-        if model_seed not in run.seeds:
-            raise ValueError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
-        tokens = stream(
-            run.model,
-            run.params(model_seed),
-            np.asarray([prompt]),
-            args.num_tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            seed=args.seed,
-            stop_token=None if stop is None else stop[0],
-        )
-    except (ConfigError, NoReadableCheckpoint, ValueError) as error:
-        print("generate:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
-    print(args.prompt, end="", flush=True)
-    ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
-    for (token,) in tokens:
-        ids.append(int(token))
-        if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
-            print(text, end="", flush=True)
-            written += len(text)
-    print(tokenizer.decode(ids)[written:])
-
-
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="generate", called="python -m loglinear_jax.generate"))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.benchmarks.model_speed import cache_shapes, size_in_bytes, time_training
+from loglinear_jax.benchmarks.language_model import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.statistics import growth_exponent

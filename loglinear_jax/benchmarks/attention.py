@@ -1,7 +1,7 @@
 """Time and memory of log-linear attention and its peers against T, on the machine at hand.
 
-    python -m loglinear_jax.benchmarks.attention                                       # what a CPU can do
-    python -m loglinear_jax.benchmarks.attention --preset=language --output=bench      # a GPU; writes bench.json and bench.png
+    loglinear_jax benchmark attention                                       # what a CPU can do
+    loglinear_jax benchmark attention --preset=language --output=bench      # a GPU; writes bench.json and bench.png
 
 Peers: our own forms by name; "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through
 jax.nn with head dim V; and "fla", chunk_log_linear_attn of flash-linear-attention, where torch and fla are installed.
@@ -10,25 +10,20 @@ Times are medians of queued calls over inputs that take turns. Memory is the pea
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 import numpy as np
-from absl import app, flags
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import timing
-from loglinear_jax.commands.list_flags import define_list, one_of, size
+from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops import gated_linear_attention, log_linear_attention
 from loglinear_jax.ops.log_linear.api import Implementation
@@ -38,14 +33,11 @@ PRESETS = {
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
 }
-PRESET = flags.DEFINE_enum("preset", "small", list(PRESETS), "shapes")
-LENGTHS = define_list("lengths", [256 << n for n in range(8)], "tokens", size)
-REPEATS = flags.DEFINE_integer("repeats", 10, "timed repeats, of which the median counts")
-MAX_SCORES = flags.DEFINE_integer("max_scores", 1 << 26, "skip the parallel form above this many scores (B·H·T²)")
-OUTPUT = flags.DEFINE_string("output", None, "write OUTPUT.json and OUTPUT.png")
+HELP = "time and memory of the attention against T, beside peers"
 
 # Inputs take turns until they have at least this many bytes, more than any GPU's cache.
 ROTATED_BYTES, MAX_SETS = 256 << 20, 6
+MAX_SCORES = 1 << 26
 GROWTH = 8
 
 
@@ -100,12 +92,11 @@ JAX_PEERS = {"flash": flash, "gated_linear": gated_linear} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
 ALL_PEERS = (*JAX_PEERS, "fla")
-PEERS = define_list("peers", ["xla", "parallel"], f"what to time, of {', '.join(ALL_PEERS)}", one_of(ALL_PEERS))
 
 
-def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
-    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX."""
-    if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > MAX_SCORES.value:
+def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES) -> dict[str, float]:
+    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX. Raises Skip if it can't be timed here."""
+    if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
@@ -124,24 +115,14 @@ def time_jax(name: str, preset: dict, length: int) -> dict[str, float]:
     result = {}
     for kind, call in (("forward", forward), ("both", both)):
         result[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
-        result[f"{kind}_ms"] = timing.median_ms(timing.compile_over(call, inputs), len(inputs), REPEATS.value)
+        result[f"{kind}_ms"] = timing.median_ms(timing.compile_over(call, inputs), len(inputs), repeats)
     return result
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy on the device."""
-    size = 1 << (30 if jax.default_backend() == "gpu" else 26)
-    arrays = [(jnp.full((size // 4,), 0.5),) for _ in range(2)]
-    ms = timing.median_ms(
-        timing.compile_over(lambda x: -x, arrays), len(arrays), repeats=20, min_ms=100.0
-    )  # long enough for clocks to rise
-    return 2 * size / (ms * 1e-3)
 
 
 # --- flash-linear-attention, in torch -----------------------------------------------------------------------------------
 
 
-def time_fla(preset: dict, length: int) -> dict[str, float]:
+def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
     """The same of fla's kernel, in torch, in this process."""
     try:
         import torch
@@ -192,7 +173,7 @@ def time_fla(preset: dict, length: int) -> dict[str, float]:
                 call(*arguments)
             return Wait()
 
-        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), REPEATS.value)
+        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
     if length <= 4096:
         ours = log_linear_attention(*draw_inputs(preset, length, 0)[:5])
         theirs = forward(*inputs[0]).float().cpu().numpy()
@@ -215,17 +196,26 @@ def release_memory() -> None:
 
 
 def measure(
-    preset: dict, lengths: list[int], peers: list[str], save: Callable[[dict], None]
+    preset: dict,
+    lengths: list[int],
+    peers: list[str],
+    repeats: int = 10,
+    max_scores: int = MAX_SCORES,
+    save: Callable[[dict], None] = lambda results: None,
 ) -> dict[str, dict[int, dict]]:
     """peer -> length -> times and bytes; a length that cannot run is left out, and the reason printed.
 
-    `save` is called with what there is after each length.
+    repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
+    called with what there is after each length.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     for length in lengths:
         for peer in peers:
             try:
-                found = time_fla(preset, length) if peer == "fla" else time_jax(peer, preset, length)
+                if peer == "fla":
+                    found = time_fla(preset, length, repeats)
+                else:
+                    found = time_jax(peer, preset, length, repeats, max_scores)
                 results[peer][length] = found
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
@@ -266,7 +256,10 @@ STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
 
 def draw(results: dict, title: str, path: Path) -> None:
     """Time of the forward pass, of both passes, and memory, against T; log-log."""
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    axes = figure.subplots(1, 3)
     panels = (
         ("forward_ms", 1, "forward (ms)"),
         ("both_ms", 1, "forward + backward (ms)"),
@@ -286,32 +279,53 @@ def draw(results: dict, title: str, path: Path) -> None:
     axes[0].legend(fontsize=9)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    preset, lengths = PRESETS[PRESET.value], sorted(LENGTHS.value)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", choices=list(PRESETS), default="small", help="shapes (default: %(default)s)")
+    parser.add_argument(
+        "--lengths",
+        type=comma_separated(size),
+        default=[256 << n for n in range(8)],
+        help="tokens (default: 256 to 32768)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=comma_separated(one_of(ALL_PEERS)),
+        default=["xla", "parallel"],
+        help=f"what to time, of {', '.join(ALL_PEERS)} (default: xla,parallel)",
+    )
+    parser.add_argument("--repeats", type=size, default=10, help="timed repeats, of which the median counts")
+    parser.add_argument(
+        "--max_scores", type=size, default=MAX_SCORES, help="skip the parallel form above this many scores (B·H·T²)"
+    )
+    common.add_output(parser, (".json", ".png"))
+
+
+def run(args: argparse.Namespace) -> int:
+    preset, lengths = PRESETS[args.preset], sorted(args.lengths)
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
-    machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
-    bandwidth = copy_bandwidth()
+    origin = common.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}
-    copy = {n: dict(forward_ms=1e3 * moved[n][0] / bandwidth, both_ms=1e3 * moved[n][1] / bandwidth) for n in lengths}
+    bandwidth = {"at_start": timing.steady(timing.copy_bandwidth)}
 
-    def save(results):
-        if OUTPUT.value:
-            path = Path(OUTPUT.value)
-            record = dict(machine=machine, **preset, copy_bytes_per_second=bandwidth, results=results)
-            path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-            draw(results | {"copy": copy}, f"{machine}, {shape}", path.with_suffix(".png"))
+    def copy() -> dict[int, dict]:
+        best = max(bandwidth.values())
+        return {n: dict(forward_ms=1e3 * moved[n][0] / best, both_ms=1e3 * moved[n][1] / best) for n in lengths}
 
-    results = measure(preset, lengths, PEERS.value, save)
-    print(f"\n{machine}, {shape}, copy {bandwidth / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
-    print(table(results | {"copy": copy}, lengths, "ms", 1))
+    def save(results: dict) -> None:
+        record = origin | preset | {"copy_bytes_per_second": max(bandwidth.values())}
+        record |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
+        common.write_record(args.output, record | {"results": results})
+        if args.output:
+            draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", args.output.with_suffix(".png"))
+
+    results = measure(preset, lengths, args.peers, args.repeats, args.max_scores, save)
+    bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
+    save(results)
+    best = max(bandwidth.values())
+    print(f"\n{origin['machine']}, {shape}, copy {best / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
+    print(table(results | {"copy": copy()}, lengths, "ms", 1))
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))
-
-
-if __name__ == "__main__":
-    app.run(main)
+    return 0

@@ -1,25 +1,127 @@
 """Speed of the language model: training steps, as tokens per second and model FLOP utilisation; decoding against length.
 
-python -m loglinear_jax.benchmarks.language_model --what=training
-python -m loglinear_jax.benchmarks.language_model --what=decoding --mixers=log_linear,softmax
+loglinear_jax benchmark language --what=training
+loglinear_jax benchmark language --what=decoding --mixers=log_linear,softmax
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
-from pathlib import Path
+import time
 from typing import Any, NamedTuple
 
 import jax
-from absl import app, flags
+import jax.numpy as jnp
+import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks.model_speed import matmul_rate, time_decoding, time_training
-from loglinear_jax.commands.list_flags import define_list, one_of, size
+from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.mixers import MIXERS
-from loglinear_jax.models import LanguageSettings
+from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.tasks import Task
+from loglinear_jax.train import PRECISIONS, ManySeeds, SeedTrainer, TrainSettings, device_mesh
 
+HELP = "speed of the language model: training, and decoding behind many tokens"
 PARTS = ("training", "decoding")
+
+
+def matmul_flops_per_token(params: Any) -> float:
+    """Of a training step: 6 for each weight of a matrix product; embeddings are looked up, attention itself not counted."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    matrices = [x.size for path, x in leaves if x.ndim == 2 and "embed" not in str(path) and "conv" not in str(path)]
+    return 6.0 * sum(matrices)
+
+
+def time_training(
+    settings: LanguageSettings,
+    batch: int,
+    length: int,
+    *,
+    num_seeds: int = 1,
+    steps: int = 20,
+    repeats: int = 3,
+    precision: str | None = None,
+) -> dict[str, float]:
+    """Milliseconds of a step of all seeds, tokens per second, FLOP/s of the matrix products, and the devices used.
+
+    steps: in one dispatch, of which `repeats` are timed. precision: as train.precision; settings.dtype if None.
+    """
+    model = LanguageModel(settings)
+    train = TrainSettings(
+        num_steps=100_000, batch_size=batch, learning_rate=3e-4, warmup_steps=500, schedule="cosine", weight_decay=0.1,
+        stream=True, stop_at=None, precision=precision or settings.dtype,
+    )  # fmt: skip
+    seeds = list(range(num_seeds))
+    task = Task(length, settings.vocab_size)  # its batches are given below
+    many = ManySeeds(SeedTrainer(model, task, train), seeds, device_mesh(len(seeds), batch))
+    state = many.init(many.seeds)
+    flops = matmul_flops_per_token(jax.tree.map(lambda x: x[0], state.params))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, settings.vocab_size, (num_seeds, steps, batch, length + 1), np.int32)
+    data = {"batches": many.place("batches", (tokens[..., :-1], tokens[..., 1:]))}
+    state = many.train_steps(state, data, steps)
+    times = []
+    for _ in range(repeats):
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        state = many.train_steps(state, data, steps)
+        jax.block_until_ready(state)
+        times.append(time.perf_counter() - start)
+    seconds = float(np.median(times)) / steps
+    rate = num_seeds * batch * length / seconds
+    return {"ms": 1e3 * seconds, "tokens_per_second": rate, "flops": rate * flops, "devices": many.mesh.size}
+
+
+def cache_shapes(settings: LanguageSettings, length: int) -> Any:
+    """Shapes and dtypes of what one sequence remembers while decoding, with room for `length` tokens."""
+    model, tokens = LanguageModel(settings), jnp.zeros((1, 1), jnp.int32)
+
+    def prefill():
+        return model.apply(model.init(jax.random.key(0), tokens), tokens, length, method="prefill")[1]
+
+    return jax.eval_shape(prefill)
+
+
+def size_in_bytes(shapes: Any) -> int:
+    """Of all arrays of a tree."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64) -> dict[str, float]:
+    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches.
+
+    decoded: tokens in one dispatch, of which five are timed.
+    """
+    model = LanguageModel(settings)
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    # What is remembered does not matter for the time, only its size and position.
+    first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
+    shapes = cache_shapes(settings, length)
+    caches = jax.tree.map(lambda x: jnp.full(x.shape, first if x.shape == () else 0, x.dtype), shapes)
+
+    @functools.partial(jax.jit, donate_argnums=(1,))
+    def decode(params, caches):
+        def step(carry, _):
+            token, caches = carry
+            logits, caches = model.apply(params, token, caches, method="step")
+            return (jnp.argmax(logits, axis=-1).astype(jnp.int32), caches), None
+
+        return jax.lax.scan(step, (tokens[:, 0], caches), length=decoded)[0][1]
+
+    caches = jax.block_until_ready(decode(params, caches))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        caches = jax.block_until_ready(decode(params, caches))
+        times.append(time.perf_counter() - start)
+    return {"ms": 1e3 * float(np.median(times)) / decoded, "bytes": size_in_bytes(shapes)}
+
+
+# --- The command --------------------------------------------------------------------------------------------------------
 
 
 class Shape(NamedTuple):
@@ -30,75 +132,71 @@ class Shape(NamedTuple):
     def read(cls, text: str) -> Shape:
         batch, times, length = text.partition("x")
         if not times:
-            raise ValueError(f"expected batch x length such as 8x512, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected batch x length such as 8x512, got {text!r}")
         return cls(size(batch), size(length))
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.length}"
 
 
-WHAT = define_list("what", PARTS, "what to time", one_of(PARTS))
-MIXER = define_list("mixers", ["log_linear", "softmax"], f"of {', '.join(MIXERS)}", one_of(MIXERS))
-LAM = flags.DEFINE_string("lam", "mlp_softplus", "λ of log_linear")
-HIDDEN = flags.DEFINE_integer("hidden", 512, "width of the model")
-LAYERS = flags.DEFINE_integer("layers", 6, "blocks")
-VOCAB = flags.DEFINE_integer("vocab", 50_257, "vocabulary")
-PRECISION = flags.DEFINE_string("precision", "bfloat16", "as train.precision")
-SEEDS = flags.DEFINE_integer("seeds", 1, "seeds trained at once")
-SHAPES = define_list("shapes", ["8x512", "64x512", "4x8192"], "batch x length of training steps", Shape.read)
-REMAT = flags.DEFINE_string("remat", "none", "as model.remat")
-STEPS = flags.DEFINE_integer("steps", 20, "training steps in one dispatch, of which three are timed")
-LENGTHS = define_list("lengths", [1024, 16384, 262144, 1048576], "tokens before the decoded ones", size)
-DECODED = flags.DEFINE_integer("decoded", 64, "tokens decoded in one dispatch, of which five are timed")
-OUTPUT = flags.DEFINE_string("output", None, "write OUTPUT.json")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
+        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
+
+    def add_list(name: str, default: str, help: str, item: Any) -> None:
+        add(name, default, help, type=comma_separated(item))
+
+    add_list("what", ",".join(PARTS), "what to time", one_of(PARTS))
+    add_list("mixers", "log_linear,softmax", f"of {', '.join(MIXERS)}", one_of(tuple(MIXERS)))
+    add("lam", "mlp_softplus", "λ of log_linear")
+    add("hidden", 512, "width of the model, in heads of 64", type=size)
+    add("layers", 6, "blocks", type=size)
+    add("vocab", 50_257, "vocabulary", type=size)
+    add("precision", "bfloat16", "as train.precision", choices=tuple(PRECISIONS))
+    add("seeds", 1, "seeds trained at once", type=size)
+    add_list("shapes", "8x512,64x512,4x8192", "batch x length of training steps", Shape.read)
+    add("remat", "none", "as model.remat")
+    add("steps", 20, "training steps in one dispatch, of which three are timed", type=size)
+    add_list("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
+    add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)
+    common.add_output(parser)
 
 
-def settings_of(mixer: str, max_length: int) -> LanguageSettings:
-    heads = HIDDEN.value // 64
-    dtype = "bfloat16" if PRECISION.value == "bfloat16" else "float32"
-    return LanguageSettings(
-        VOCAB.value, max_length, mixer=mixer, lam=LAM.value, hidden=HIDDEN.value, layers=LAYERS.value, heads=heads,
-        dtype=dtype, remat=REMAT.value,
-    )  # fmt: skip
+def run(args: argparse.Namespace) -> int:
+    def settings_of(mixer: str, max_length: int) -> LanguageSettings:
+        return LanguageSettings(
+            args.vocab, max_length, mixer=mixer, lam=args.lam, hidden=args.hidden, layers=args.layers,
+            heads=args.hidden // 64, dtype="bfloat16" if args.precision == "bfloat16" else "float32", remat=args.remat,
+        )  # fmt: skip
 
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    machine = f"{len(jax.devices())} × {jax.devices()[0].device_kind}, JAX {jax.__version__}"
-    model = f"hidden {HIDDEN.value}, {LAYERS.value} layers, {PRECISION.value}"
-    record: dict[str, Any] = {"machine": machine, "model": model}
-    if "training" in WHAT.value:
-        peak = record["matmul_flops"] = matmul_rate()
-        print(f"{machine}; {model}, {SEEDS.value} seed(s); one device's matrix products: {peak / 1e12:.1f} TFLOP/s\n")
+    model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
+    record: dict[str, Any] = common.origin(args.called) | {"model": model}
+    machine = record["machine"]
+    if "training" in args.what:
+        peak = record["matmul_flops"] = timing.matmul_rate()
+        print(f"{machine}; {model}, {args.seeds} seed(s); one device's matrix products: {peak / 1e12:.1f} TFLOP/s\n")
         rows = record["training"] = []
-        for mixer in MIXER.value:
-            for shape in SHAPES.value:
+        for mixer in args.mixers:
+            for shape in args.shapes:
                 row = {"mixer": mixer, "batch x T": str(shape)} | time_training(
                     settings_of(mixer, shape.length),
                     *shape,
-                    num_seeds=SEEDS.value,
-                    steps=STEPS.value,
-                    precision=PRECISION.value,
+                    num_seeds=args.seeds,
+                    steps=args.steps,
+                    precision=args.precision,
                 )
                 row["utilisation"] = row.pop("flops") / peak / row.pop("devices")
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         print("\n" + tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3g"))
-    if "decoding" in WHAT.value:
+    if "decoding" in args.what:
         rows = record["decoding"] = []
-        for mixer in MIXER.value:
-            for length in LENGTHS.value:
-                rows.append(
-                    {"mixer": mixer, "T": length}
-                    | time_decoding(settings_of(mixer, length), length, decoded=DECODED.value)
-                )
+        for mixer in args.mixers:
+            for length in args.lengths:
+                row = {"mixer": mixer, "T": length}
+                rows.append(row | time_decoding(settings_of(mixer, length), length, decoded=args.decoded))
                 print(json.dumps(rows[-1]), flush=True)
         print(f"\n{machine}; {model}; one sequence\n")
         print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g", intfmt=","))
-    if OUTPUT.value:
-        Path(OUTPUT.value).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    app.run(main)
+    common.write_record(args.output, record)
+    return 0

@@ -1,49 +1,42 @@
 """Finds tiles for a shape on the GPU at hand: times every kernel under every launch, for every chunk.
 
-    python -m loglinear_jax.benchmarks.tiles --length=8192 --heads=48 --groups=1 --key_dim=128 --value_dim=64
+    loglinear_jax benchmark tiles --length=8192 --heads=48 --groups=1 --key_dim=128 --value_dim=64
 
 Prints the fastest launches of each kernel and the sum over the kernels for each chunk: what pallas_kernels/tiles.py holds.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import timing
+from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.commands.arguments import BadInput, comma_separated, size
 from pallas_kernels import attention, kernels
 from pallas_kernels.support import why_cannot_run
 from pallas_kernels.tiles import Launch, Tiles
 
-BATCH = flags.DEFINE_integer("batch", 2, "sequences")
-LENGTH = flags.DEFINE_integer("length", 8192, "tokens")
-HEADS = flags.DEFINE_integer("heads", 48, "heads")
-GROUPS = flags.DEFINE_integer("groups", 1, "key groups")
-KEY_DIM = flags.DEFINE_integer("key_dim", 128, "key dim")
-VALUE_DIM = flags.DEFINE_integer("value_dim", 64, "value dim")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "dtype of q, k, v")
-PRECISION = flags.DEFINE_enum("precision", "highest", ["highest", "high"], "of float32 products")
-CHUNKS = flags.DEFINE_list("chunks", ["64", "128"], "chunks to try")
-VALUE_BLOCK = flags.DEFINE_integer("value_block", 64, "columns of V a program")
-SPANS = flags.DEFINE_list("spans", ["2", "4", "8"], "chunks whose states one program builds")
-HEADS_A_PROGRAM = flags.DEFINE_list(
-    "heads_a_program", ["1", "4", "8"], "heads a program, for kernels that share scores"
-)
-ELEMENTS = flags.DEFINE_list(
-    "elements", ["512", "1024", "2048"], "elements of K x V a program, in kernels that join or part nodes"
-)
-RADICES = flags.DEFINE_list("radices", ["8", "16"], "nodes joined or parted at once")
-WARPS = flags.DEFINE_list("warps", ["4", "8"], "warps a program")
-STAGES = flags.DEFINE_list("stages", ["1", "2", "3"], "pipeline stages")
-INPUT_SETS = flags.DEFINE_integer("input_sets", 3, "input sets that take turns")
-ONLY = flags.DEFINE_list("only", [], "kernels to tune; all if empty")
-BEST = flags.DEFINE_integer("best", 4, "launches to print for each kernel")
+HELP = "find tiles for a shape of the GPU kernels"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What to try: chunks of states a program, heads a program, elements of K x V, radices, warps and pipeline stages."""
+
+    spans: Sequence[int] = (2, 4, 8)
+    heads_a_program: Sequence[int] = (1, 4, 8)
+    elements: Sequence[int] = (512, 1024, 2048)
+    radices: Sequence[int] = (8, 16)
+    warps: Sequence[int] = (4, 8)
+    stages: Sequence[int] = (1, 2, 3)
 
 
 def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
@@ -71,10 +64,10 @@ def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
     return draws
 
 
-def candidates(sizes: kernels.Sizes):
+def candidates(sizes: kernels.Sizes, tried: Tried):
     """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
-    heads = sorted({int(h) for h in HEADS_A_PROGRAM.value if sizes.group_heads % int(h) == 0} | {1})
-    plain = [Launch(1, int(w), int(n)) for w, n in itertools.product(WARPS.value, STAGES.value)]
+    heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
+    plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
     def calls(kernel, *names):
@@ -93,10 +86,10 @@ def candidates(sizes: kernels.Sizes):
             yield name, launch, call(launch)
     if not sizes.heights:
         return
-    for launch, span in itertools.product(plain, map(int, SPANS.value)):
+    for launch, span in itertools.product(plain, tried.spans):
         call = lambda x, launch=launch, span=span: kernels.chunk_states(x["k"], x["v"], x["decay"], sizes, launch, span)  # noqa: E731
         yield "chunk_states", (launch, span), call
-    for warps, elements, radix in itertools.product(*(map(int, f.value) for f in (WARPS, ELEMENTS, RADICES))):
+    for warps, elements, radix in itertools.product(tried.warps, tried.elements, tried.radices):
         launch, cut = Launch(1, warps, 1), (1, radix, elements)
         yield (
             "spread_gradients",
@@ -112,23 +105,15 @@ def candidates(sizes: kernels.Sizes):
         )
 
 
-def tune_chunk(chunk: int) -> None:
-    dtype = jnp.dtype(DTYPE.value)
-    tiles = Tiles(value_block=VALUE_BLOCK.value).with_chunk(chunk)
-    sizes = attention.sizes_for(
-        BATCH.value,
-        LENGTH.value,
-        GROUPS.value,
-        HEADS.value,
-        KEY_DIM.value,
-        VALUE_DIM.value,
-        dtype,
-        PRECISION.value,
-        tiles,
-    )
-    inputs = [draw_inputs(seed, sizes) for seed in range(INPUT_SETS.value)]
-    sets = [(x,) for x in inputs]
-    tried = [c for c in candidates(sizes) if not ONLY.value or c[0] in ONLY.value]
+def time_candidates(
+    sizes: kernels.Sizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
+) -> dict[str, list[tuple[float, Any]]]:
+    """kernel -> (milliseconds, settings), the fastest first; what does not compile is named and left out.
+
+    only: kernels to time, all if empty. input_sets: sets of inputs that take turns.
+    """
+    sets = [(draw_inputs(seed, sizes),) for seed in range(input_sets)]
+    chosen = [c for c in candidates(sizes, tried) if not only or c[0] in only]
 
     def compiled(candidate):
         try:
@@ -136,35 +121,60 @@ def tune_chunk(chunk: int) -> None:
         except jax.errors.JaxRuntimeError as error:  # too much shared memory, for one
             return error
 
-    results: dict[str, list] = {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        thunks = list(pool.map(compiled, tried))
-    for (name, settings, _), thunk in zip(tried, thunks, strict=True):
+        thunks = list(pool.map(compiled, chosen))
+    results: dict[str, list] = {}
+    for (name, settings, _), thunk in zip(chosen, thunks, strict=True):
         if isinstance(thunk, Exception):
-            print(f"chunk {chunk} {name} {settings}: {str(thunk).splitlines()[0][:150]}")
+            print(f"chunk {sizes.chunk} {name} {settings}: {str(thunk).splitlines()[0][:150]}")
             continue
         results.setdefault(name, []).append((timing.median_ms(thunk, len(sets)), settings))
-    rows = []
-    for name, timed in results.items():
-        timed.sort(key=lambda t: t[0])
-        rows += [[name, f"{ms:.3f}", str(settings)] for ms, settings in timed[: BEST.value]]
-    total = sum(timed[0][0] for timed in results.values())
-    print(tabulate(rows, headers=[f"chunk {chunk}", "ms", "settings"], tablefmt="github"))
-    print(f"chunk {chunk}: the fastest together {total:.3f} ms\n", flush=True)
+    return {name: sorted(timed, key=lambda t: t[0]) for name, timed in results.items()}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
+        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
+
+    def add_sizes(name: str, help: str, default: Sequence[int] | None = None) -> None:
+        default = getattr(Tried, name) if default is None else default
+        add(name, ",".join(map(str, default)), help, type=comma_separated(size))
+
+    add("batch", 2, "sequences", type=size)
+    add("length", 8192, "tokens", type=size)
+    add("heads", 48, "heads", type=size)
+    add("groups", 1, "key groups", type=size)
+    add("key_dim", 128, "key dim", type=size)
+    add("value_dim", 64, "value dim", type=size)
+    add("dtype", "bfloat16", "dtype of q, k, v", choices=["float32", "bfloat16"])
+    add("precision", "highest", "of float32 products", choices=["highest", "high"])
+    add_sizes("chunks", "chunks to try", (64, 128))
+    add("value_block", 64, "columns of V a program", type=size)
+    add_sizes("spans", "chunks whose states one program builds")
+    add_sizes("heads_a_program", "heads a program, for kernels that share scores")
+    add_sizes("elements", "elements of K x V a program, in kernels that join or part nodes")
+    add_sizes("radices", "nodes joined or parted at once")
+    add_sizes("warps", "warps a program")
+    add_sizes("stages", "pipeline stages")
+    add("input_sets", 3, "input sets that take turns", type=size)
+    parser.add_argument("--only", type=comma_separated(), default=[], help="kernels to tune (default: all)")
+    add("best", 4, "launches to print for each kernel", type=size)
+
+
+def run(args: argparse.Namespace) -> int:
     if reason := why_cannot_run():
-        raise app.UsageError(reason)
-    print(
-        f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, B={BATCH.value} T={LENGTH.value} H={HEADS.value} "
-        f"G={GROUPS.value} K={KEY_DIM.value} V={VALUE_DIM.value} {DTYPE.value}"
-    )
-    for chunk in CHUNKS.value:
-        tune_chunk(int(chunk))
-
-
-if __name__ == "__main__":
-    app.run(main)
+        raise BadInput(reason)
+    shape = (args.batch, args.length, args.groups, args.heads, args.key_dim, args.value_dim)
+    print(common.machine(), *map("{}={}".format, "BTGHKV", shape), args.dtype)
+    tried = Tried(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Tried)})
+    for chunk in args.chunks:
+        tiles = Tiles(value_block=args.value_block).with_chunk(chunk)
+        sizes = attention.sizes_for(*shape, jnp.dtype(args.dtype), args.precision, tiles)
+        results = time_candidates(sizes, tried, args.only, args.input_sets)
+        rows = [
+            [name, f"{ms:.3f}", str(settings)] for name, timed in results.items() for ms, settings in timed[: args.best]
+        ]
+        print(tabulate(rows, headers=[f"chunk {chunk}", "ms", "settings"], tablefmt="github"))
+        total = sum(timed[0][0] for timed in results.values())
+        print(f"chunk {chunk}: the fastest together {total:.3f} ms\n", flush=True)
+    return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_SETTINGS, default_config, language_config, with_none
+from loglinear_jax.config.defaults import DRAWN_ONLY, MODEL_SETTINGS, default_config, language_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
@@ -20,8 +20,9 @@ from loglinear_jax.train import TrainSettings
 def check_config(config: ConfigDict) -> None:
     """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
     would use. Settings that a variant can change are checked by `build`."""
-    recall, language = default_config(), language_config()
+    recall, language = default_config(), default_config("language")
     needed = {"task": {"name"}} | {name: set(recall[name]) & set(language[name]) for name in ("model", "train")}
+    needed["train"] -= set(DRAWN_ONLY)
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
             raise ConfigError(

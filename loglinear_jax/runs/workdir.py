@@ -19,13 +19,15 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.text import Corpus
+
+if TYPE_CHECKING:
+    from loglinear_jax.text import Corpus
 
 
 class Workdir:

@@ -8,10 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from absl import flags
 
-from loglinear_jax.commands.train import define_flags
 from loglinear_jax.config import config_differences, read_config, variant_names
+from loglinear_jax.config.files import read_config_arguments
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary.json"))
@@ -35,12 +34,9 @@ def commands() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_are_of_the_settings_that_their_command_gives(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    argv = ["run.py", *commands()[name]]
-    values = flags.FlagValues()
-    define_flags(values, argv)
-    values(argv)
+    config = read_config_arguments(commands()[name]).config
     kept = read_config(ROOT / "results" / name / "config.json")
-    differences = config_differences(kept, values.config)
+    differences = config_differences(kept, config)
     # The tokenizer's folder may be another one on another machine.
     assert not [line for line in differences if not line.startswith("task.tokenizer: ")]
     summary = json.loads((ROOT / "results" / name / "summary.json").read_text())

@@ -1,0 +1,133 @@
+"""Time of training the recall model: milliseconds for each seed and step of MQAR and selective copying, seeds vmapped.
+
+    loglinear_jax benchmark training --output=training
+
+A step of training is timed over several dispatches, an evaluation apart from it; the time of an evaluation is shared out
+over the steps between two. Logging and checkpoints are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from tabulate import tabulate
+
+from loglinear_jax.benchmarks import common
+from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.config import Experiment, build
+from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.train import ManySeeds, SeedTrainer
+
+HELP = "time of training the recall model with many seeds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A task of the paper's recall experiments, as a config, and how many seeds are trained at once."""
+
+    title: str
+    config: str
+    num_seeds: int
+
+
+WORKLOADS = {
+    "mqar": Workload("MQAR, length 128, 32 pairs", "mqar:kv=32", 32),
+    "selective_copy": Workload("selective copying, length 1024", "selective_copy:seq=1024", 8),
+}
+# How to compute: the name in the table, and the settings that ask for it.
+WAYS = {
+    "float32": ["--config.train.precision=float32"],
+    "tf32": ["--config.train.precision=tf32"],
+    "xla": ["--config.train.precision=float32", "--config.model.implementation=xla"],
+}
+WAY_TITLES = {"float32": "float32", "tf32": "TF32", "xla": "`xla` form, float32"}
+
+
+def time_training(experiment: Experiment, steps: int = 150) -> dict[str, float]:
+    """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step.
+
+    steps: timed, in dispatches of train.steps_per_dispatch after one that compiles.
+    """
+    train = experiment.train
+    many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), experiment.seeds)
+    data = experiment.task.open_data(many, 0)
+    sizes = [train.steps_per_dispatch] * (1 + -(-steps // train.steps_per_dispatch))
+    dispatches = data.dispatches(sizes)
+    state = many.init(many.seeds)
+
+    def dispatch(state):
+        num_steps, batches = next(dispatches)
+        return many.train_steps(state, batches, num_steps)
+
+    def evaluate(state):
+        return many.evaluate_and_record(state, data.validation)[0]
+
+    state, _ = _timed(evaluate, _timed(dispatch, state)[0])
+    seconds = []
+    for _ in sizes[1:]:
+        state, elapsed = _timed(dispatch, state)
+        seconds.append(elapsed)
+    step_ms = 1e3 * sum(seconds) / sum(sizes[1:])
+    evaluations = []
+    for _ in range(3):
+        state, elapsed = _timed(evaluate, state)
+        evaluations.append(elapsed)
+    evaluation_ms = 1e3 * float(np.median(evaluations))
+    data.close()
+    together = (step_ms + evaluation_ms / train.eval_every) / len(experiment.seeds)
+    return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
+
+
+def _timed(compute, state):
+    """(compute(state), seconds)."""
+    jax.block_until_ready(state)
+    start = time.perf_counter()
+    state = jax.block_until_ready(compute(state))
+    return state, time.perf_counter() - start
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A task a line, with the milliseconds for each seed and step in a column for each way to compute."""
+    lines: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        line = lines.setdefault(row["task"], {"": row["title"], "seeds": row["seeds"]})
+        line[WAY_TITLES[row["way"]]] = f"{row['ms_per_seed_and_step']:.3g}"
+    return tabulate(list(lines.values()), headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
+        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
+
+    add("tasks", ",".join(WORKLOADS), "what to train", type=comma_separated(one_of(tuple(WORKLOADS))))
+    add("ways", ",".join(WAYS), "how to compute", type=comma_separated(one_of(tuple(WAYS))))
+    add("variant", "mlp_softplus", "which variant")
+    parser.add_argument(
+        "--seeds", type=size, help="seeds trained at once (default: 32 of MQAR, 8 of selective copying)"
+    )
+    add("steps", 150, "training steps to time", type=size)
+    common.add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    record = common.origin(args.called) | {"variant": args.variant}
+    rows = record["training"] = []
+    for task in args.tasks:
+        workload = WORKLOADS[task]
+        seeds = args.seeds or workload.num_seeds
+        for way in args.ways:
+            given = [f"--config={workload.config}", f"--config.train.num_seeds={seeds}", *WAYS[way]]
+            measured = time_training(build(read_config_arguments(given).config, args.variant), args.steps)
+            row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            common.write_record(args.output, record)
+    print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")
+    print(table(rows))
+    return 0

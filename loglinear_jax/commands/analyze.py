@@ -1,0 +1,75 @@
+"""Figures, tables and a report of one or several runs.
+
+  loglinear_jax analyze --workdir=runs/mqar-kv=8 --workdir=runs/mqar-kv=32 --out=analysis
+  loglinear_jax analyze --workdir='results/mqar-*' --out=analysis --sections=tables,decays
+
+Runs may have been trained on any machine. A run that can't be read is named, and the others are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import glob
+import os
+import sys
+from pathlib import Path
+
+from loglinear_jax.commands.arguments import BadInput, comma_separated, whole_number
+
+HELP = "figures, tables and a report of runs"
+EXTRA = "analysis"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from loglinear_jax.analysis.sections import SECTIONS, Choices
+
+    def add(name: str, help: str, **kwargs) -> None:
+        parser.add_argument(f"--{name}", default=getattr(Choices, name), help=help, **kwargs)
+
+    parser.add_argument(
+        "--workdir",
+        action="append",
+        required=True,
+        help="a run, or a pattern such as 'runs/*'; may be given several times",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    add("sections", f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays", type=comma_separated())
+    add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
+    add("max_seeds", "how many seeds of each variant are averaged over (default: all)", type=int)
+    add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=int)
+    add("head", "and its head", type=int)
+    add("example", "which of the drawn sequences", type=int)
+    add(
+        "positions",
+        "tokens whose attention rows are drawn (default: three scored ones)",
+        type=comma_separated(whole_number),
+    )
+    add("sequences", "sequences over which λ is averaged (default: %(default)s)", type=int)
+    add("evaluated", "sequences of each length in length generalisation (default: %(default)s)", type=int)
+    add("which", "parameters at each seed's best evaluation, or at the end", choices=["best", "last"])
+
+
+def run(args: argparse.Namespace) -> int:
+    from absl import logging as absl_logging
+
+    from loglinear_jax.analysis.sections import Choices, make_report
+
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
+    choices = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
+    try:
+        path, problems = make_report(
+            _matching(args.workdir), args.out, Choices(**choices | {"sections": tuple(args.sections)})
+        )
+    except (ValueError, OSError) as error:
+        raise BadInput(error) from error
+    for problem in problems:
+        print("analysis:", problem, file=sys.stderr)
+    print(f"Written to {path}")
+    return 1 if problems else 0
+
+
+def _matching(patterns: list[str]) -> list[str]:
+    """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
+    found = [sorted(filter(os.path.isdir, glob.glob(os.path.expanduser(p)))) or [p] for p in patterns]
+    return [path for paths in found for path in paths]

@@ -1,0 +1,82 @@
+"""Reading a command's arguments: argparse with errors of one line, and the types that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+
+
+class BadInput(Exception):
+    """What the user gave cannot be used; the message is shown as one line, and the exit code is 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviations, which raises BadInput instead of printing its usage.
+
+    set_aside: takes some arguments out before the others are read, as (set aside, others); they become `args.aside`.
+    more_help: text that follows the usual help, made from the arguments set aside.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | kwargs
+        super().__init__(*args, **kwargs)
+        self.set_aside: Split | None = None
+        self.more_help: Callable[[list[str]], str] | None = None
+        self._aside: list[str] = []
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = list(sys.argv[1:] if args is None else args)
+        if self.set_aside is not None:
+            self._aside, args = self.set_aside(args)
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(self._unknown(rest[0]))
+        if self.set_aside is not None:
+            namespace.aside = self._aside
+        return namespace, rest
+
+    def _unknown(self, argument: str) -> str:
+        if not argument.startswith("-"):
+            return f"unexpected argument {argument!r}"
+        name = argument.partition("=")[0]
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        return f"unrecognized argument {argument}" + (f" (did you mean {close[0]}?)" if close else "")
+
+    def format_help(self) -> str:
+        return super().format_help() + ("" if self.more_help is None else self.more_help(self._aside))
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message)
+
+
+# --- Types ------------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """A whole number of at least 1."""
+    return whole_number(text, least=1)
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(names)}, got {text!r}")
+        return text
+
+    return read
+
+
+def comma_separated(item: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
+    """A list, each item read by `item`."""
+    return lambda text: [item(part.strip()) for part in text.split(",")]

@@ -1,0 +1,86 @@
+"""Text from a trained language model, streamed to standard output.
+
+loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from loglinear_jax.commands.arguments import BadInput, whole_number
+
+HELP = "text from a trained language model"
+EXTRA = "text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workdir", type=Path, required=True, help="a run")
+    parser.add_argument("--variant", help="which variant of it; needed if it has several")
+    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
+    parser.add_argument("--prompt", required=True, help="text to go on from")
+    parser.add_argument("--num_tokens", type=int, default=100, help="tokens to add (default: %(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="logits are divided by it; 0: the likeliest token"
+    )
+    parser.add_argument("--top_k", type=int, help="only that many likeliest tokens")
+    parser.add_argument("--top_p", type=float, help="only the fewest tokens with this probability together")
+    parser.add_argument("--seed", type=_sampling_seed, default=0, help="of the sampling")
+    parser.add_argument("--stop", help="end after this token, given as its text")
+
+
+def _sampling_seed(text: str) -> int:
+    if (number := whole_number(text)) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a whole number below 2**32, got {text}")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    import numpy as np
+    from absl import logging as absl_logging
+    from tokenizers.decoders import DecodeStream
+
+    from loglinear_jax.config import ConfigError
+    from loglinear_jax.generate import stream
+    from loglinear_jax.models import LanguageModel
+    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+    from loglinear_jax.runs.loading import load_run
+    from loglinear_jax.text import load_tokenizer
+
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
+    try:
+        run = load_run(args.workdir, args.variant)
+        if not isinstance(run.model, LanguageModel):
+            raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
+        tokenizer = load_tokenizer(str(run.workdir))
+        stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
+        if stop is not None and len(stop) != 1:
+            raise ConfigError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")
+        prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
+        if not prompt:
+            raise ConfigError("prompt is empty: expected some text to go on from")
+        model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
+        if model_seed not in run.seeds:
+            raise ConfigError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
+        tokens = stream(
+            run.model,
+            run.params(model_seed),
+            np.asarray([prompt]),
+            args.num_tokens,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            seed=args.seed,
+            stop_token=None if stop is None else stop[0],
+        )
+    except (ConfigError, NoReadableCheckpoint, ValueError) as error:
+        raise BadInput(error) from error
+    print(args.prompt, end="", flush=True)
+    ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
+    for (token,) in tokens:
+        ids.append(int(token))
+        if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
+            print(text, end="", flush=True)
+            written += len(text)
+    print(tokenizer.decode(ids)[written:])
+    return 0

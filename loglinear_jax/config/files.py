@@ -1,0 +1,158 @@
+"""Config files: found by path or name, loaded, and changed by arguments such as --config.train.num_seeds=3."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from loglinear_jax.config.errors import ConfigError
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def configs_folder() -> Path:
+    """Where this package's config files are: in it when installed as a wheel, beside it in a checkout."""
+    installed = PACKAGE / "configs"
+    return installed if installed.is_dir() else PACKAGE.parent / "configs"
+
+
+def config_names() -> list[str]:
+    """The names by which this package's config files are found."""
+    return sorted(path.stem for path in configs_folder().glob("[!_]*.py"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFile:
+    """A loaded config file. presets: name -> function that changes a config; a name that ends in "=" takes a number."""
+
+    path: Path
+    docstring: str
+    presets: Mapping[str, Callable]
+    get_config: Callable[..., ConfigDict]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenConfig:
+    """A config as a command line asks for it, and "selective_copy-smoke", the name of its run."""
+
+    config: ConfigDict
+    name: str
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that choose and change a config, each as one "--config=..." or "--config.field=...", and all others."""
+    own, others = [], []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if not re.match(r"--?(no)?config(\.|=|$)", argument):
+            others.append(argument)
+            continue
+        if "=" not in argument and rest and not rest[0].startswith("--"):
+            argument += "=" + rest.pop(0)
+        own.append(argument)
+    return own, others
+
+
+def chosen_file(arguments: Sequence[str]) -> str | None:
+    """What follows --config= in the first part of `split_arguments`: a config file, and its presets after a colon."""
+    given = [value for name, equals, value in (a.partition("=") for a in arguments) if name.lstrip("-") == "config"]
+    return given[-1] if given else None
+
+
+def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
+    """The config that a command line asks for; arguments that are not about the config are left out.
+
+    Raises ConfigError for a config file that can't be read, a preset or setting that does not exist, and a value that is none.
+    """
+    arguments, _ = split_arguments(argv)
+    chosen = chosen_file(arguments)
+    if not chosen:
+        raise ConfigError(f"name a config: --config=selective_copy:smoke; there are {', '.join(config_names())}")
+    filename, _, presets = chosen.partition(":")
+    config = get_config(load_config_file(filename), presets)
+    changes = [a for a in arguments if a.partition("=")[0].lstrip("-") != "config"]
+    _change(config, changes)
+    return ChosenConfig(config, Path(filename).stem + (f"-{presets}" if presets else ""))
+
+
+def find_config_file(name: str) -> Path:
+    """The file of that path if there is one, else this package's config of that name.
+
+    Raises ConfigError if there is neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    if name in config_names():
+        return configs_folder() / f"{name}.py"
+    raise ConfigError(f"there is no config file {name}, and the configs by name are {', '.join(config_names())}")
+
+
+def load_config_file(name: str) -> ConfigFile:
+    """Executes a config file. Raises ConfigError if it can't be read, or defines no get_config."""
+    path = find_config_file(name)
+    module = _execute(path)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"the config {path} has no function get_config")
+    return ConfigFile(path, inspect.getdoc(module) or "", getattr(module, "PRESETS", {}), module.get_config)
+
+
+def get_config(file: ConfigFile, presets: str = "") -> ConfigDict:
+    """The file's config with these presets, such as "kv=32,robust". Raises ConfigError for presets it doesn't have."""
+    arguments = [presets] if presets else []
+    try:
+        inspect.signature(file.get_config).bind(*arguments)
+    except TypeError:
+        raise ConfigError(f"the config {file.path} {'takes no' if presets else 'needs'} presets") from None
+    try:
+        config = file.get_config(*arguments)
+    except ValueError as error:  # a setting of it that can't be
+        raise ConfigError(str(error)) from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"the config {file.path}: get_config returns a {type(config).__name__}, expected a ConfigDict"
+        )
+    return config
+
+
+def _execute(path: Path) -> ModuleType:
+    name = f"loglinear_jax_config_{path.stem}"
+    loader = SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except (OSError, SyntaxError, UnicodeError, ImportError) as error:
+        raise ConfigError(f"the config can't be read: {error}") from error
+    return module
+
+
+def _change(config: ConfigDict, changes: Sequence[str]) -> None:
+    """Applies "--config.train.num_seeds=3" and the like, and locks the config."""
+    values = flags.FlagValues()
+    argv = ["", *changes]
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+        rest = values(argv)[1:]
+    except (AttributeError, LookupError) as error:
+        text = str(error)
+        with contextlib.suppress(SyntaxError, ValueError):
+            while text[:1] in ("'", '"'):  # ml_collections wraps messages in repr, sometimes twice
+                text = ast.literal_eval(text)
+        raise ConfigError(f"there is no setting {text}") from error
+    except (flags.Error, TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    if rest:
+        raise ConfigError(f"unexpected argument {rest[0]!r}")

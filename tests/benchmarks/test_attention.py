@@ -1,0 +1,65 @@
+"""The benchmark of the attention at a small size, and what it writes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from loglinear_jax.benchmarks import attention, timing
+from loglinear_jax.commands.main import main
+
+SMALL = dict(batch=1, heads=1, groups=1, key_dim=16, value_dim=16, dtype="float32")
+
+
+def test_what_can_run_is_measured_and_the_rest_named(capsys):
+    found = attention.measure(SMALL, [32], ["xla", "parallel", "flash"], repeats=1, max_scores=100)
+    assert found["xla"][32]["forward_ms"] > 0 and found["xla"][32]["both_ms"] > 0
+    assert found["parallel"] == {} and found["flash"] == {}
+    out = capsys.readouterr().out
+    assert (
+        "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, cuDNN needs a GPU" in out
+    )
+
+
+def test_bytes_that_must_be_moved():
+    q = k = v = output = 32 * 16 * 4
+    inputs = q + k + v + 32 * 4 + 32 * 6 * 4  # log decays; λ of 6 levels
+    assert attention.moved_bytes(SMALL, 32) == (inputs + output, (inputs + output) + (2 * inputs + output))
+
+
+def test_a_rate_is_measured_until_it_is_steady():
+    rates = iter([1.0, 1.8, 1.85, 9.0])
+    assert timing.steady(lambda: next(rates)) == 1.85
+    rising = iter(range(1, 100))
+    assert timing.steady(lambda: next(rising), most=5) == 5
+
+
+def test_the_command_keeps_both_bandwidths_and_reports_the_larger(tmp_path, monkeypatch, capsys):
+    bandwidths = iter([1e12, 1e12, 4e12, 4e12])
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: next(bandwidths))
+    times = {"forward_ms": 1.0, "both_ms": 2.0, "forward_bytes": 1 << 20, "both_bytes": 2 << 20}
+    monkeypatch.setattr(attention, "time_jax", lambda *arguments: times)
+    arguments = ["benchmark", "attention", "--lengths=256,32", "--peers=xla", f"--output={tmp_path / 'bench'}"]
+    assert main(arguments) == 0
+    assert "copy 4.00 TB/s" in capsys.readouterr().out
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["copy_bytes_per_second"] == record["copy_bytes_per_second_at_end"] == 4e12
+    assert record["copy_bytes_per_second_at_start"] == 1e12
+    assert record["command"].startswith("loglinear_jax benchmark attention") and record["commit"]
+    assert record["results"]["xla"] == {"32": times, "256": times}
+    assert (tmp_path / "bench.png").stat().st_size > 5_000
+
+
+def test_the_short_form_is_the_same_command():
+    command = [sys.executable, "-m", "loglinear_jax.benchmark", "--preset=small", "--peers=nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith("benchmark: argument --peers: expected some of flash")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("shape", ["8", "8x512x2", "0x4"])
+def test_a_shape_that_is_none_is_named(shape, capsys):
+    assert main(["benchmark", "language", f"--shapes={shape}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("loglinear_jax benchmark: argument --shapes: expected") and err.count("\n") == 1

@@ -1,0 +1,51 @@
+"""That the benchmark of recall training runs what it says; how long it takes is for the benchmark."""
+
+import json
+
+import pytest
+
+from loglinear_jax.benchmarks import training
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import build
+from loglinear_jax.config.files import read_config_arguments
+
+SMALL = [
+    "--config=mqar:smoke",
+    "--config.model.hidden=16",
+    "--config.model.layers=1",
+    "--config.train.batch_size=2",
+    "--config.train.num_train=4",
+    "--config.train.num_validation=2",
+    "--config.train.steps_per_dispatch=3",
+    "--config.train.eval_every=50",
+]
+
+
+def test_a_step_and_an_evaluation_are_timed_apart():
+    measured = training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=4)
+    both = (measured["step_ms"] + measured["evaluation_ms"] / 50) / 4  # four seeds
+    assert measured["ms_per_seed_and_step"] == pytest.approx(both) and both > 0
+
+
+def test_the_workloads_are_those_of_the_table():
+    configs = {name: read_config_arguments([f"--config={w.config}"]).config for name, w in training.WORKLOADS.items()}
+    assert (configs["mqar"].task.seq_len, configs["mqar"].task.num_pairs) == (128, 32)
+    assert configs["selective_copy"].task.seq_len == 1024
+    assert all(config.train.batch_size == 64 and config.train.eval_every == 100 for config in configs.values())
+
+
+def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatch, capsys):
+    measured = {"step_ms": 32.0, "evaluation_ms": 64.0, "ms_per_seed_and_step": 0.75}
+    asked = []
+    monkeypatch.setattr(training, "time_training", lambda *experiment: asked.append(experiment) or measured)
+    arguments = ["benchmark", "training", "--tasks=mqar", "--ways=float32,xla", f"--output={tmp_path / 'out'}"]
+    assert main(arguments) == 0
+    assert [(e.train.num_seeds, e.train.precision, e.config.model.implementation) for e, _ in asked] == [
+        (32, "float32", None),
+        (32, "float32", "xla"),
+    ]
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "32", "0.75", "0.75"]
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["command"] == " ".join(["loglinear_jax", *arguments])
+    assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75

@@ -1,0 +1,134 @@
+"""The command line as a user meets it: help, exit codes, what is missing."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from loglinear_jax.commands import train
+from loglinear_jax.commands.main import EXTRAS, find_commands, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_command_has_a_line_of_help(capsys):
+    assert set(find_commands()) >= {"analyze", "benchmark", "generate", "train"}
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and all(module.HELP in out for module in find_commands().values())
+
+
+def test_help_does_not_wait_for_jax():
+    code = "import sys; sys.argv = ['loglinear_jax', '--help']\nfrom loglinear_jax.commands.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nassert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "loglinear_jax: the following arguments are required: command"),
+        (["trian"], "loglinear_jax: argument command: invalid choice: 'trian'"),
+        (["train"], "loglinear_jax train: name a config: --config=selective_copy:smoke"),
+        (["analyze", "--out=x"], "loglinear_jax analyze: the following arguments are required: --workdir"),
+        (["generate", "--workdir=x", "--prompt=y"], "loglinear_jax generate: "),
+        (["generate", "--workdir=x", "--prompt=y", "--seed=-1"], "loglinear_jax generate: argument --seed: expected"),
+        (["benchmark", "atention"], "loglinear_jax benchmark: argument benchmark: invalid choice: 'atention'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(message) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["train"], "ml_collections", "train"),
+        (["train"], "tokenizers", "text"),
+        (["analyze", "--workdir=x", "--out=y"], "scipy", "analysis"),
+        (["generate", "--workdir=x", "--prompt=y"], "grain", "text"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(command, missing, extra, monkeypatch, capsys):
+    def run(args):
+        raise ModuleNotFoundError(name=f"{missing}.part")
+
+    monkeypatch.setattr(find_commands()[command[0]], "run", run)
+    assert main(command) == 2
+    wanted = f"loglinear_jax {command[0]}: needs {missing}: pip install 'loglinear_jax[{extra}]'\n"
+    assert capsys.readouterr().err == wanted
+
+
+def test_every_dependency_of_an_extra_is_known_to_the_command_line():
+    """By the names that are imported, where they differ from those that are installed."""
+    imported = {"absl-py": "absl", "ml-collections": "ml_collections", "tensorflow-datasets": "tensorflow_datasets"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        names = {re.split(r"[\[<>=]", requirement)[0] for requirement in extras[extra]} - {"loglinear_jax"}
+        names -= {"absl-py", "orbax-checkpoint"}  # Flax brings them
+        assert {imported.get(name, name) for name in names} == set(modules)
+
+
+def test_the_version_stands_in_the_citation_and_the_changelog():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert (ROOT / "CHANGELOG.md").read_text().split("## [")[1].startswith(f"{version}] - ")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def run(args):
+        import no_such_module  # noqa: F401
+
+    monkeypatch.setattr(train, "run", run)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        main(["train"])
+
+
+def test_an_interrupt_with_nothing_to_save_ends_with_130(monkeypatch, capsys):
+    def run(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", run)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "loglinear_jax train: interrupted\n"
+
+
+def help_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *arguments, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
+    assert "configs by name: mqar, selective_copy, task, wikitext103, wikitext2" in help_of(capsys)
+    shown = help_of(capsys, "--config=mqar:smoke", "--config.train.num_seeds=3")
+    assert "Multi-query associative recall: the paper's section 4.2" in shown
+    assert "\n  kv=N\n" in shown and "\n  robust\n" in shown
+    assert "\n  task.num_pairs = 7\n" in shown and "\n  train.num_seeds = 3\n" in shown
+    assert "optimiser steps" in shown
+
+
+def test_help_of_a_config_that_is_none_is_one_line(capsys):
+    assert main(["train", "--config=nothing", "--help"]) == 2
+    assert "there is no config file nothing, and the configs by name are mqar" in capsys.readouterr().err
+
+
+def test_a_config_is_found_by_name_from_any_folder(tmp_path):
+    """As `python run.py` too, and with the default workdir; the run records the command."""
+    command = [sys.executable, str(ROOT / "run.py"), "--config", "mqar:smoke", "--config.variants=linear"]
+    command += ["--config.train.num_steps", "4", "--config.train.num_seeds=2", "--config.train.eval_every=4"]
+    command += ["--config.train.checkpoint_every=4", "--config.train.steps_per_dispatch=4"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    workdir = tmp_path / "runs" / "mqar-smoke"
+    assert (workdir / "learning_curves.png").exists() and str(workdir) in done.stdout
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["command"] == " ".join(["python", "run.py", *command[2:]])

@@ -1,0 +1,79 @@
+"""Config files: found by name or path, loaded, and changed by arguments."""
+
+from pathlib import Path
+
+import pytest
+
+from loglinear_jax.config import ConfigError
+from loglinear_jax.config.files import (
+    config_names,
+    find_config_file,
+    load_config_file,
+    read_config_arguments,
+    split_arguments,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config_names() == ["mqar", "selective_copy", "task", "wikitext103", "wikitext2"]
+    assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
+    (tmp_path / "mqar").write_text("")
+    assert find_config_file("mqar") == Path("mqar")  # a file of one's own comes first
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_says_what_it_is_and_what_its_presets_do(name):
+    file = load_config_file(name)
+    assert file.docstring and file.presets
+    assert all(change.__doc__ for change in file.presets.values())
+
+
+def test_arguments_of_the_config_are_told_from_the_others():
+    argv = [
+        "--config",
+        "a.py:b",
+        "--workdir=x",
+        "--config.train.num_seeds",
+        "3",
+        "--config.train.stream",
+        "--configs=y",
+        "z",
+    ]
+    own = ["--config=a.py:b", "--config.train.num_seeds=3", "--config.train.stream"]
+    assert split_arguments(argv) == (own, ["--workdir=x", "--configs=y", "z"])
+
+
+def test_settings_are_changed_and_the_run_is_named():
+    chosen = read_config_arguments(
+        ["--config.train.num_seeds=3", "--config=mqar:smoke,kv=4", "--config.train.stream", "--workdir=elsewhere"]
+    )
+    assert chosen.name == "mqar-smoke,kv=4"
+    assert (chosen.config.train.num_seeds, chosen.config.train.stream, chosen.config.task.num_pairs) == (3, True, 4)
+    assert chosen.config.is_locked
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def get_config(:\n", "the config can't be read: invalid syntax"),
+        ("import no_such_module\n", "the config can't be read: No module named 'no_such_module'"),
+        ("config = 3\n", "has no function get_config"),
+        ("def get_config():\n    return 3\n", "get_config returns a int, expected a ConfigDict"),
+        ("def get_config(presets):\n    return 3\n", "needs presets"),
+    ],
+)
+def test_a_file_that_is_no_config_is_named(tmp_path, content, message):
+    path = tmp_path / "own.py"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_config_arguments([f"--config={path}"])
+
+
+def test_a_bug_in_a_config_keeps_its_traceback(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def get_config():\n    return {}['nothing']\n")
+    with pytest.raises(KeyError, match="nothing"):
+        read_config_arguments([f"--config={path}"])
