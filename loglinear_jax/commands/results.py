@@ -1,0 +1,49 @@
+"""`loglinear_jax results`: the tables and numbers of the pages about results, made from the runs or checked against them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from loglinear_jax.config import ConfigError
+
+HELP = "check the tables of results/ against the runs they are made from, or make them again"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--check", action="store_true", help="print one line for each difference; exit code 1 if there is one"
+    )
+    what.add_argument("--write", action="store_true", help="make the tables of the pages again")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also the table of initial memory, which draws every seed's initial parameters again (minutes on a CPU)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("results"),
+        help="pages (*.md) and runs (<name>/summary.json); default results",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if pages and runs agree (or now do), 1 if a line was printed, 2 if there are no pages or a run can't be read."""
+    from loglinear_jax.analysis.checked_pages import check_pages, write_pages
+
+    try:
+        if args.check:
+            problems = check_pages(args.folder, slow=args.all)
+        else:
+            changed, problems = write_pages(args.folder, slow=args.all)
+            for page in changed:
+                print(f"Written: {page}")
+    except ConfigError as error:
+        print("results:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
