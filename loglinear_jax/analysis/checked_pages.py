@@ -27,8 +27,8 @@ from loglinear_jax.analysis.page_tables import Results
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import ConfigError
 
-TABLE = re.compile(r"(?P<first><!-- table: (?P<call>.*?) -->\n)(?P<table>.*?)(?P<last><!-- end table -->)", re.DOTALL)
-CHECKED = re.compile(r"<!-- checked: (.*?) -->", re.DOTALL)
+TABLE = re.compile(r"(?P<first><!-- table: (?P<call>.*?)\s*-->\n)(?P<table>.*?)(?P<last><!-- end table -->)", re.DOTALL)
+CHECKED = re.compile(r"<!-- checked: (.*?)\s*-->", re.DOTALL)
 NUMBER = re.compile(r"\{(.*?)\}", re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
@@ -76,10 +76,10 @@ def _pages(folder: Path) -> list[Path]:
 
 def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: list[str]) -> str:
     """The table with its comments, made again; as it stands if it is slow, or can't be made, which is then a problem."""
-    name, options = _call(match["call"])
-    if name in page_tables.SLOW and not slow:
-        return match[0]
     try:
+        name, options = _call(match["call"])
+        if name in page_tables.SLOW and not slow:
+            return match[0]
         rows = _function(page_tables.TABLES, name)(results, **options)
     except (ConfigError, TypeError, ValueError, OSError) as error:
         problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
@@ -115,6 +115,8 @@ def _number(call: str, results: Results) -> str:
 def _call(text: str) -> tuple[str, dict[str, str]]:
     """ "by_pairs runs=a,b" as a name and options; a value with spaces is in quotes."""
     name, *options = shlex.split(text)
+    if wrong := [option for option in options if "=" not in option]:
+        raise ValueError(f"{wrong[0]!r} is no option: expected name=value")
     return name, dict(option.split("=", 1) for option in options)
 
 

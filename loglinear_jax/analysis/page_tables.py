@@ -25,6 +25,7 @@ from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Record, load_record
+from loglinear_jax.runs.outcome import CONVERGED_ACCURACY
 
 Rows = list[dict[str, str]]
 ONE_STATE, SOFTMAX = "mixer=linear", "mixer=softmax"
@@ -139,6 +140,7 @@ def _solved_cell(record: Record, variant: str, o: SimpleNamespace) -> str:
 
 Cell = Callable[[Record, str, SimpleNamespace], str]
 COLUMNS: dict[str, tuple[str, Cell]] = {
+    "run": ("run", lambda record, v, o: f"`{record.name}`"),
     "setting": ("setting", lambda record, v, o: setting_of(record)),
     "vocabulary": ("vocabulary", lambda record, v, o: str(record.config.task.vocab_size)),
     "mean": ("accuracy %, mean ± std", lambda record, v, o: _mean_and_std(o.best_accuracy)),
@@ -191,6 +193,28 @@ def repeated(results: Results, runs: str, variants: str) -> Rows:
             row[f"kv={records[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
         rows.append(row)
     return rows
+
+
+def compared(results: Results, rows: str, change: str) -> Rows:
+    """Seeds that converge without a change and with it, paired by seed. rows: "label = run without, run with"."""
+    found = []
+    for label, runs, _ in _listed(rows):
+        without, with_it = map(outcomes, results.matching(runs))
+        for variant in (name for name in without if name in with_it):
+            reached = [
+                [x >= CONVERGED_ACCURACY for x in of_one[variant].best_accuracy] for of_one in (with_it, without)
+            ]
+            only_with, only_without, p_value = tables.mcnemar(*reached)
+            found.append(
+                {
+                    "setting": label,
+                    "λ": variant,
+                    "without": f"{sum(reached[1])}/{len(reached[1])}",
+                    f"with {change}": f"{sum(reached[0])}/{len(reached[0])}",
+                    "only with, only without, p": f"{only_with}, {only_without}, {p_value:.1g}",
+                }
+            )
+    return found
 
 
 def bands(results: Results, rows: str) -> Rows:
@@ -306,7 +330,7 @@ def _probability(number: dict, place: str) -> str:
 TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
-        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, bands, lengths,
+        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, compared, bands, lengths,
         variation_of_lam, perplexities, time, initial_memory,
     )
 }  # fmt: skip
@@ -316,19 +340,19 @@ SLOW = {"initial_memory"}  # made only if asked for: it draws every seed's initi
 # --- Numbers --------------------------------------------------------------------------------------------------------
 
 
-def converged(results: Results, runs: str, variant: str) -> str:
-    """How many seeds reached 90 %, over all of these runs."""
-    return str(sum(outcome(record, variant).num_converged for record in results.matching(runs)))
+def converged(results: Results, runs: str, variant: str = "*") -> str:
+    """How many seeds reached 90 %, over all of these runs (and variants, without one)."""
+    return f"{sum(o.num_converged for o in _matching(results, runs, variant)):,}"
 
 
-def solved(results: Results, runs: str, variant: str) -> str:
+def solved(results: Results, runs: str, variant: str = "*") -> str:
     """How many reached 99 %."""
-    return str(sum(_count(outcome(record, variant).solved_step) for record in results.matching(runs)))
+    return f"{sum(_count(o.solved_step) for o in _matching(results, runs, variant)):,}"
 
 
-def seeds(results: Results, runs: str, variant: str) -> str:
+def seeds(results: Results, runs: str, variant: str = "*") -> str:
     """How many seeds there are."""
-    return str(sum(len(outcome(record, variant).seeds) for record in results.matching(runs)))
+    return f"{sum(len(o.seeds) for o in _matching(results, runs, variant)):,}"
 
 
 def mean(results: Results, runs: str, variant: str) -> str:
@@ -353,6 +377,13 @@ def p(results: Results, runs: str, a: str, b: str, at: str = "90") -> str:
     return f"{_difference(record, a, b)[f'mcnemar_p_{at}']:.1g}"
 
 
+def changed_sides(results: Results, runs: str) -> str:
+    """How many seeds of two runs converge in one of them only, over all their variants."""
+    first, second = map(outcomes, results.matching(runs))
+    pairs = ((first[v].best_accuracy, second[v].best_accuracy) for v in first)
+    return str(sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True)))
+
+
 def difference(results: Results, runs: str, a: str, b: str) -> str:
     """Mean accuracy of a minus b in points, paired by seed, with its bootstrapped interval: "6.2 [−1.9, 19.7]"."""
     [record] = results.matching(runs)
@@ -367,7 +398,7 @@ def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> 
 
 NUMBERS: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (converged, solved, seeds, mean, mean_and_std, median_step, p, difference, perplexity)
+    for f in (converged, solved, seeds, mean, mean_and_std, median_step, p, changed_sides, difference, perplexity)
 }  # fmt: skip
 
 
@@ -406,7 +437,15 @@ def _with_interval(number: dict, form: str) -> str:
 
 
 def _accuracies(results: Results, runs: str, variant: str) -> np.ndarray:
-    return np.concatenate([outcome(record, variant).best_accuracy for record in results.matching(runs)])
+    return np.concatenate([o.best_accuracy for o in _matching(results, runs, variant)])
+
+
+def _matching(results: Results, runs: str, variant: str) -> list[SimpleNamespace]:
+    """The outcomes of a variant in these runs, or with * of all of theirs."""
+    records = results.matching(runs)
+    if variant == "*":
+        return [o for record in records for o in outcomes(record).values()]
+    return [outcome(record, variant) for record in records]
 
 
 def _mean_and_std(shares) -> str:
