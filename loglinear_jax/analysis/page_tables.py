@@ -106,7 +106,7 @@ def differences(results: Results, runs: str, a: str, b: str) -> Rows:
         row = {"setting": setting_of(record), "pairs": str(record.config.task.get("num_pairs", "–"))}
         for at in (90, 99):
             counts = f"{number[f'only_a_{at}']}, {number[f'only_b_{at}']}"
-            row[f"≥ {at} %: only {a}, only {b}, p"] = f"{counts}, {number[f'mcnemar_p_{at}']:.2g}"
+            row[f"≥ {at} %: only {a}, only {b}, p"] = f"{counts}, {_short(number[f'mcnemar_p_{at}'], 2)}"
         rows.append(row | {f"accuracy, {a} − {b}, points": _with_interval(number, "+.1f")})
     return rows
 
@@ -211,7 +211,7 @@ def compared(results: Results, rows: str, change: str) -> Rows:
                     "λ": variant,
                     "without": f"{sum(reached[1])}/{len(reached[1])}",
                     f"with {change}": f"{sum(reached[0])}/{len(reached[0])}",
-                    "only with, only without, p": f"{only_with}, {only_without}, {p_value:.1g}",
+                    "only with, only without, p": f"{only_with}, {only_without}, {_short(p_value)}",
                 }
             )
     return found
@@ -296,7 +296,7 @@ def time(results: Results, rows: str) -> Rows:
                 "experiment": label,
                 "runs": str(len(records)),
                 "minutes": f"{minutes:.1f}",
-                "seed-steps a second": f"{min(rates):,.0f} to {max(rates):,.0f}",
+                "seed-steps a second": f"{_round(min(rates)):,.0f} to {_round(max(rates)):,.0f}",
             }
         )
         all_runs, all_minutes = all_runs + len(records), all_minutes + minutes
@@ -355,6 +355,12 @@ def seeds(results: Results, runs: str, variant: str = "*") -> str:
     return f"{sum(len(o.seeds) for o in _matching(results, runs, variant)):,}"
 
 
+def between(results: Results, runs: str, variant: str, low: str, high: str) -> str:
+    """How many seeds end with an accuracy from `low` to below `high` %."""
+    accuracy = 100 * _accuracies(results, runs, variant)
+    return str(int(((accuracy >= float(low)) & (accuracy < float(high))).sum()))
+
+
 def mean(results: Results, runs: str, variant: str) -> str:
     """Mean accuracy in %: "84.7"."""
     return f"{100 * np.mean(_accuracies(results, runs, variant)):.1f}"
@@ -374,14 +380,16 @@ def median_step(results: Results, runs: str, variant: str) -> str:
 def p(results: Results, runs: str, a: str, b: str, at: str = "90") -> str:
     """McNemar's exact p that two variants of one run reach `at` % equally often."""
     [record] = results.matching(runs)
-    return f"{_difference(record, a, b)[f'mcnemar_p_{at}']:.1g}"
+    return _short(_difference(record, a, b)[f"mcnemar_p_{at}"])
 
 
 def changed_sides(results: Results, runs: str) -> str:
     """How many seeds of two runs converge in one of them only, over all their variants."""
     first, second = map(outcomes, results.matching(runs))
     pairs = ((first[v].best_accuracy, second[v].best_accuracy) for v in first)
-    return str(sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True)))
+    return str(
+        sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True))
+    )
 
 
 def difference(results: Results, runs: str, a: str, b: str) -> str:
@@ -398,7 +406,7 @@ def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> 
 
 NUMBERS: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (converged, solved, seeds, mean, mean_and_std, median_step, p, changed_sides, difference, perplexity)
+    for f in (converged, solved, seeds, between, mean, mean_and_std, median_step, p, changed_sides, difference, perplexity)
 }  # fmt: skip
 
 
@@ -434,6 +442,16 @@ def _with_interval(number: dict, form: str) -> str:
     if np.isfinite(number["low"]):
         shown += f" [{number['low']:{form}}, {number['high']:{form}}]"
     return shown.replace("-", "−")
+
+
+def _short(p_value: float, digits: int = 1) -> str:
+    """ "0.0005", "8e-7"."""
+    return re.sub(r"e-0", "e-", f"{p_value:.{digits}g}")
+
+
+def _round(rate: float) -> float:
+    """To three digits."""
+    return float(f"{rate:.3g}")
 
 
 def _accuracies(results: Results, runs: str, variant: str) -> np.ndarray:
