@@ -22,9 +22,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from loglinear_jax.analysis import page_tables
 from loglinear_jax.analysis.page_tables import Results
-from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import ConfigError
 
 TABLE = re.compile(r"(?P<first><!-- table: (?P<call>.*?)\s*-->\n)(?P<table>.*?)(?P<last><!-- end table -->)", re.DOTALL)
@@ -84,7 +85,8 @@ def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: l
     except (ConfigError, TypeError, ValueError, OSError) as error:
         problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
         return match[0]
-    return f"{match['first']}\n{Table('', rows).text('github')}\n\n{match['last']}"
+    table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
+    return f"{match['first']}\n{table}\n\n{match['last']}"
 
 
 def _first_difference(page: Path, match: re.Match, new: str, text: str) -> str:

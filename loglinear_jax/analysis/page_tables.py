@@ -17,18 +17,19 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.config import ConfigError
-from loglinear_jax.runs.loading import Record, load_record
-from loglinear_jax.runs.outcome import CONVERGED_ACCURACY
+from loglinear_jax.runs.loading import Run, read_run
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
 
 Rows = list[dict[str, str]]
-ONE_STATE, SOFTMAX = "mixer=linear", "mixer=softmax"
+ONE_STATE = "mixer=linear"
 
 
 class Results:
@@ -37,9 +38,9 @@ class Results:
     def __init__(self, folder: Path):
         self.folder = folder
         self.names = sorted((path.parent.name for path in folder.glob("*/summary.json")), key=_natural)
-        self._read: dict[str, Record] = {}
+        self._read: dict[str, Run] = {}
 
-    def matching(self, patterns: str) -> list[Record]:
+    def matching(self, patterns: str) -> list[Run]:
         """The runs of these comma-separated patterns. Raises ConfigError for a pattern that matches none."""
         names: dict[str, None] = {}
         for pattern in patterns.split(","):
@@ -49,23 +50,17 @@ class Results:
             names |= dict.fromkeys(found)
         return [self[name] for name in names]
 
-    def __getitem__(self, name: str) -> Record:
+    def __getitem__(self, name: str) -> Run:
         if name not in self._read:
-            self._read[name] = load_record(self.folder / name)
+            self._read[name] = read_run(self.folder / name)
         return self._read[name]
 
 
-def outcomes(record: Record) -> dict[str, SimpleNamespace]:
-    """The outcome of every variant."""
-    return {name: SimpleNamespace(**outcome) for name, outcome in record.summary["variants"].items()}
-
-
-def outcome(record: Record, variant: str) -> SimpleNamespace:
+def outcome(run: Run, variant: str) -> VariantOutcome:
     """Raises ConfigError if the run has no such variant."""
-    found = outcomes(record)
-    if variant not in found:
-        raise ConfigError(f"{record.name} has no variant {variant!r}: it has {', '.join(found)}")
-    return found[variant]
+    if variant not in run.outcomes:
+        raise ConfigError(f"{run.name} has no variant {variant!r}: it has {', '.join(run.outcomes)}")
+    return run.outcomes[variant]
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
@@ -99,23 +94,25 @@ def by_setting(results: Results, runs: str, variants: str) -> Rows:
 
 
 def differences(results: Results, runs: str, a: str, b: str) -> Rows:
-    """Two variants paired by seed, a row for each run."""
+    """Two variants of MQAR paired by seed, a row for each run: McNemar's test, and the mean difference with its interval."""
     rows = []
-    for record in results.matching(runs):
-        number = _difference(record, a, b)
-        row = {"setting": setting_of(record), "pairs": str(record.config.task.get("num_pairs", "–"))}
-        for at in (90, 99):
-            counts = f"{number[f'only_a_{at}']}, {number[f'only_b_{at}']}"
-            row[f"≥ {at} %: only {a}, only {b}, p"] = f"{counts}, {_short(number[f'mcnemar_p_{at}'], 2)}"
-        rows.append(row | {f"accuracy, {a} − {b}, points": _with_interval(number, "+.1f")})
+    for run in results.matching(runs):
+        accuracies_of = [np.array(outcome(run, variant).best_accuracy) for variant in (a, b)]
+        row = {"setting": setting_of(run), "pairs": str(run.config.task.num_pairs)}
+        for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
+            only_a, only_b, p_value = mcnemar(*(accuracy >= threshold for accuracy in accuracies_of))
+            row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
+        mean_of, low, high = mean_difference(*(100 * accuracy for accuracy in accuracies_of))
+        interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+        rows.append(row | {f"accuracy, {a} − {b}, points": f"{mean_of:+.1f}{interval}".replace("-", "−")})
     return rows
 
 
 def accuracies(results: Results, runs: str, columns: str, variants: str = "") -> Rows:
     """A row for each variant of each run. columns: names in COLUMNS."""
     rows = []
-    for record in results.matching(runs):
-        for variant, of_seeds in outcomes(record).items():
+    for run in results.matching(runs):
+        for variant, of_seeds in run.outcomes.items():
             if variants and variant not in variants.split(","):
                 continue
             cells = {"variant": variant}
@@ -123,33 +120,33 @@ def accuracies(results: Results, runs: str, columns: str, variants: str = "") ->
                 if column not in COLUMNS:
                     raise ConfigError(f"there is no column {column!r}: there are {', '.join(COLUMNS)}")
                 title, cell = COLUMNS[column]
-                cells[title] = cell(record, variant, of_seeds)
+                cells[title] = cell(run, variant, of_seeds)
             rows.append(cells)
     return rows
 
 
-def _converged_cell(record: Record, variant: str, o: SimpleNamespace) -> str:
+def _converged_cell(run: Run, variant: str, o: VariantOutcome) -> str:
     low, high = o.share_converged_interval
     return f"{o.num_converged}/{len(o.seeds)} = {o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _solved_cell(record: Record, variant: str, o: SimpleNamespace) -> str:
+def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
     median = "" if o.median_solved_step is None else f"; {o.median_solved_step:,.0f}"
-    return f"{_count(o.solved_step)}/{len(o.seeds)}{median}"
+    return f"{o.num_solved}/{len(o.seeds)}{median}"
 
 
-Cell = Callable[[Record, str, SimpleNamespace], str]
+Cell = Callable[[Run, str, VariantOutcome], str]
 COLUMNS: dict[str, tuple[str, Cell]] = {
-    "run": ("run", lambda record, v, o: f"`{record.name}`"),
-    "setting": ("setting", lambda record, v, o: setting_of(record)),
-    "vocabulary": ("vocabulary", lambda record, v, o: str(record.config.task.vocab_size)),
-    "mean": ("accuracy %, mean ± std", lambda record, v, o: _mean_and_std(o.best_accuracy)),
-    "least": ("least %", lambda record, v, o: f"{100 * min(o.best_accuracy):.1f}"),
-    "median": ("median %", lambda record, v, o: f"{100 * np.median(o.best_accuracy):.1f}"),
-    "peak": ("peak %", lambda record, v, o: f"{100 * o.peak_accuracy:.1f}"),
+    "run": ("run", lambda run, v, o: f"`{run.name}`"),
+    "setting": ("setting", lambda run, v, o: setting_of(run)),
+    "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
+    "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.best_accuracy)),
+    "least": ("least %", lambda run, v, o: f"{100 * min(o.best_accuracy):.1f}"),
+    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.best_accuracy):.1f}"),
+    "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
     "converged": ("≥ 90 %", _converged_cell),
     "solved": ("≥ 99 %; median step", _solved_cell),
-    "paper": ("the paper", lambda record, variant, o: paper.result(record.config, variant) or "–"),
+    "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
 }
 
 
@@ -158,8 +155,8 @@ def solved_by_pairs(results: Results, rows: str) -> Rows:
     found = []
     for label, runs, variant in _listed(rows):
         cells = {"mixer": label}
-        for record in results.matching(runs):
-            cells[f"kv={record.config.task.num_pairs}"] = _solved_cell(record, variant, outcome(record, variant))
+        for run in results.matching(runs):
+            cells[f"kv={run.config.task.num_pairs}"] = _solved_cell(run, variant, outcome(run, variant))
         found.append(cells)
     return found
 
@@ -169,11 +166,11 @@ def shares_by_pairs(results: Results, rows: str) -> Rows:
     found = []
     for label, runs, variant in _listed(rows):
         cells = {"mixer": label}
-        for record in results.matching(runs):
-            o = outcome(record, variant)
+        for run in results.matching(runs):
+            o = outcome(run, variant)
             low, high = o.share_converged_interval
-            shares = f"{o.num_converged}/{len(o.seeds)} [{low:.2f}, {high:.2f}], {_count(o.solved_step)}/{len(o.seeds)}"
-            cells[f"kv={record.config.task.num_pairs}"] = shares
+            shares = f"{o.num_converged}/{len(o.seeds)} [{low:.2f}, {high:.2f}], {o.num_solved}/{len(o.seeds)}"
+            cells[f"kv={run.config.task.num_pairs}"] = shares
         found.append(cells)
     return found
 
@@ -184,13 +181,15 @@ def repeated(results: Results, runs: str, variants: str) -> Rows:
     rows = []
     for variant in variants.split(","):
         row = {"variant": variant}
-        for records in zip(*repetitions, strict=True):
-            if len({record.config.task.num_pairs for record in records}) > 1:
-                raise ConfigError(f"runs={runs}: {', '.join(record.name for record in records)} have different pairs")
-            by_seed = [dict(zip(o.seeds, o.best_accuracy, strict=True)) for o in (outcome(r, variant) for r in records)]
+        for same_pairs in zip(*repetitions, strict=True):
+            if len({run.config.task.num_pairs for run in same_pairs}) > 1:
+                raise ConfigError(f"runs={runs}: {', '.join(run.name for run in same_pairs)} have different pairs")
+            by_seed = [
+                dict(zip(o.seeds, o.best_accuracy, strict=True)) for o in (outcome(r, variant) for r in same_pairs)
+            ]
             common = set.intersection(*map(set, by_seed))
             means = [100 * np.mean([of_one[seed] for seed in sorted(common)]) for of_one in by_seed]
-            row[f"kv={records[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
+            row[f"kv={same_pairs[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
         rows.append(row)
     return rows
 
@@ -199,12 +198,12 @@ def compared(results: Results, rows: str, change: str) -> Rows:
     """Seeds that converge without a change and with it, paired by seed. rows: "label = run without, run with"."""
     found = []
     for label, runs, _ in _listed(rows):
-        without, with_it = map(outcomes, results.matching(runs))
+        without, with_it = (run.outcomes for run in results.matching(runs))
         for variant in (name for name in without if name in with_it):
             reached = [
                 [x >= CONVERGED_ACCURACY for x in of_one[variant].best_accuracy] for of_one in (with_it, without)
             ]
-            only_with, only_without, p_value = tables.mcnemar(*reached)
+            only_with, only_without, p_value = mcnemar(*reached)
             found.append(
                 {
                     "setting": label,
@@ -233,8 +232,8 @@ def bands(results: Results, rows: str) -> Rows:
 def lengths(results: Results, runs: str) -> Rows:
     """Accuracy at the trained length and beyond, from the runs' lengths.csv: mean ± std, seeds at ≥ 90 %."""
     rows: dict[str, dict[str, str]] = {}
-    for record in results.matching(runs):
-        with (record.workdir / "lengths.csv").open() as file:
+    for run in results.matching(runs):
+        with (run.workdir / "lengths.csv").open() as file:
             evaluated = list(csv.DictReader(file))
         for variant in dict.fromkeys(line["variant"] for line in evaluated):
             row = rows.setdefault(variant, {"variant": variant})
@@ -242,7 +241,7 @@ def lengths(results: Results, runs: str) -> Rows:
                 cell = (variant, length)
                 scores = [float(line["accuracy"]) for line in evaluated if (line["variant"], line["length"]) == cell]
                 reached = sum(score >= 90 for score in scores)
-                column = f"kv={record.config.task.num_pairs}, length {length}"
+                column = f"kv={run.config.task.num_pairs}, length {length}"
                 row[column] = f"{_mean_and_std(np.divide(scores, 100))} ({reached}/{len(scores)})"
     for variant, row in rows.items():
         row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
@@ -252,26 +251,26 @@ def lengths(results: Results, runs: str) -> Rows:
 def variation_of_lam(results: Results, runs: str) -> Rows:
     """How much λ varies over tokens in all seeds, from the runs' lam-dependence.md; `fixed` does not vary and is left out."""
     rows = []
-    for record in results.matching(runs):
-        lines = (record.workdir / "lam-dependence.md").read_text().splitlines()
+    for run in results.matching(runs):
+        lines = (run.workdir / "lam-dependence.md").read_text().splitlines()
         header, _, *body = [
             [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")
         ]
         for cells in body:
             row = dict(zip(header, cells, strict=True))
             if row.pop("seeds").startswith("all") and row["variant"] != "fixed":
-                rows.append({"pairs": str(record.config.task.num_pairs)} | row)
+                rows.append({"pairs": str(run.config.task.num_pairs)} | row)
     return rows
 
 
 def perplexities(results: Results, runs: str) -> Rows:
     """Perplexity of language models, mean ± std over seeds, and the median step of the best."""
     rows = []
-    for record in results.matching(runs):
-        for variant, o in outcomes(record).items():
+    for run in results.matching(runs):
+        for variant, o in run.outcomes.items():
             rows.append(
                 {
-                    "hidden": str(record.config.model.hidden),
+                    "hidden": str(run.config.model.hidden),
                     "predicts": o.predicts,
                     "variant": variant,
                     "seeds": str(len(o.seeds)),
@@ -287,44 +286,44 @@ def time(results: Results, rows: str) -> Rows:
     """Minutes of training and evaluation, compilation included, and the range of seed-steps a second. rows: "label = runs"."""
     found, all_runs, all_minutes = [], 0, 0.0
     for label, runs, _ in _listed(rows):
-        records = results.matching(runs)
-        variants = [o for record in records for o in outcomes(record).values()]
+        chosen = results.matching(runs)
+        variants = [o for run in chosen for o in run.outcomes.values()]
         minutes = sum(o.seconds for o in variants) / 60
         rates = [o.seed_steps_per_second for o in variants]
         found.append(
             {
                 "experiment": label,
-                "runs": str(len(records)),
+                "runs": str(len(chosen)),
                 "minutes": f"{minutes:.1f}",
                 "seed-steps a second": f"{_round(min(rates)):,.0f} to {_round(max(rates)):,.0f}",
             }
         )
-        all_runs, all_minutes = all_runs + len(records), all_minutes + minutes
+        all_runs, all_minutes = all_runs + len(chosen), all_minutes + minutes
     return [*found, {"experiment": "all of these", "runs": str(all_runs), "minutes": f"{all_minutes:.0f}"}]
 
 
 def initial_memory(results: Results, rows: str) -> Rows:
-    """Whether converged seeds are those that remember longest before training: `tables.initial_memory`, against pairs."""
+    """Whether converged seeds are those that remember longest before training, layer by layer, against pairs: the probability
+    that a converged seed's memory is longer (`longer_among`), of the head of a layer that remembers longest; † p < 0.01, ‡ p <
+    0.0001."""
     found = []
     for label, runs, only in _listed(rows):
-        records = results.matching(runs)
-        for variant in [only] if only else outcomes(records[0]):
+        chosen = results.matching(runs)
+        for variant in [only] if only else chosen[0].outcomes:
             row = {"setting": label, "λ": "–" if variant == ONE_STATE else variant}
-            for record in records:
-                if variant not in outcomes(record):
+            for run in chosen:
+                if variant not in run.outcomes:
                     continue
-                [number] = tables.initial_memory([(record, variant, memory_of(record, variant))]).raw
-                layers = ", ".join(_probability(number, f"layer {i}") for i in range(record.config.model.layers))
-                row[f"kv={record.config.task.num_pairs}"] = (
-                    f"{layers} ({number['num_converged']}/{number['num_seeds']})"
-                )
+                reached = np.array(run.outcomes[variant].best_accuracy) >= CONVERGED_ACCURACY
+                by_layer = memory_of(run, variant).max(2).T
+                layers = ", ".join(_probability(*longer_among(memory, reached)) for memory in by_layer)
+                row[f"kv={run.config.task.num_pairs}"] = f"{layers} ({reached.sum()}/{len(reached)})"
             found.append(row)
     return found
 
 
-def _probability(number: dict, place: str) -> str:
-    chance, p = number[f"{place}: probability"], number[f"{place}: p"]
-    return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p < 1e-4 else "†" if p < 0.01 else "")
+def _probability(chance: float, p_value: float) -> str:
+    return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p_value < 1e-4 else "†" if p_value < 0.01 else "")
 
 
 TABLES: dict[str, Callable[..., Rows]] = {
@@ -347,7 +346,7 @@ def converged(results: Results, runs: str, variant: str = "*") -> str:
 
 def solved(results: Results, runs: str, variant: str = "*") -> str:
     """How many reached 99 %."""
-    return f"{sum(_count(o.solved_step) for o in _matching(results, runs, variant)):,}"
+    return f"{sum(o.num_solved for o in _matching(results, runs, variant)):,}"
 
 
 def seeds(results: Results, runs: str, variant: str = "*") -> str:
@@ -371,77 +370,40 @@ def mean_and_std(results: Results, runs: str, variant: str) -> str:
     return _mean_and_std(_accuracies(results, runs, variant))
 
 
-def median_step(results: Results, runs: str, variant: str) -> str:
-    """The median step at which seeds of one run reached 99 %: "1,150"."""
-    [record] = results.matching(runs)
-    return f"{outcome(record, variant).median_solved_step:,.0f}"
-
-
 def p(results: Results, runs: str, a: str, b: str, at: str = "90") -> str:
     """McNemar's exact p that two variants of one run reach `at` % equally often."""
-    [record] = results.matching(runs)
-    return _short(_difference(record, a, b)[f"mcnemar_p_{at}"])
+    [run] = results.matching(runs)
+    accuracies_of = (np.array(outcome(run, variant).best_accuracy) for variant in (a, b))
+    return _short(mcnemar(*(accuracy >= float(at) / 100 for accuracy in accuracies_of))[2])
 
 
 def changed_sides(results: Results, runs: str) -> str:
     """How many seeds of two runs converge in one of them only, over all their variants."""
-    first, second = map(outcomes, results.matching(runs))
+    first, second = (run.outcomes for run in results.matching(runs))
     pairs = ((first[v].best_accuracy, second[v].best_accuracy) for v in first)
     return str(
         sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True))
     )
 
 
-def difference(results: Results, runs: str, a: str, b: str) -> str:
-    """Mean accuracy of a minus b in points, paired by seed, with its bootstrapped interval: "6.2 [−1.9, 19.7]"."""
-    [record] = results.matching(runs)
-    return _with_interval(_difference(record, a, b), ".1f")
-
-
 def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> str:
     """Validation perplexity, mean ± std over the seeds of one run."""
-    [record] = results.matching(runs)
-    return _perplexity(outcome(record, variant).best_loss, int(digits))
+    [run] = results.matching(runs)
+    return _perplexity(outcome(run, variant).best_loss, int(digits))
 
 
 NUMBERS: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (converged, solved, seeds, between, mean, mean_and_std, median_step, p, changed_sides, difference, perplexity)
+    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity)
 }  # fmt: skip
 
 
 # --- Cells ----------------------------------------------------------------------------------------------------------
 
 
-def setting_of(record: Record) -> str:
+def setting_of(run: Run) -> str:
     """ "text" or "released": whose initial values and heads the recall model has."""
-    return "released" if record.config.model.init_scheme == "released" else "text"
-
-
-def _difference(record: Record, a: str, b: str) -> dict:
-    """The numbers of `tables.differences` for a and b; a minus b whichever was trained first."""
-    found = [number for number in tables.differences(record).raw if {number["A"], number["B"]} == {a, b}]
-    if not found:
-        raise ConfigError(f"{record.name} does not have both {a} and {b}")
-    [number] = found
-    if number["A"] == a:
-        return number
-    swapped = {
-        f"only_{x}_{at}": number[f"only_{y}_{at}"]
-        for x, y in (("a", "b"), ("b", "a"))
-        for at in (90, 99)
-        if f"only_a_{at}" in number
-    }
-    bounds = {"mean_difference": -number["mean_difference"], "low": -number["high"], "high": -number["low"]}
-    return number | swapped | bounds
-
-
-def _with_interval(number: dict, form: str) -> str:
-    """ "6.2 [−1.9, 19.7]"; the interval is left out of too few seeds."""
-    shown = format(number["mean_difference"], form)
-    if np.isfinite(number["low"]):
-        shown += f" [{number['low']:{form}}, {number['high']:{form}}]"
-    return shown.replace("-", "−")
+    return "released" if run.config.model.init_scheme == "released" else "text"
 
 
 def _short(p_value: float, digits: int = 1) -> str:
@@ -458,12 +420,12 @@ def _accuracies(results: Results, runs: str, variant: str) -> np.ndarray:
     return np.concatenate([o.best_accuracy for o in _matching(results, runs, variant)])
 
 
-def _matching(results: Results, runs: str, variant: str) -> list[SimpleNamespace]:
+def _matching(results: Results, runs: str, variant: str) -> list[VariantOutcome]:
     """The outcomes of a variant in these runs, or with * of all of theirs."""
-    records = results.matching(runs)
+    chosen = results.matching(runs)
     if variant == "*":
-        return [o for record in records for o in outcomes(record).values()]
-    return [outcome(record, variant) for record in records]
+        return [o for run in chosen for o in run.outcomes.values()]
+    return [outcome(run, variant) for run in chosen]
 
 
 def _mean_and_std(shares) -> str:
@@ -480,10 +442,6 @@ def _chosen_rows(rows: Rows, variants: str) -> Rows:
     if not variants:
         return rows
     return [row for variant in variants.split(",") for row in rows if row["variant"] == variant]
-
-
-def _count(steps) -> int:
-    return sum(step is not None for step in steps)
 
 
 def _listed(rows: str) -> Iterator[tuple[str, str, str]]:

@@ -1,12 +1,17 @@
-"""`loglinear_jax results`: the tables and numbers of the pages about results, made from the runs or checked against them."""
+"""Make the tables of the pages about results from the runs, or check tables and numbers against them.
+
+  loglinear_jax results --check
+  loglinear_jax results --write --all
+
+A page (results/*.md) names in comments what each table is made from; loglinear_jax/analysis/checked_pages.py says how.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from loglinear_jax.config import ConfigError
+from loglinear_jax.commands.arguments import BadInput
 
 HELP = "check the tables of results/ against the runs they are made from, or make them again"
 
@@ -31,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if pages and runs agree (or now do), 1 if a line was printed, 2 if there are no pages or a run can't be read."""
+    """0 if pages and runs agree (or now do), 1 if something does not, one line each."""
     from loglinear_jax.analysis.checked_pages import check_pages, write_pages
+    from loglinear_jax.config import ConfigError
 
     try:
         if args.check:
@@ -42,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
             for page in changed:
                 print(f"Written: {page}")
     except ConfigError as error:
-        print("results:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        raise BadInput(error) from error
     for problem in problems:
         print(problem)
     return 1 if problems else 0

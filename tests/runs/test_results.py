@@ -1,7 +1,6 @@
 """That what results/ holds is what results/run.sh runs, what its recorded commands say, and what its pages say."""
 
 import functools
-import hashlib
 import json
 import os
 import shlex
@@ -10,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from absl import flags
 
 from loglinear_jax.analysis.checked_pages import check_pages, write_pages
-from loglinear_jax.commands.train import define_flags
 from loglinear_jax.config import config_differences, read_config, variant_names
+from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.runs.provenance import config_sha256
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary.json"))
@@ -44,17 +43,8 @@ def kept_config(name):
     return read_config(ROOT / "results" / name / "config.json")
 
 
-def config_of(arguments):
-    """The config that `python run.py` would train with these arguments."""
-    argv = ["run.py", *arguments]
-    values = flags.FlagValues()
-    define_flags(values, argv)
-    values(argv)
-    return values.config
-
-
 def differences(name, arguments):
-    found = config_differences(kept_config(name), config_of(arguments))
+    found = config_differences(kept_config(name), read_config_arguments(arguments).config)
     # The tokenizer's folder may be another one on another machine.
     return [line for line in found if not line.startswith("task.tokenizer: ")]
 
@@ -86,9 +76,8 @@ def test_the_recorded_command_gives_the_recorded_config(name, monkeypatch):
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_recorded_hash_is_that_of_the_config(name):
     config = json.loads((ROOT / "results" / name / "config.json").read_text())
-    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     provenance = summary_of(name)["provenance"]
-    assert provenance["config_sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
+    assert provenance["config_sha256"] == config_sha256(config)
     assert provenance["commit"] != "not recorded" or provenance["added_by"]
 
 
