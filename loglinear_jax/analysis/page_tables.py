@@ -326,14 +326,31 @@ def _probability(chance: float, p_value: float) -> str:
     return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p_value < 1e-4 else "†" if p_value < 0.01 else "")
 
 
+def by_memory(results: Results, rows: str) -> Rows:
+    """How many seeds converge whose memory in a layer before training is in a range. rows: "label = run:layer,low,high",
+    layers from 1, tokens from `low` to below `high`."""
+    found = []
+    for label, name, limits in _listed(rows):
+        [run] = results.matching(name)
+        layer, low, high = (float(limit) for limit in limits.split(","))
+        row = {"pairs": str(run.config.task.num_pairs), "seeds whose": label}
+        for variant, o in run.outcomes.items():
+            memory = memory_of(run, variant)[:, int(layer) - 1].max(1)
+            chosen = (memory >= low) & (memory < high)
+            reached = np.array(o.best_accuracy) >= CONVERGED_ACCURACY
+            row |= {"number": str(chosen.sum()), f"converge under {variant}": str((reached & chosen).sum())}
+        found.append(row)
+    return found
+
+
 TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
         by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, compared, bands, lengths,
-        variation_of_lam, perplexities, time, initial_memory,
+        variation_of_lam, perplexities, time, initial_memory, by_memory,
     )
 }  # fmt: skip
-SLOW = {"initial_memory"}  # made only if asked for: it draws every seed's initial parameters
+SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="also the table of initial memory, which draws every seed's initial parameters again (minutes on a CPU)",
+        help="also the tables of memory before training, which draw every seed's initial parameters again (a minute or two)",
     )
     parser.add_argument(
         "--folder",
