@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from loglinear_jax.analysis.checked_pages import check_pages, write_pages
+from loglinear_jax.commands.main import main
 from loglinear_jax.config import config_differences, read_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs.provenance import config_sha256
@@ -144,3 +145,18 @@ def test_a_changed_outcome_is_found(folder):
     path.write_text(json.dumps(summary))
     [problem] = check_pages(folder)
     assert "fixed" in problem and "should be" in problem and "50.0 ± 0.0" in problem
+
+
+def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
+    check = ["results", "--check", f"--folder={folder}"]
+    assert main(check) == 0
+    page = folder / "page.md"
+    page.write_text(page.read_text().replace("| 93.7 ", "| 93.8 "))
+    capsys.readouterr()
+    assert main(check) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["results", "--write", f"--folder={folder}"]) == 0
+    assert main(check) == 0
+    page.unlink()
+    assert main(check) == 2
+    assert capsys.readouterr().err.count("\n") == 1
