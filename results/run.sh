@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The experiments of results/README.md, from the repository's root: bash results/run.sh ['mqar-seq128-*', or another pattern]
+# The experiments of results/, from the repository's root: bash results/run.sh ['mqar-seq128-*', or another pattern]
 #
 # Each trains into runs/<name> and leaves its config.json and summary.json in results/<name>; what is there already is not run
 # again, and what was interrupted goes on. On several GPUs start it once for each, with CUDA_VISIBLE_DEVICES and other names.
@@ -45,8 +45,8 @@ for kv in 4 8 16 32; do
   run mqar-seq256-kv$kv --config=configs/mqar.py:kv=$kv,seq=256 --config.variants=$paper --config.train.num_seeds=32 $tf32
   run mqar-seq512-kv$kv --config=configs/mqar.py:kv=$kv,seq=512 --config.variants=$paper --config.train.num_seeds=32 $tf32
 done
-# The paper's table at its own size: four runs too small to fill a GPU share one. Twice, for what the same seeds gave again when
-# the embedding's gradient on a GPU was a sum in any order.
+# The paper's table at its own size: four runs too small to fill a GPU share one. Twice, for what the same seeds give again
+# (results/repeatability.md).
 for again in '' -again; do
   jobs=()
   for kv in 4 8 16 32; do
@@ -61,7 +61,7 @@ for kv in 4 32; do
   run mqar-128-to-256-released-kv$kv --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.model.max_length=256 --config.train.num_seeds=32 $tf32
   analyse mqar-128-to-256-released-kv$kv
 done
-for again in '' -again -same-bits; do  # the last with today's gradient, which gives the same each time
+for again in '' -again -same-bits; do  # results/repeatability.md says how these three differ
   run mqar-d_h-kv8$again --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
 done
 

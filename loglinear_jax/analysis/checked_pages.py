@@ -1,0 +1,132 @@
+"""Markdown pages about runs whose tables and numbers are made from the runs, and checked against them.
+
+A table stands between two comments. The first names a function of `page_tables.TABLES` and its options:
+
+    <!-- table: by_pairs runs=mqar-seq128-kv* variants=linear,mlp_softplus -->
+    | variant | ...
+    <!-- end table -->
+
+A piece of prose is repeated in a comment, with functions of `page_tables.NUMBERS` in braces in place of its numbers:
+
+    <!-- checked: `linear` converges in {converged runs=mqar-seq128-kv* variant=linear} of 256 runs -->
+
+The page must then contain that piece with the numbers filled in; where its lines break does not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from loglinear_jax.analysis import page_tables
+from loglinear_jax.analysis.page_tables import Results
+from loglinear_jax.config import ConfigError
+
+TABLE = re.compile(r"(?P<first><!-- table: (?P<call>.*?)\s*-->\n)(?P<table>.*?)(?P<last><!-- end table -->)", re.DOTALL)
+CHECKED = re.compile(r"<!-- checked: (.*?)\s*-->", re.DOTALL)
+NUMBER = re.compile(r"\{(.*?)\}", re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+
+
+def write_pages(folder: Path, slow: bool = False) -> tuple[list[Path], list[str]]:
+    """Makes the tables of every page in a folder again. slow: also those that take a minute.
+
+    Returns the pages that changed and one line for everything that could not be made and every piece of prose that does not
+    agree with the runs, which nobody but its author can change.
+    """
+    results, changed, problems = Results(folder), [], []
+    for page in _pages(folder):
+        text = page.read_text()
+        new = TABLE.sub(functools.partial(_made, page, results=results, slow=slow, problems=problems), text)
+        if new != text:
+            page.write_text(new)
+            changed.append(page)
+        problems += _wrong_prose(page, new, results)
+    return changed, problems
+
+
+def check_pages(folder: Path, slow: bool = False) -> list[str]:
+    """One line for each table and each checked piece of prose in the pages of a folder that does not agree with the runs:
+    which page, which table, the first differing line. slow: also the tables that take a minute."""
+    results, problems = Results(folder), []
+    for page in _pages(folder):
+        text = page.read_text()
+        opened, whole = text.count("<!-- table:"), len(TABLE.findall(text))
+        if opened != whole:
+            problems.append(f"{page}: {opened} tables begin, {whole} of them end")
+        for match in TABLE.finditer(text):
+            new = _made(page, match, results, slow, problems)
+            if new != match[0]:
+                problems.append(_first_difference(page, match, new, text))
+        problems += _wrong_prose(page, text, results)
+    return problems
+
+
+def _pages(folder: Path) -> list[Path]:
+    pages = sorted(folder.glob("*.md"))
+    if not pages:
+        raise ConfigError(f"{folder} holds no pages (*.md)")
+    return pages
+
+
+def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: list[str]) -> str:
+    """The table with its comments, made again; as it stands if it is slow, or can't be made, which is then a problem."""
+    try:
+        name, options = _call(match["call"])
+        if name in page_tables.SLOW and not slow:
+            return match[0]
+        rows = _function(page_tables.TABLES, name)(results, **options)
+    except (ConfigError, TypeError, ValueError, OSError) as error:
+        problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
+        return match[0]
+    table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
+    return f"{match['first']}\n{table}\n\n{match['last']}"
+
+
+def _first_difference(page: Path, match: re.Match, new: str, text: str) -> str:
+    pairs = itertools.zip_longest(match[0].splitlines(), new.splitlines(), fillvalue="(nothing)")
+    index, old, made = next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
+    line = text.count("\n", 0, match.start()) + index + 1
+    return f"{page}:{line}: table {_one_line(match['call'])}: {old!r} should be {made!r}"
+
+
+def _wrong_prose(page: Path, text: str, results: Results) -> list[str]:
+    prose, problems = _one_line(COMMENT.sub("", text)), []
+    for piece in CHECKED.findall(text):
+        try:
+            filled = NUMBER.sub(lambda match: _number(match[1], results), piece)
+        except (ConfigError, TypeError, ValueError) as error:
+            problems.append(f"{page}: {_one_line(piece)}: {_one_line(error)}")
+            continue
+        if _one_line(filled) not in prose:
+            problems.append(f"{page}: does not say {_one_line(filled)!r}")
+    return problems
+
+
+def _number(call: str, results: Results) -> str:
+    name, options = _call(call)
+    return _function(page_tables.NUMBERS, name)(results, **options)
+
+
+def _call(text: str) -> tuple[str, dict[str, str]]:
+    """ "by_pairs runs=a,b" as a name and options; a value with spaces is in quotes."""
+    name, *options = shlex.split(text)
+    if wrong := [option for option in options if "=" not in option]:
+        raise ValueError(f"{wrong[0]!r} is no option: expected name=value")
+    return name, dict(option.split("=", 1) for option in options)
+
+
+def _function(known: dict[str, Any], name: str) -> Any:
+    if name not in known:
+        raise ConfigError(f"there is no {name!r}: there are {', '.join(known)}")
+    return known[name]
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,477 @@
+"""The tables and numbers of Markdown pages about runs; `checked_pages` says how a page names them.
+
+Every function of TABLES returns rows (cells by column), every function of NUMBERS one piece of text. Their first argument is
+the runs to choose from, the others are the options that the page gives, all as text:
+
+    runs       names of runs, comma-separated, with * and ?; the runs of a pattern come in natural order
+    variant    one trained setting of a run, such as linear or mixer=softmax; variants: several, comma-separated
+    a, b       two variants, paired by seed
+    rows       "label = runs; label = runs:variant", one row each
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from loglinear_jax.analysis import paper, tables
+from loglinear_jax.analysis.decays import initial_memory as memory_of
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs.loading import Run, read_run
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
+
+Rows = list[dict[str, str]]
+ONE_STATE = "mixer=linear"
+
+
+class Results:
+    """The finished runs in a folder, read when they are asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.names = sorted((path.parent.name for path in folder.glob("*/summary.json")), key=_natural)
+        self._read: dict[str, Run] = {}
+
+    def matching(self, patterns: str) -> list[Run]:
+        """The runs of these comma-separated patterns. Raises ConfigError for a pattern that matches none."""
+        names: dict[str, None] = {}
+        for pattern in patterns.split(","):
+            found = fnmatch.filter(self.names, pattern.strip())
+            if not found:
+                raise ConfigError(f"no run in {self.folder} matches {pattern.strip()!r}")
+            names |= dict.fromkeys(found)
+        return [self[name] for name in names]
+
+    def __getitem__(self, name: str) -> Run:
+        if name not in self._read:
+            self._read[name] = read_run(self.folder / name)
+        return self._read[name]
+
+
+def outcome(run: Run, variant: str) -> VariantOutcome:
+    """Raises ConfigError if the run has no such variant."""
+    if variant not in run.outcomes:
+        raise ConfigError(f"{run.name} has no variant {variant!r}: it has {', '.join(run.outcomes)}")
+    return run.outcomes[variant]
+
+
+# --- Tables ---------------------------------------------------------------------------------------------------------
+
+
+def by_pairs(results: Results, runs: str, variants: str = "", lines: str = "") -> Rows:
+    """λ against pairs (or length): `tables.as_the_paper` of runs that differ in nothing else. lines=shares: only how many
+    seeds reached 90 and 99 %."""
+    found = tables.as_the_paper(results.matching(runs))
+    if len(found) != 1:
+        raise ConfigError(
+            f"runs={runs} make {len(found)} tables, expected one: they differ in more than pairs or length"
+        )
+    rows = found[0].rows
+    if lines == "shares":
+        rows = [{k: v for k, v in row.items() if k} for row in rows if row[""].startswith("≥")]
+    return _chosen_rows(rows, variants)
+
+
+def by_setting(results: Results, runs: str, variants: str) -> Rows:
+    """A row for each setting of model and training that differs: `tables.by_setting` of one task."""
+    found = list(tables.by_setting(results.matching(runs)).values())
+    if len(found) != 1:
+        raise ConfigError(f"runs={runs} are of {len(found)} tasks in several settings, expected one")
+    chosen = variants.split(",")
+    return [
+        {"changed": row["changed"]} | {v: row[v] for v in chosen if v in row}
+        for row in found[0].rows
+        if any(v in row for v in chosen)
+    ]
+
+
+def differences(results: Results, runs: str, a: str, b: str) -> Rows:
+    """Two variants of MQAR paired by seed, a row for each run: McNemar's test, and the mean difference with its interval."""
+    rows = []
+    for run in results.matching(runs):
+        accuracies_of = [np.array(outcome(run, variant).best_accuracy) for variant in (a, b)]
+        row = {"setting": setting_of(run), "pairs": str(run.config.task.num_pairs)}
+        for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
+            only_a, only_b, p_value = mcnemar(*(accuracy >= threshold for accuracy in accuracies_of))
+            row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
+        mean_of, low, high = mean_difference(*(100 * accuracy for accuracy in accuracies_of))
+        interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+        rows.append(row | {f"accuracy, {a} − {b}, points": f"{mean_of:+.1f}{interval}".replace("-", "−")})
+    return rows
+
+
+def accuracies(results: Results, runs: str, columns: str, variants: str = "") -> Rows:
+    """A row for each variant of each run. columns: names in COLUMNS."""
+    rows = []
+    for run in results.matching(runs):
+        for variant, of_seeds in run.outcomes.items():
+            if variants and variant not in variants.split(","):
+                continue
+            cells = {"variant": variant}
+            for column in columns.split(","):
+                if column not in COLUMNS:
+                    raise ConfigError(f"there is no column {column!r}: there are {', '.join(COLUMNS)}")
+                title, cell = COLUMNS[column]
+                cells[title] = cell(run, variant, of_seeds)
+            rows.append(cells)
+    return rows
+
+
+def _converged_cell(run: Run, variant: str, o: VariantOutcome) -> str:
+    low, high = o.share_converged_interval
+    return f"{o.num_converged}/{len(o.seeds)} = {o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
+    median = "" if o.median_solved_step is None else f"; {o.median_solved_step:,.0f}"
+    return f"{o.num_solved}/{len(o.seeds)}{median}"
+
+
+Cell = Callable[[Run, str, VariantOutcome], str]
+COLUMNS: dict[str, tuple[str, Cell]] = {
+    "run": ("run", lambda run, v, o: f"`{run.name}`"),
+    "setting": ("setting", lambda run, v, o: setting_of(run)),
+    "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
+    "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.best_accuracy)),
+    "least": ("least %", lambda run, v, o: f"{100 * min(o.best_accuracy):.1f}"),
+    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.best_accuracy):.1f}"),
+    "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
+    "converged": ("≥ 90 %", _converged_cell),
+    "solved": ("≥ 99 %; median step", _solved_cell),
+    "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
+}
+
+
+def solved_by_pairs(results: Results, rows: str) -> Rows:
+    """Seeds at ≥ 99 % and the median step at which they reach it, against pairs. rows: "label = runs:variant"."""
+    found = []
+    for label, runs, variant in _listed(rows):
+        cells = {"mixer": label}
+        for run in results.matching(runs):
+            cells[f"kv={run.config.task.num_pairs}"] = _solved_cell(run, variant, outcome(run, variant))
+        found.append(cells)
+    return found
+
+
+def shares_by_pairs(results: Results, rows: str) -> Rows:
+    """Seeds at ≥ 90 % with the interval of their share, and at ≥ 99 %, against pairs. rows: "label = runs:variant"."""
+    found = []
+    for label, runs, variant in _listed(rows):
+        cells = {"mixer": label}
+        for run in results.matching(runs):
+            o = outcome(run, variant)
+            low, high = o.share_converged_interval
+            shares = f"{o.num_converged}/{len(o.seeds)} [{low:.2f}, {high:.2f}], {o.num_solved}/{len(o.seeds)}"
+            cells[f"kv={run.config.task.num_pairs}"] = shares
+        found.append(cells)
+    return found
+
+
+def repeated(results: Results, runs: str, variants: str) -> Rows:
+    """Mean accuracy of the seeds that several runs of one task share, against pairs. runs: repetitions, separated by ';'."""
+    repetitions = [results.matching(patterns) for patterns in runs.split(";")]
+    rows = []
+    for variant in variants.split(","):
+        row = {"variant": variant}
+        for same_pairs in zip(*repetitions, strict=True):
+            if len({run.config.task.num_pairs for run in same_pairs}) > 1:
+                raise ConfigError(f"runs={runs}: {', '.join(run.name for run in same_pairs)} have different pairs")
+            by_seed = [
+                dict(zip(o.seeds, o.best_accuracy, strict=True)) for o in (outcome(r, variant) for r in same_pairs)
+            ]
+            common = set.intersection(*map(set, by_seed))
+            means = [100 * np.mean([of_one[seed] for seed in sorted(common)]) for of_one in by_seed]
+            row[f"kv={same_pairs[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
+        rows.append(row)
+    return rows
+
+
+def compared(results: Results, rows: str, change: str) -> Rows:
+    """Seeds that converge without a change and with it, paired by seed. rows: "label = run without, run with"."""
+    found = []
+    for label, runs, _ in _listed(rows):
+        without, with_it = (run.outcomes for run in results.matching(runs))
+        for variant in (name for name in without if name in with_it):
+            reached = [
+                [x >= CONVERGED_ACCURACY for x in of_one[variant].best_accuracy] for of_one in (with_it, without)
+            ]
+            only_with, only_without, p_value = mcnemar(*reached)
+            found.append(
+                {
+                    "setting": label,
+                    "λ": variant,
+                    "without": f"{sum(reached[1])}/{len(reached[1])}",
+                    f"with {change}": f"{sum(reached[0])}/{len(reached[0])}",
+                    "only with, only without, p": f"{only_with}, {only_without}, {_short(p_value)}",
+                }
+            )
+    return found
+
+
+def bands(results: Results, rows: str) -> Rows:
+    """How many seeds end in which range of accuracy. rows: "label = runs:variant", over all of these runs together."""
+    found = []
+    for label, runs, variant in _listed(rows):
+        accuracy = 100 * np.concatenate([outcome(r, variant).best_accuracy for r in results.matching(runs)])
+        counts, _ = np.histogram(accuracy, [0, 10, 50, 90, 100.001])
+        names = ("≥ 90 %", "50 to 90 %", "10 to 50 %", "< 10 %")
+        found.append(
+            {"setting": label, "seeds": str(len(accuracy))} | dict(zip(names, map(str, counts[::-1]), strict=True))
+        )
+    return found
+
+
+def lengths(results: Results, runs: str) -> Rows:
+    """Accuracy at the trained length and beyond, from the runs' lengths.csv: mean ± std, seeds at ≥ 90 %."""
+    rows: dict[str, dict[str, str]] = {}
+    for run in results.matching(runs):
+        with (run.workdir / "lengths.csv").open() as file:
+            evaluated = list(csv.DictReader(file))
+        for variant in dict.fromkeys(line["variant"] for line in evaluated):
+            row = rows.setdefault(variant, {"variant": variant})
+            for length in dict.fromkeys(line["length"] for line in evaluated):
+                cell = (variant, length)
+                scores = [float(line["accuracy"]) for line in evaluated if (line["variant"], line["length"]) == cell]
+                reached = sum(score >= 90 for score in scores)
+                column = f"kv={run.config.task.num_pairs}, length {length}"
+                row[column] = f"{_mean_and_std(np.divide(scores, 100))} ({reached}/{len(scores)})"
+    for variant, row in rows.items():
+        row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
+    return list(rows.values())
+
+
+def variation_of_lam(results: Results, runs: str) -> Rows:
+    """How much λ varies over tokens in all seeds, from the runs' lam-dependence.md; `fixed` does not vary and is left out."""
+    rows = []
+    for run in results.matching(runs):
+        lines = (run.workdir / "lam-dependence.md").read_text().splitlines()
+        header, _, *body = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")
+        ]
+        for cells in body:
+            row = dict(zip(header, cells, strict=True))
+            if row.pop("seeds").startswith("all") and row["variant"] != "fixed":
+                rows.append({"pairs": str(run.config.task.num_pairs)} | row)
+    return rows
+
+
+def perplexities(results: Results, runs: str) -> Rows:
+    """Perplexity of language models, mean ± std over seeds, and the median step of the best."""
+    rows = []
+    for run in results.matching(runs):
+        for variant, o in run.outcomes.items():
+            rows.append(
+                {
+                    "hidden": str(run.config.model.hidden),
+                    "predicts": o.predicts,
+                    "variant": variant,
+                    "seeds": str(len(o.seeds)),
+                    "validation": _perplexity(o.best_loss),
+                    "test": _perplexity(o.test_loss),
+                    "best at step": f"{np.median(o.best_step):,.0f}",
+                }
+            )
+    return rows
+
+
+def time(results: Results, rows: str) -> Rows:
+    """Minutes of training and evaluation, compilation included, and the range of seed-steps a second. rows: "label = runs"."""
+    found, all_runs, all_minutes = [], 0, 0.0
+    for label, runs, _ in _listed(rows):
+        chosen = results.matching(runs)
+        variants = [o for run in chosen for o in run.outcomes.values()]
+        minutes = sum(o.seconds for o in variants) / 60
+        rates = [o.seed_steps_per_second for o in variants]
+        found.append(
+            {
+                "experiment": label,
+                "runs": str(len(chosen)),
+                "minutes": f"{minutes:.1f}",
+                "seed-steps a second": f"{_round(min(rates)):,.0f} to {_round(max(rates)):,.0f}",
+            }
+        )
+        all_runs, all_minutes = all_runs + len(chosen), all_minutes + minutes
+    return [*found, {"experiment": "all of these", "runs": str(all_runs), "minutes": f"{all_minutes:.0f}"}]
+
+
+def initial_memory(results: Results, rows: str) -> Rows:
+    """Whether converged seeds are those that remember longest before training, layer by layer, against pairs: the probability
+    that a converged seed's memory is longer (`longer_among`), of the head of a layer that remembers longest; † p < 0.01, ‡ p <
+    0.0001."""
+    found = []
+    for label, runs, only in _listed(rows):
+        chosen = results.matching(runs)
+        for variant in [only] if only else chosen[0].outcomes:
+            row = {"setting": label, "λ": "–" if variant == ONE_STATE else variant}
+            for run in chosen:
+                if variant not in run.outcomes:
+                    continue
+                reached = np.array(run.outcomes[variant].best_accuracy) >= CONVERGED_ACCURACY
+                by_layer = memory_of(run, variant).max(2).T
+                layers = ", ".join(_probability(*longer_among(memory, reached)) for memory in by_layer)
+                row[f"kv={run.config.task.num_pairs}"] = f"{layers} ({reached.sum()}/{len(reached)})"
+            found.append(row)
+    return found
+
+
+def _probability(chance: float, p_value: float) -> str:
+    return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p_value < 1e-4 else "†" if p_value < 0.01 else "")
+
+
+def by_memory(results: Results, rows: str) -> Rows:
+    """How many seeds converge whose memory in a layer before training is in a range. rows: "label = run:layer,low,high",
+    layers from 1, tokens from `low` to below `high`."""
+    found = []
+    for label, name, limits in _listed(rows):
+        [run] = results.matching(name)
+        layer, low, high = (float(limit) for limit in limits.split(","))
+        row = {"pairs": str(run.config.task.num_pairs), "seeds whose": label}
+        for variant, o in run.outcomes.items():
+            memory = memory_of(run, variant)[:, int(layer) - 1].max(1)
+            chosen = (memory >= low) & (memory < high)
+            reached = np.array(o.best_accuracy) >= CONVERGED_ACCURACY
+            row |= {"number": str(chosen.sum()), f"converge under {variant}": str((reached & chosen).sum())}
+        found.append(row)
+    return found
+
+
+TABLES: dict[str, Callable[..., Rows]] = {
+    f.__name__: f
+    for f in (
+        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, compared, bands, lengths,
+        variation_of_lam, perplexities, time, initial_memory, by_memory,
+    )
+}  # fmt: skip
+SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
+
+
+# --- Numbers --------------------------------------------------------------------------------------------------------
+
+
+def converged(results: Results, runs: str, variant: str = "*") -> str:
+    """How many seeds reached 90 %, over all of these runs (and variants, without one)."""
+    return f"{sum(o.num_converged for o in _matching(results, runs, variant)):,}"
+
+
+def solved(results: Results, runs: str, variant: str = "*") -> str:
+    """How many reached 99 %."""
+    return f"{sum(o.num_solved for o in _matching(results, runs, variant)):,}"
+
+
+def seeds(results: Results, runs: str, variant: str = "*") -> str:
+    """How many seeds there are."""
+    return f"{sum(len(o.seeds) for o in _matching(results, runs, variant)):,}"
+
+
+def between(results: Results, runs: str, variant: str, low: str, high: str) -> str:
+    """How many seeds end with an accuracy from `low` to below `high` %."""
+    accuracy = 100 * _accuracies(results, runs, variant)
+    return str(int(((accuracy >= float(low)) & (accuracy < float(high))).sum()))
+
+
+def mean(results: Results, runs: str, variant: str) -> str:
+    """Mean accuracy in %: "84.7"."""
+    return f"{100 * np.mean(_accuracies(results, runs, variant)):.1f}"
+
+
+def mean_and_std(results: Results, runs: str, variant: str) -> str:
+    """ "84.7 ± 30.1"."""
+    return _mean_and_std(_accuracies(results, runs, variant))
+
+
+def p(results: Results, runs: str, a: str, b: str, at: str = "90") -> str:
+    """McNemar's exact p that two variants of one run reach `at` % equally often."""
+    [run] = results.matching(runs)
+    accuracies_of = (np.array(outcome(run, variant).best_accuracy) for variant in (a, b))
+    return _short(mcnemar(*(accuracy >= float(at) / 100 for accuracy in accuracies_of))[2])
+
+
+def changed_sides(results: Results, runs: str) -> str:
+    """How many seeds of two runs converge in one of them only, over all their variants."""
+    first, second = (run.outcomes for run in results.matching(runs))
+    pairs = ((first[v].best_accuracy, second[v].best_accuracy) for v in first)
+    return str(
+        sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True))
+    )
+
+
+def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> str:
+    """Validation perplexity, mean ± std over the seeds of one run."""
+    [run] = results.matching(runs)
+    return _perplexity(outcome(run, variant).best_loss, int(digits))
+
+
+NUMBERS: dict[str, Callable[..., str]] = {
+    f.__name__: f
+    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity)
+}  # fmt: skip
+
+
+# --- Cells ----------------------------------------------------------------------------------------------------------
+
+
+def setting_of(run: Run) -> str:
+    """ "text" or "released": whose initial values and heads the recall model has."""
+    return "released" if run.config.model.init_scheme == "released" else "text"
+
+
+def _short(p_value: float, digits: int = 1) -> str:
+    """ "0.0005", "8e-7"."""
+    return re.sub(r"e-0", "e-", f"{p_value:.{digits}g}")
+
+
+def _round(rate: float) -> float:
+    """To three digits."""
+    return float(f"{rate:.3g}")
+
+
+def _accuracies(results: Results, runs: str, variant: str) -> np.ndarray:
+    return np.concatenate([o.best_accuracy for o in _matching(results, runs, variant)])
+
+
+def _matching(results: Results, runs: str, variant: str) -> list[VariantOutcome]:
+    """The outcomes of a variant in these runs, or with * of all of theirs."""
+    chosen = results.matching(runs)
+    if variant == "*":
+        return [o for run in chosen for o in run.outcomes.values()]
+    return [outcome(run, variant) for run in chosen]
+
+
+def _mean_and_std(shares) -> str:
+    return f"{100 * np.mean(shares):.1f} ± {100 * np.std(shares, ddof=1):.1f}"
+
+
+def _perplexity(losses, digits: int = 2) -> str:
+    values = np.exp(np.asarray(losses, np.float64))
+    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{spread}"
+
+
+def _chosen_rows(rows: Rows, variants: str) -> Rows:
+    if not variants:
+        return rows
+    return [row for variant in variants.split(",") for row in rows if row["variant"] == variant]
+
+
+def _listed(rows: str) -> Iterator[tuple[str, str, str]]:
+    """(label, runs, variant or "") of each "label = runs:variant", separated by ';'."""
+    for item in filter(None, (part.strip() for part in rows.split(";"))):
+        label, equals, rest = item.partition(" = ")
+        runs, _, variant = rest.partition(":")
+        if not equals or not runs.strip():
+            raise ConfigError(f"rows: {item!r}: expected 'label = runs' or 'label = runs:variant'")
+        yield label.strip(), runs.strip(), variant.strip()
+
+
+@functools.cache
+def _natural(name: str) -> tuple:
+    """So that kv4 comes before kv16."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
