@@ -33,6 +33,8 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
 
     def relink(match: re.Match) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["path"]))
+        if not (ROOT / target).exists():  # no link, or one that mkdocs will name
+            return match[0]
         if (ROOT / target).is_dir():  # the repository lists a folder, the site does not
             target += "/summary.json"
         target = "docs/index.md" if target == "README.md" else target
