@@ -38,7 +38,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_settings_are_those_of_the_code():
-    """`python docs/settings_table.py` writes them again."""
+    """`python -m docs.settings_table` writes them again."""
     assert PAGE.read_text() == with_tables(PAGE.read_text())
 
 
