@@ -182,7 +182,7 @@ class SeedTrainer:
         return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
 
     def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> SeedState:
-        """`num_steps` steps in one scan, over data["batches"] [num_steps, batch, T] if given, else over batches it draws."""
+        """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws."""
 
         def body(state, batch):
             return self.train_step(state, self._batch(state, data) if batch is None else batch), None

@@ -1,0 +1,78 @@
+"""Writes the tables in settings.md from the code: python -m docs.settings_table"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+from ml_collections import ConfigDict
+from tabulate import tabulate
+
+from loglinear_jax.config import Setting, describe_settings
+from loglinear_jax.config.files import get_config, load_config_file
+
+PAGE = Path(__file__).with_name("settings.md")
+BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
+CONFIGS = ("mqar", "selective_copy", "wikitext103", "wikitext2")
+# A heading, the section of the config, and the configs of which it shows the defaults.
+TABLES = (
+    ("Variants", "variants", ("mqar", "wikitext103")),
+    ("Task: MQAR", "task", ("mqar",)),
+    ("Task: selective copying", "task", ("selective_copy",)),
+    ("Task: text", "task", ("wikitext103", "wikitext2")),
+    ("Model", "model", ("mqar", "wikitext103")),
+    ("Training", "train", CONFIGS),
+)
+
+
+def defaults(configs: Mapping[str, ConfigDict], section: str) -> str:
+    """A table of a section's settings, with a column of defaults for each config; one column where they are all the same."""
+    described = {name: _of_section(config, section) for name, config in configs.items()}
+    meanings: dict[str, str] = {}
+    for settings in described.values():  # the fuller one, where a model says less than another
+        meanings |= {key: max(meanings.get(key, ""), s.meaning, key=len) for key, s in settings.items()}
+    rows = [
+        [f"`{key}`", *(_shown(settings.get(key)) for settings in described.values()), meaning]
+        for key, meaning in meanings.items()
+    ]
+    columns = [f"`{name}`" for name in configs]
+    if all(len(set(row[1:-1])) == 1 for row in rows):
+        rows, columns = [[row[0], row[1], row[-1]] for row in rows], ["Default"]
+    return tabulate(rows, ["Setting", *columns, "Meaning"], tablefmt="github", disable_numparse=True)
+
+
+def _of_section(config: ConfigDict, section: str) -> dict[str, Setting]:
+    return {s.name: s for s in describe_settings(config) if s.name.partition(".")[0] == section}
+
+
+def _shown(setting: Setting | None) -> str:
+    return "–" if setting is None else f"`{setting.default}`"
+
+
+def presets() -> str:
+    """A table of what each preset does, and which configs have it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for config in CONFIGS:
+        for name, function in load_config_file(config).presets.items():
+            shown = f"`{name}N`" if name.endswith("=") else f"`{name}`"
+            meaning = " ".join(inspect.getdoc(function).split()).replace("<", "&lt;")
+            rows.setdefault((shown, meaning), []).append(f"`{config}`")
+    rows = [(preset, ", ".join(configs), meaning) for (preset, meaning), configs in rows.items()]
+    return tabulate(rows, ("Preset", "Configs", "What it does"), tablefmt="github")
+
+
+def with_tables(page: str) -> str:
+    """The page with what the code says between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    configs = {name: get_config(load_config_file(name)) for name in CONFIGS}
+    parts = {"Presets": presets()} | {
+        title: defaults({name: configs[name] for name in shown}, section) for title, section, shown in TABLES
+    }
+    tables = "\n".join(f"## {title}\n\n{table}\n" for title, table in parts.items())
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,0 +1,109 @@
+"""The examples in README.md and docs/ are run; their commands are read by the command line's own parser."""
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
+
+from configs.selective_copy import get_config
+from loglinear_jax.commands.main import find_commands, main
+from loglinear_jax.config import build, variant_names
+from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.runs import run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+FILE_NAME = re.compile(r"# (\w+)\.py\n")  # the first line of an example that is to be saved
+
+
+class RunPython(PythonEvaluator):
+    """Runs an example; one that is to be saved is saved and imported."""
+
+    def __call__(self, example):
+        saved = FILE_NAME.match(example.parsed)
+        if saved is None:
+            return super().__call__(example)
+        Path(f"{saved[1]}.py").write_text(example.parsed)
+        importlib.invalidate_caches()
+        example.namespace |= vars(importlib.import_module(saved[1]))
+        return None
+
+
+def examples_of(page, language, evaluator):
+    return list(Sybil([CodeBlockParser(language, evaluator)]).parse(page).examples())
+
+
+def pages_with(language):
+    pages = [page for page in PAGES if f"```{language}\n" in page.read_text()]
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with what the first command in README.md leaves, only trained less."""
+    folder = tmp_path_factory.mktemp("checkout")
+    config = get_config("smoke")
+    config.variants = "mlp_softplus"
+    config.model.layers = 1
+    config.train.update(num_seeds=1, num_steps=1, eval_every=1, checkpoint_every=1, steps_per_dispatch=1)
+    run(config, folder / "runs/selective_copy-smoke")
+    return folder
+
+
+@pytest.fixture
+def folder(page, request, tmp_path, monkeypatch):
+    """Where the examples of a page are run, and importable from."""
+    folder = request.getfixturevalue("trained") if "load_run(" in page.read_text() else tmp_path
+    before = set(sys.modules)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and Path(sys.modules[name].__file__).parent == folder:
+            del sys.modules[name]
+
+
+@pages_with("python")
+def test_python_runs(page, folder):
+    for example in examples_of(page, "python", RunPython()):
+        example.evaluate()
+
+
+def commands_in(text):
+    """The arguments of every call of loglinear_jax or run.py in a block of shell commands."""
+    for line in text.replace("\\\n", " ").replace("&&", "\n").splitlines():
+        words = shlex.split(line, comments=True)
+        for index, word in enumerate(words):
+            if Path(word).name in ("loglinear_jax", "run.py"):
+                yield Path(word).name, words[index + 1 :]
+                break
+
+
+@pages_with("bash")
+def test_commands_are_read(page, folder, monkeypatch):
+    """With every setting, by the parser that a user meets; nothing is trained."""
+
+    def read_config(args):
+        config = read_config_arguments(args.aside).config
+        for variant in variant_names(config):
+            if config.task.name != "text":  # whose files are not here
+                build(config, variant)
+        return 0
+
+    for example in examples_of(page, "python", RunPython()):
+        if FILE_NAME.match(example.parsed):  # what a command names
+            example.evaluate()
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name, command in find_commands().items():
+        monkeypatch.setattr(command, "run", read_config if name == "train" else lambda args: 0)
+    for example in examples_of(page, "bash", lambda example: None):
+        for program, arguments in commands_in(example.parsed):
+            command = "train" if program == "run.py" else None
+            arguments = [word.replace("--config=configs/", f"--config={ROOT}/configs/") for word in arguments]
+            assert main(arguments, command=command, called=program) == 0, (page.name, program, arguments)
