@@ -15,13 +15,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.config import ConfigError, build, read_config, variant_names, with_none
 from loglinear_jax.models import LanguageModel, RecallModel
+from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import SeedTrainer
-from loglinear_jax.runs.workdir import Workdir
 from pallas_kernels import runs_on_gpu
 
 CURVES = ("step", "train_loss", "val_loss", "val_accuracy")

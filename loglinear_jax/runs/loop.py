@@ -260,9 +260,7 @@ class VariantLoop:
             for name in ("seed_steps_per_second", "tokens_per_second")
         }
         tested = self.task.test(self.many, state.best_params)
-        return outcome_of(
-            state, self.task.score.metric, seconds=sum(r["seconds"] for r in records), **rates, **tested
-        )
+        return outcome_of(state, self.task.score.metric, seconds=sum(r["seconds"] for r in records), **rates, **tested)
 
 
 def mesh_for(variant: str, experiment: Experiment) -> jax.sharding.Mesh:
