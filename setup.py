@@ -3,9 +3,9 @@
 Everything else is in pyproject.toml, which cannot add a folder to the packages that it finds.
 """
 
-from setuptools import find_namespace_packages, setup
+from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_namespace_packages(include=["loglinear_jax*", "pallas_kernels*"]), "loglinear_jax.configs"],
+    packages=[*find_packages(include=["loglinear_jax*", "pallas_kernels*"]), "loglinear_jax.configs"],
     package_dir={"loglinear_jax.configs": "configs"},
 )

@@ -1,6 +1,6 @@
 """How the kernels are cut into programs: chunk, heads a program, warps and pipeline stages, by shape.
 
-Found by `python -m loglinear_jax.benchmarks.tiles`; frozen here. Results do not depend on any of it, up to rounding.
+Found by `loglinear_jax benchmark tiles`; frozen here. Results do not depend on any of it, up to rounding.
 """
 
 from __future__ import annotations
