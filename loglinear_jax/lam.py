@@ -97,7 +97,7 @@ class _Affine(nn.Module):
     start: float = 0.0
 
     @nn.compact
-    def __call__(self) -> tuple[Array, Array]:
+    def __call__(self) -> tuple[Array | np.ndarray, Array | np.ndarray]:
         kernel = self.param("kernel", self.kernel_init, (self.inputs, self.outputs))
         return kernel, self.param("bias", nn.initializers.constant(self.start), (self.outputs,))
 

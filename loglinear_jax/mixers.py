@@ -88,7 +88,7 @@ class TokenMixer(nn.Module):
         k: Float[Array, "B T G K"],
         v: Float[Array, "B T H V"],
         dt: Float[Array, "B T H"] | None,
-        d: Float[Array, "B T H*L"] | None,
+        d: Float[Array, "B T HL"] | None,
         *,
         cache: MixerCache | None = None,
         max_length: int | None = None,

@@ -8,6 +8,9 @@ import hypothesis
 import jax
 import pytest
 
+from tests.type_checks import enforce_annotations
+
+enforce_annotations()  # before anything imports the package
 if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run briefly: compile them fast
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 11):  # later XLAs end the process at a flag that they no longer know

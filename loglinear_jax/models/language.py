@@ -186,8 +186,8 @@ class LanguageModel(nn.Module):
 
     def features(
         self, tokens: Int[Array, "B T"], caches: list[BlockCache] | None = None, max_length: int | None = None
-    ) -> tuple[Float[Array, "B T D"], list[BlockCache]]:
-        """What the head reads, and each block's cache."""
+    ) -> tuple[Float[Array, "B T D"], list[BlockCache | None]]:
+        """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
         after = []
         for index, block in enumerate(self.blocks):

@@ -62,7 +62,7 @@ class RecallLayer(nn.Module):
         return x if m.norm == "pre" else norm(x)
 
 
-def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T H*V"]:
+def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T HV"]:
     """Inside RecallLayer."""
     keys, values = m.groups * m.key_dim, m.heads * m.head_dim
     dt_size, d_size = m.dt_and_d_sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import fenwick_level
@@ -18,7 +19,7 @@ def with_levels(x: Array, levels: int, axis: int) -> Array:
     return jnp.pad(x, pad)
 
 
-def select_level(lam: Float[Array, "... T L"], level: Int[Array, "T S"]) -> Float[Array, "... T S"]:
+def select_level(lam: Float[Array, "... T L"], level: Int[Array | np.ndarray, "T S"]) -> Float[Array, "... T S"]:
     """lam[..., t, level[t, s]] as a chain of selects, which fuses (and differentiates) better than a gather."""
     selected = jnp.zeros((), lam.dtype)
     for index in range(lam.shape[-1]):

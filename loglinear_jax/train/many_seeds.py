@@ -11,7 +11,7 @@ streamed batch are shared out (data parallelism).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from loglinear_jax.train.seed_trainer import SeedState, SeedTrainer
 from loglinear_jax.train.settings import PRECISIONS
 
 
-def device_mesh(num_seeds: int, batch_size: int = 1, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+def device_mesh(num_seeds: int, batch_size: int = 1, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """A mesh ("seed", "batch") over as many devices as can share out seeds and batch evenly, the seeds first."""
     devices = jax.devices() if devices is None else devices
     count = len(devices)

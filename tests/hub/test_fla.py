@@ -7,7 +7,7 @@ import pytest
 
 from loglinear_jax.hub.fla import export_fla, import_fla
 from loglinear_jax.models import LanguageModel, LanguageSettings
-from tests.attention.inputs import relative_error
+from tests.ops.inputs import relative_error
 
 SETTINGS = LanguageSettings(
     vocab_size=19, max_length=64, lam="linear", hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2,

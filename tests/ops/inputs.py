@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax import log_linear_attention, num_levels
+from loglinear_jax import num_levels
 
 ARGUMENTS = ("q", "k", "v", "log_decay", "lam")
 
@@ -67,22 +67,20 @@ def definition(q, k, v, log_decay, lam, start=0):
     return out
 
 
-def outputs_and_gradients(inputs, initial_state=None, **kwargs):
-    """Output, final levels, and gradients of a random linear function of both, in every input (and the initial levels)."""
-    rng = np.random.default_rng(0)
-    levels = None if initial_state is None else initial_state.levels
+def softmax_definition(q, k, v):
+    """Softmax attention term by term in NumPy, with pairs of features as complex numbers that positions rotate."""
+    half = q.shape[-1] // 2
 
-    def forward(inputs, levels):
-        state = None if levels is None else initial_state.replace(levels=levels)
-        return log_linear_attention(*inputs, initial_state=state, return_state=True, **kwargs)
+    def rotate(x):
+        x = np.asarray(x, np.float64)
+        turn = np.exp(1j * np.arange(x.shape[1])[:, None] * 10000.0 ** (-np.arange(half) / half))[:, None]
+        turned = (x[..., :half] + 1j * x[..., half : 2 * half]) * turn
+        return np.concatenate([turned.real, turned.imag, x[..., 2 * half :]], axis=-1)
 
-    out, state = jax.eval_shape(forward, inputs, levels)
-    weights = jnp.asarray(rng.normal(size=out.shape)), jnp.asarray(rng.normal(size=state.levels.shape))
-
-    def scalar(inputs, levels):
-        out, state = forward(inputs, levels)
-        return jnp.sum(out * weights[0]) + jnp.sum(state.levels * weights[1]), (out, state)
-
-    grad = jax.grad(scalar, argnums=(0,) if levels is None else (0, 1), has_aux=True)
-    gradients, (out, state) = jax.jit(grad)(inputs, levels)
-    return out, state, dict(zip((*ARGUMENTS, "initial_levels"), jax.tree.leaves(gradients), strict=False))
+    q, k, v = rotate(q), rotate(k), np.asarray(v, np.float64)
+    per_group = v.shape[2] // q.shape[2]
+    out = np.zeros_like(v)
+    for b, t, h in np.ndindex(v.shape[:3]):
+        scores = np.exp(k[b, : t + 1, h // per_group] @ q[b, t, h // per_group] / np.sqrt(q.shape[-1]))
+        out[b, t, h] = scores @ v[b, : t + 1, h] / scores.sum()
+    return out

@@ -1,4 +1,4 @@
-"""All forms compute one function: the definition, its identities, states, gradients, extreme decays, errors."""
+"""Every form of every operation: the definition, its identities, states, gradients, extreme decays, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,74 @@ from loglinear_jax import (
     log_linear_attention,
     num_levels,
 )
+from loglinear_jax.ops import softmax_attention
 
-from .inputs import definition, in_float64, outputs_and_gradients, random_inputs, relative_error
+from .forms import (
+    FORMS,
+    GATED_LINEAR,
+    LOG_LINEAR,
+    exact_output,
+    exact_outputs_and_gradients,
+    kernels_run,
+    outputs_and_gradients,
+    types_of,
+)
+from .inputs import in_float64, random_inputs, relative_error
 
-FORMS = ("parallel", "recurrent", "xla")
+LOG_LINEAR_FORMS = [form for form in FORMS if form.operation is LOG_LINEAR]
 
 
-@in_float64
-@pytest.mark.parametrize("form", FORMS)
+def every_form(which=lambda form: True):
+    return pytest.mark.parametrize("form", [form for form in FORMS if which(form)], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def where_the_form_runs(request):
+    """64-bit types for the forms that have them; kernels in Pallas's interpreter where there is no GPU."""
+    form = getattr(request.node, "callspec", None) and request.node.callspec.params.get("form")
+    if form is None:
+        yield
+        return
+    with types_of(form), kernels_run():
+        yield
+
+
+def assert_close(results, expected, form, tolerance=None):
+    """Outputs and states to the form's tolerance, gradients to theirs. In float32, what should be 0 is compared with 1e-3."""
+    for name, result in results.items():
+        assert np.isfinite(result).all(), name
+        limit = form.gradient_tolerance if name.startswith("d ") else form.tolerance
+        error = np.linalg.norm(result.astype(np.float64) - expected[name])
+        scale = np.linalg.norm(expected[name]) + (1e-3 if form.dtype == np.float32 else 0)
+        assert error <= (tolerance or limit) * scale, (name, error / scale)
+
+
+@every_form()
 @pytest.mark.parametrize("length", [1, 2, 7, 20])
-def test_every_form_is_the_definition(form, length):
-    inputs = random_inputs(0, 2, length, 2, 4, 3, 5)
-    out = log_linear_attention(*inputs, implementation=form, chunk_size=4)
-    assert relative_error(out, definition(*inputs)) < 1e-12
+def test_definition(form, length):
+    inputs = form.inputs(0, 2, length, 2, 4)
+    assert relative_error(form(inputs), form.operation.definition(*inputs)) < form.tolerance
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [(form, start) for form in FORMS for start in ((None, 0, 16, 45) if form.operation.has_state else (None,))],
+    ids=str,
+)
+def test_values_states_and_gradients(form, start):
+    length, operation = 35, form.operation
+    levels = num_levels(length + 45) + 1
+    inputs = form.inputs(1, 1, length, 1, 2, levels=levels)
+    values = None if start is None else operation.draw_state(2, inputs)
+    got = outputs_and_gradients(operation, form.name, inputs, values, start or 0, form.chunk_size)
+    assert_close(got, exact_outputs_and_gradients(operation, inputs, values, start or 0), form)
 
 
 @in_float64
-@settings(max_examples=6)
+@pytest.mark.parametrize("operation", [LOG_LINEAR, GATED_LINEAR], ids=lambda operation: operation.name)
+@settings(max_examples=4)
 @given(
-    length=st.integers(1, 70),
+    length=st.integers(1, 60),
     log_chunk=st.integers(0, 6),
     groups=st.integers(1, 2),
     heads_per_group=st.integers(1, 2),
@@ -43,97 +92,79 @@ def test_every_form_is_the_definition(form, length):
     min_decay=st.sampled_from([0.0, -2.0, -30.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_forms_agree_in_values_states_and_gradients(
-    length, log_chunk, groups, heads_per_group, more_levels, start, min_decay, seed
+def test_float64_forms_agree_on_any_shape(
+    operation, length, log_chunk, groups, heads_per_group, more_levels, start, min_decay, seed
 ):
-    heads = groups * heads_per_group
     levels = num_levels(length + (start or 0)) + more_levels
-    inputs = random_inputs(seed, 1, length, groups, heads, 2, 3, levels, min_decay=min_decay)
-    initial = None
-    if start is not None:
-        rng = np.random.default_rng(seed)
-        initial = FenwickState(jnp.asarray(rng.normal(size=(1, heads, levels, 2, 3))), jnp.asarray(start, jnp.int32))
-    expected, expected_state, expected_grads = outputs_and_gradients(inputs, initial, implementation="recurrent")
-    for form in ("parallel", "xla"):
-        out, state, grads = outputs_and_gradients(inputs, initial, implementation=form, chunk_size=1 << log_chunk)
-        assert relative_error(out, expected) < 1e-10
-        assert relative_error(state.levels, expected_state.levels) < 1e-10
-        assert state.position == expected_state.position == length + (start or 0)
-        for name, grad in grads.items():
-            assert np.linalg.norm(grad - expected_grads[name]) <= 1e-10 * np.linalg.norm(expected_grads[name]), name
+    inputs = operation.inputs(seed, 1, length, groups, groups * heads_per_group, 2, 3, levels, min_decay=min_decay)
+    values = None if start is None else operation.draw_state(seed, inputs)
+    expected = outputs_and_gradients(operation, operation.oracle, inputs, values, start or 0)
+    for form in FORMS:
+        if form.operation is operation and form.dtype == np.float64 and form.name != operation.oracle:
+            chunk_size = 1 << log_chunk if form.chunk_sizes else None
+            got = outputs_and_gradients(operation, form.name, inputs, values, start or 0, chunk_size)
+            assert_close(got, expected, form, 1e-10)
 
 
-@in_float64
+@every_form(lambda form: form.operation is LOG_LINEAR)
 @pytest.mark.parametrize("decay", [-0.1, -5.0, -20.0, -50.0])
-def test_gradients_of_strong_decays_are_as_exact_as_those_of_weak_ones(decay):
+def test_gradients_of_strong_decays_are_as_exact_as_those_of_weak_ones(form, decay):
     """Against the sum of the definition: of s < r ≤ t, what s adds to t."""
-    q, k, v, _, lam = random_inputs(7, 1, 20, 1, 1, 3, 4)
-    log_decay = jnp.full((1, 20, 1), decay)
-    output_gradient = np.random.default_rng(8).normal(size=v.shape)
+    q, k, v, _, lam = form.inputs(7, 1, 20, 1, 1)
+    log_decay = jnp.full((1, 20, 1), decay, lam.dtype)
+    output_gradient = np.random.default_rng(8).normal(size=v.shape).astype(lam.dtype)
+    exact_q, exact_k, exact_v, exact_lam = (np.asarray(x, np.float64) for x in (q, k, v, lam))
     expected = np.zeros(20)
     for t in range(20):
         for s in range(t):
-            weight = lam[0, t, 0, int(fenwick_level(t, s))] * np.exp(decay * (t - s)) * (q[0, t, 0] @ k[0, s, 0])
-            expected[s + 1 : t + 1] += weight * (v[0, s, 0] @ output_gradient[0, t, 0])
-    for form in FORMS:
+            weight = exact_lam[0, t, 0, int(fenwick_level(t, s))] * np.exp(decay * (t - s))
+            weight *= exact_q[0, t, 0] @ exact_k[0, s, 0]
+            expected[s + 1 : t + 1] += weight * (exact_v[0, s, 0] @ output_gradient[0, t, 0])
 
-        def total(log_decay, form=form):
-            out = log_linear_attention(q, k, v, log_decay, lam, implementation=form, chunk_size=4)
-            return jnp.sum(out * output_gradient)
+    def total(log_decay):
+        return jnp.sum(form((q, k, v, log_decay, lam)) * output_gradient)
 
-        assert relative_error(jax.grad(total)(log_decay)[0, :, 0], expected) < 1e-12
+    assert relative_error(jax.grad(total)(log_decay)[0, :, 0], expected) < form.tolerance
 
 
 @in_float64
 def test_segments_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
     inputs = random_inputs(11, 5, 45, 1, 2, 3, 4)
-    monkeypatch.setattr(
-        "loglinear_jax.ops.log_linear.chunkwise.MAX_VALUES_CPU", 2 * 45 * 2 * 4
-    )  # 2 of 5 sequences at a time
-    expected = outputs_and_gradients(inputs, implementation="parallel")
-    monkeypatch.setattr(
-        "loglinear_jax.ops.log_linear.chunkwise.MAX_SCORES_CPU", 4 * 5 * 4 * 4
-    )  # 5 of 12 chunks at a time
-    monkeypatch.setattr("loglinear_jax.ops.log_linear.chunkwise.MAX_SCORES", 4 * 5 * 4 * 4)
-    out, state, grads = outputs_and_gradients(inputs, implementation="xla", chunk_size=4)
-    assert relative_error(out, expected[0]) < 1e-12
-    assert relative_error(state.levels, expected[1].levels) < 1e-12
-    assert all(relative_error(grads[name], expected[2][name]) < 1e-12 for name in grads)
+    form = next(form for form in LOG_LINEAR_FORMS if form.name == "xla")
+    limits = "loglinear_jax.ops.log_linear.chunkwise."
+    monkeypatch.setattr(limits + "MAX_VALUES_CPU", 2 * 45 * 2 * 4)  # 2 of 5 sequences at a time
+    monkeypatch.setattr(limits + "MAX_SCORES_CPU", 4 * 5 * 4 * 4)  # 5 of 12 chunks at a time
+    monkeypatch.setattr(limits + "MAX_SCORES", 4 * 5 * 4 * 4)
+    got = outputs_and_gradients(LOG_LINEAR, "xla", inputs, chunk_size=4)
+    assert_close(got, outputs_and_gradients(LOG_LINEAR, "parallel", inputs), form, 1e-12)
 
 
-@in_float64
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("split", [1, 4, 5, 11, 16, 30])
+@every_form(lambda form: form.operation.has_state)
+@pytest.mark.parametrize("split", [5, 16])
 def test_a_state_handed_over_anywhere_continues_the_sequence(form, split):
-    length = 31
-    inputs = random_inputs(1, 2, length, 1, 2, 3, 4)
-    whole, end = log_linear_attention(*inputs, implementation="parallel", return_state=True)
-    before, after = ([x[:, :split] for x in inputs], [x[:, split:] for x in inputs])
-    first, state = log_linear_attention(*before, implementation=form, return_state=True, chunk_size=4)
-    assert state.position == split
-    continued = jax.jit(
-        lambda inputs, state: log_linear_attention(
-            *inputs, initial_state=state, implementation=form, return_state=True, chunk_size=4
-        )
-    )
-    second, state = continued(after, state)
-    assert relative_error(jnp.concatenate([first, second], axis=1), whole) < 1e-12
-    assert relative_error(state.levels, end.levels) < 1e-12
-    assert state.position == length
+    operation, length = form.operation, 31
+    inputs = form.inputs(1, 2, length, 1, 2)
+    expected = exact_outputs_and_gradients(operation, inputs)
+    first, state = form([x[:, :split] for x in inputs], return_state=True)
+    continued = jax.jit(lambda inputs, state: form(inputs, initial_state=state, return_state=True))
+    second, state = continued([x[:, split:] for x in inputs], state)
+    assert relative_error(jnp.concatenate([first, second], axis=1), expected["o"]) < form.tolerance
+    assert relative_error(operation.state_values(state), expected["state"]) < form.tolerance
+    assert operation is not LOG_LINEAR or state.position == length
 
 
-@in_float64
-def test_prefill_then_steps_is_one_pass():
-    length, prefill = 21, 9
-    inputs = random_inputs(2, 2, length, 2, 4, 3, 5)
-    whole = log_linear_attention(*inputs, implementation="parallel")
-    out, state = log_linear_attention(*(x[:, :prefill] for x in inputs), return_state=True, chunk_size=4)
+@every_form()
+def test_prefill_then_steps_is_one_pass(form):
+    length, prefill = 20, 9
+    inputs = form.inputs(2, 2, length, 2, 4)
+    whole = exact_output(form.operation, inputs)
+    out, state = form.operation.prefill(form, [x[:, :prefill] for x in inputs], length)
     outs = list(jnp.moveaxis(out, 1, 0))
-    step = jax.jit(fenwick_step)
+    step = jax.jit(form.operation.step)
     for t in range(prefill, length):
-        out, state = step(state, *(x[:, t] for x in inputs))
+        out, state = step(state, [x[:, t] for x in inputs])
         outs.append(out)
-    assert relative_error(jnp.stack(outs, 1), whole) < 1e-12
+    assert relative_error(jnp.stack(outs, 1), whole) < form.tolerance
 
 
 @in_float64
@@ -146,90 +177,89 @@ def test_steps_from_an_empty_state_are_one_pass():
         assert relative_error(out, whole[:, t]) < 1e-12
 
 
-@in_float64
-@pytest.mark.parametrize("form", FORMS)
+@every_form(lambda form: form.operation is LOG_LINEAR)
 def test_lambda_of_one_is_gated_linear_attention(form):
-    q, k, v, log_decay, lam = random_inputs(4, 2, 37, 2, 4, 3, 5)
-    out = log_linear_attention(q, k, v, log_decay, jnp.ones_like(lam), implementation=form, chunk_size=8)
-    state = np.zeros((2, 4, 3, 5))
-    for t in range(37):
-        kv = np.einsum("bhk,bhv->bhkv", np.repeat(k[:, t], 2, axis=1), v[:, t])
-        state = np.exp(log_decay[:, t])[..., None, None] * state + kv
-        expected = np.einsum("bhk,bhkv->bhv", np.repeat(q[:, t], 2, axis=1), state)
-        assert relative_error(out[:, t], expected) < 1e-11
-    assert relative_error(gated_linear_attention(q, k, v, log_decay, chunk_size=8), out) < 1e-12
+    *inputs, lam = form.inputs(4, 2, 20, 2, 4)
+    out = form((*inputs, jnp.ones_like(lam)))
+    assert relative_error(out, exact_output(GATED_LINEAR, inputs)) < form.tolerance
 
 
-@in_float64
-@pytest.mark.parametrize("form", FORMS)
+@every_form(lambda form: form.operation is LOG_LINEAR)
 def test_lambda_at_level_zero_sees_the_token_alone(form):
-    q, k, v, log_decay, lam = random_inputs(5, 1, 19, 1, 2, 3, 4)
+    q, k, v, log_decay, lam = form.inputs(5, 2, 20, 2, 4)
     one_hot = jnp.zeros_like(lam).at[..., 0].set(1)
-    out = log_linear_attention(q, k, v, log_decay, one_hot, implementation=form, chunk_size=4)
-    assert relative_error(out, jnp.sum(q * k, -1)[..., None] * v) < 1e-12
+    expected = np.repeat(np.sum(np.asarray(q, np.float64) * k, -1), 2, axis=2)[..., None] * v
+    assert relative_error(form((q, k, v, log_decay, one_hot)), expected) < form.tolerance
 
 
-@in_float64
-@pytest.mark.parametrize("form", FORMS)
+@every_form()
 def test_no_output_depends_on_later_tokens(form):
-    inputs = random_inputs(6, 1, 24, 1, 2, 3, 4)
-    others = random_inputs(7, 1, 24, 1, 2, 3, 4)
+    inputs, others = (form.inputs(seed, 2, 20, 2, 4) for seed in (6, 7))
     for cut in (1, 8, 13):
         mixed = [jnp.concatenate([x[:, :cut], y[:, cut:]], axis=1) for x, y in zip(inputs, others, strict=True)]
-        a, b = (log_linear_attention(*x, implementation=form, chunk_size=8)[:, :cut] for x in (inputs, mixed))
+        a, b = (form(x)[:, :cut] for x in (inputs, mixed))
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form(lambda form: len(form.chunk_sizes) > 1)
+def test_chunk_size_does_not_matter(form):
+    inputs = form.inputs(12, 1, 45, 1, 2)
+    expected = exact_output(form.operation, inputs)
+    for chunk_size in (*form.chunk_sizes[1:], None):
+        assert relative_error(form(inputs, chunk_size=chunk_size), expected) < form.tolerance
+
+
+@every_form(lambda form: form.operation.num_arguments > 3)
 @pytest.mark.parametrize("decay", ["none", "strong", "mixed", "reset"])
 def test_extreme_decays_in_float32(form, decay):
     """Finite and accurate in float32, in values and gradients, where a naive cumulative sum is neither."""
-    length = 200
+    length = 130
     rng = np.random.default_rng(8)
-    inputs = random_inputs(8, 1, length, 1, 2, 4, 4, dtype=np.float32)
     log_decay = {
         "none": np.zeros((1, length, 2)),
         "strong": np.full((1, length, 2), -50.0),
         # Mostly slow forgetting with sudden losses: small differences of large sums.
         "mixed": np.where(rng.random((1, length, 2)) < 0.2, -50.0, -0.01 * rng.random((1, length, 2))),
         "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
-    }[decay].astype(np.float32)
-    inputs = (*inputs[:3], jnp.asarray(log_decay), inputs[4])
-    out, state, grads = outputs_and_gradients(inputs, implementation=form, chunk_size=32, precision="highest")
-    with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x), jnp.float64) for x in inputs]
-        exact[3] = jnp.maximum(exact[3], -1e4)
-        expected, expected_state, expected_grads = outputs_and_gradients(exact, implementation="recurrent")
-    assert relative_error(out, expected) < 2e-6
-    assert relative_error(state.levels, expected_state.levels) < 2e-6
-    for name, grad in grads.items():
-        assert np.isfinite(grad).all(), name
-        assert relative_error(grad, expected_grads[name]) < 5e-6, name
+    }[decay]
+    with jax.enable_x64(False):
+        inputs = list(form.inputs(8, 1, length, 1, 2, dtype=np.float32))
+        inputs[3] = jnp.asarray(log_decay, jnp.float32)
+        got = outputs_and_gradients(form.operation, form.name, inputs, chunk_size=32 if form.chunk_sizes else None)
+    expected = exact_outputs_and_gradients(form.operation, inputs)
+    for name, result in got.items():
+        assert np.isfinite(result).all(), name
+        assert relative_error(result, expected[name]) < max(5e-6, form.gradient_tolerance), name
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form()
 def test_bfloat16_inputs_accumulate_in_float32(form):
-    inputs = random_inputs(9, 2, 150, 1, 3, 16, 24, dtype=jnp.bfloat16)
-    out, state = log_linear_attention(*inputs, implementation=form, return_state=True)
-    assert out.dtype == jnp.bfloat16 and state.levels.dtype == jnp.float32
-    with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected = log_linear_attention(*exact, implementation="parallel")
-    assert relative_error(out, expected) < 1e-2
-    grads = jax.grad(
-        lambda *x: log_linear_attention(*x, implementation=form).astype(jnp.float32).sum(), argnums=(2, 3, 4)
-    )
-    dv, d_decay, d_lam = grads(*inputs)
-    assert dv.dtype == jnp.bfloat16 and d_decay.dtype == d_lam.dtype == jnp.float32
+    with jax.enable_x64(False):
+        inputs = form.inputs(9, 1, 70, 1, 2, dtype=jnp.bfloat16)
+        got = outputs_and_gradients(form.operation, form.name, inputs, chunk_size=32 if form.chunk_sizes else None)
+    assert (got["o"].dtype == jnp.bfloat16 and "state" not in got) or got["state"].dtype == np.float32
+    expected = exact_outputs_and_gradients(form.operation, inputs)
+    for name, result in got.items():
+        argument = dict(zip(form.operation.arguments, inputs, strict=True)).get(name.removeprefix("d "))
+        assert argument is None or result.dtype == argument.dtype
+        assert relative_error(result, expected[name]) < form.bfloat16_tolerance, name
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form()
 def test_vmap_is_a_loop(form):
-    seeds = [random_inputs(seed, 1, 20, 1, 2, 3, 4, dtype=np.float32) for seed in range(3)]
-    stacked = [jnp.stack(x) for x in zip(*seeds, strict=True)]
-    mapped = jax.vmap(lambda *x: log_linear_attention(*x, implementation=form, chunk_size=4))(*stacked)
+    seeds = [form.inputs(seed, 2, 20, 2, 4) for seed in range(3)]
+    mapped = jax.vmap(lambda *x: form(x))(*(jnp.stack(x) for x in zip(*seeds, strict=True)))
     for out, inputs in zip(mapped, seeds, strict=True):
-        assert relative_error(out, log_linear_attention(*inputs, implementation=form, chunk_size=4)) < 1e-6
+        assert relative_error(out, form(inputs)) < form.tolerance
+
+
+@every_form(lambda form: form.operation is LOG_LINEAR)
+def test_the_widest_of_mixed_dtypes_counts(form):
+    with jax.enable_x64(False):
+        q, k, v, log_decay, lam = form.inputs(12, 2, 20, 2, 4, dtype=np.float32)
+        inputs = q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v, log_decay, lam
+        out = form(inputs)
+    assert relative_error(out, exact_output(LOG_LINEAR, inputs)) < max(form.tolerance, 1e-6)
 
 
 def test_state_has_lams_levels_or_more():
@@ -306,6 +336,7 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
         (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
         (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
+        (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
         (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
         (
             dict(initial_state=init_fenwick_state(2, 4, 3, 5, 9)),
@@ -317,6 +348,21 @@ def test_bad_arguments_of_gated_linear_attention_are_named(changes, message):
     arguments = {name: x for name, x in bad().items() if name != "lam"}
     with pytest.raises(ValueError, match=message):
         gated_linear_attention(**arguments | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(k=np.zeros((2, 9, 2, 4), np.float32)), r"k has shape \(2, 9, 2, 4\): expected .* K = 3, as in q"),
+        (dict(v=np.zeros((2, 9, 3, 5), np.float32)), "H = 3 heads: expected a multiple of the G = 2 groups"),
+        (dict(q=np.zeros((2, 9, 2, 3), int)), r"q has dtype int\d+: expected a floating dtype"),
+        (dict(implementation="xla"), "implementation must be one of 'parallel', 'recurrent' or None, got 'xla'"),
+    ],
+)
+def test_bad_arguments_of_softmax_attention_are_named(changes, message):
+    arguments = {name: bad()[name] for name in ("q", "k", "v")}
+    with pytest.raises(ValueError, match=message):
+        softmax_attention(**arguments | changes)
 
 
 @pytest.mark.parametrize("attention", [log_linear_attention, gated_linear_attention])
@@ -334,17 +380,6 @@ def test_empty_arrays_are_an_error(axis, name):
     empty = {n: np.take(np.asarray(x), [], axis) if n in which else x for n, x in arguments.items()}
     with pytest.raises(ValueError, match=rf"with at least one of each \(no {name} here\)"):
         log_linear_attention(**empty)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_widest_of_mixed_dtypes_counts(form):
-    q, k, v, log_decay, lam = random_inputs(12, 1, 150, 1, 1, 8, 8, dtype=np.float32)
-    q, k = q.astype(jnp.bfloat16), k.astype(jnp.bfloat16)
-    out = log_linear_attention(q, k, v, log_decay, lam, implementation=form)
-    with jax.enable_x64(True):
-        exact = (jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v, log_decay, lam))
-        expected = log_linear_attention(*exact, implementation="parallel")
-    assert relative_error(out, expected) < 1e-6
 
 
 def test_a_step_past_the_states_end_is_an_error():

@@ -1,0 +1,206 @@
+"""The table of every form of every operation, which the tests of tests/ops/test_forms.py go through."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels
+from loglinear_jax import FenwickState, fenwick_step, gated_linear_attention, log_linear_attention, num_levels
+from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
+
+from .inputs import ARGUMENTS, definition, random_inputs, softmax_definition
+
+HAS_GPU = jax.default_backend() == "gpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What its forms have in common.
+
+    definition: its arguments as NumPy arrays to its output. prefill: (form, inputs, room) to (output, what `step` remembers).
+    step: (what it remembers, one token's inputs) to (output, what it remembers then). oracle: the form to hold others to.
+    """
+
+    name: str
+    function: Callable
+    num_arguments: int  # of ARGUMENTS
+    definition: Callable
+    prefill: Callable
+    step: Callable
+    oracle: str = "recurrent"
+    has_state: bool = True
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ARGUMENTS[: self.num_arguments]
+
+    def inputs(self, *args, **kwargs):
+        return random_inputs(*args, **kwargs)[: self.num_arguments]
+
+    def draw_state(self, seed, inputs, levels=None):
+        """Random values for an initial state that fits the inputs."""
+        (batch, _, _, key_dim), (_, _, heads, value_dim) = inputs[0].shape, inputs[2].shape
+        by_level = () if self.name == "gated_linear" else (inputs[4].shape[-1] if levels is None else levels,)
+        stood = np.random.default_rng(seed).normal(size=(batch, heads, *by_level, key_dim, value_dim))
+        return jnp.asarray(stood, inputs[3].dtype)
+
+    def make_state(self, values, position):
+        return values if self.name == "gated_linear" else FenwickState(values, jnp.asarray(position, jnp.int32))
+
+    def state_values(self, state):
+        return state if self.name == "gated_linear" else state.levels
+
+
+def _prefill(form, inputs, room):
+    return form(inputs, return_state=True)
+
+
+def _one_token(state, inputs):
+    out, state = gated_linear_attention(*(x[:, None] for x in inputs), initial_state=state, return_state=True)
+    return out[:, 0], state
+
+
+def _attend_once(cache, inputs):
+    out, cache = attend_to_cache(cache, *(x[:, None] for x in inputs))
+    return out[:, 0], cache
+
+
+LOG_LINEAR = Operation(
+    "log_linear", log_linear_attention, 5, definition, _prefill, lambda state, inputs: fenwick_step(state, *inputs)
+)
+GATED_LINEAR = Operation(
+    "gated_linear",
+    gated_linear_attention,
+    4,
+    lambda q, k, v, g: definition(q, k, v, g, np.ones((*g.shape, num_levels(g.shape[1])))),
+    _prefill,
+    _one_token,
+)
+SOFTMAX = Operation(
+    "softmax",
+    softmax_attention,
+    3,
+    softmax_definition,
+    lambda form, inputs, room: (form(inputs), key_value_cache(*inputs[1:], room)),
+    _attend_once,
+    oracle="parallel",
+    has_state=False,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One form, and what it supports.
+
+    dtype: the widest that it takes. tolerance, gradient_tolerance: relative, in that dtype; bfloat16_tolerance: in bfloat16.
+    dims: K and V that tests take (kernels have a smallest). chunk_sizes: none where a form has no chunks.
+    """
+
+    operation: Operation
+    name: str
+    dtype: type = np.float64
+    tolerance: float = 1e-12
+    gradient_tolerance: float = 1e-10
+    bfloat16_tolerance: float = 1e-2
+    dims: tuple[int, int] = (3, 5)
+    chunk_sizes: tuple[int, ...] = ()
+
+    @property
+    def chunk_size(self) -> int | None:
+        """What tests take that do not look at chunks."""
+        return self.chunk_sizes[0] if self.chunk_sizes else None
+
+    def __call__(self, inputs, **kwargs):
+        if self.chunk_sizes:
+            kwargs = {"chunk_size": self.chunk_size} | kwargs
+        return self.operation.function(*inputs, implementation=self.name, **kwargs)
+
+    def inputs(self, seed, batch, length, groups, heads, **kwargs):
+        return self.operation.inputs(seed, batch, length, groups, heads, *self.dims, **{"dtype": self.dtype} | kwargs)
+
+    def __str__(self):
+        return f"{self.operation.name}-{self.name}"
+
+
+FORMS = (
+    Form(LOG_LINEAR, "parallel"),
+    Form(LOG_LINEAR, "recurrent"),
+    Form(LOG_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32)),
+    # The kernels: compiled on a GPU, elsewhere in Pallas's interpreter.
+    Form(LOG_LINEAR, "pallas", np.float32, 1e-5, 1e-5, dims=(16, 24), chunk_sizes=(16, 32)),
+    Form(GATED_LINEAR, "parallel"),
+    Form(GATED_LINEAR, "recurrent"),
+    Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32)),
+    # Angles are computed in float32.
+    Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
+    Form(SOFTMAX, "recurrent", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
+)
+
+
+def types_of(form: Form):
+    """A context: 64-bit types where the form has them."""
+    return jax.enable_x64(form.dtype == np.float64)
+
+
+def kernels_run():
+    """A context in which kernels run wherever the tests do."""
+    return pallas_kernels.interpret(not HAS_GPU)
+
+
+def exactly(inputs):
+    """The same numbers in float64; a decay of -inf as the operations take it. Within 64-bit types."""
+    exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+    return [jnp.maximum(x, -1e4) if index == 3 else x for index, x in enumerate(exact)]
+
+
+def exact_output(operation, inputs, **kwargs):
+    """The oracle's output in float64, as NumPy."""
+    with jax.enable_x64(True):
+        return np.asarray(operation.function(*exactly(inputs), implementation=operation.oracle, **kwargs))
+
+
+@functools.cache
+def _compiled(operation, name, chunk_size):
+    def forward(inputs, values, position):
+        kwargs = {} if chunk_size is None else dict(chunk_size=chunk_size)
+        if operation.has_state:
+            kwargs["return_state"] = True
+        if values is not None:
+            kwargs["initial_state"] = operation.make_state(values, position)
+        out = operation.function(*inputs, implementation=name, **kwargs)
+        return (out[0], operation.state_values(out[1])) if operation.has_state else (out,)
+
+    def outputs_and_gradients(inputs, values, position, weights):
+        outputs, vjp = jax.vjp(lambda inputs, values: forward(inputs, values, position), tuple(inputs), values)
+        return outputs, vjp(tuple(w.astype(x.dtype) for w, x in zip(weights, outputs, strict=True)))
+
+    return jax.jit(forward), jax.jit(outputs_and_gradients)
+
+
+def outputs_and_gradients(operation, name, inputs, values=None, position=0, chunk_size=None):
+    """NumPy arrays by name: the output "o", the last "state", and "d ..." of every input and of the initial state: gradients of
+    a random linear function of output and state. One compilation for each form, shape and chunk size."""
+    forward, with_gradients = _compiled(operation, name, chunk_size)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(forward, inputs, values, position)
+    weights = tuple(jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in shapes)
+    outputs, (d_inputs, d_values) = with_gradients(inputs, values, position, weights)
+    named = dict(zip(("o", "state"), outputs, strict=False))
+    named |= {f"d {argument}": x for argument, x in zip(operation.arguments, d_inputs, strict=True)}
+    if values is not None:
+        named["d initial state"] = d_values
+    return {name: np.asarray(x) for name, x in named.items()}
+
+
+def exact_outputs_and_gradients(operation, inputs, values=None, position=0):
+    """The same of the oracle in float64."""
+    with jax.enable_x64(True):
+        values = None if values is None else jnp.asarray(np.asarray(values, np.float64))
+        return outputs_and_gradients(operation, operation.oracle, exactly(inputs), values, position)
