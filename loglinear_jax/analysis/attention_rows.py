@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.lam_values import mixer_values
 from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.runs.loading import TrainedVariant
 
 
@@ -41,15 +43,20 @@ def attention_row(
     Raises ValueError for softmax attention, and for a layer, head or position that is not there.
     """
     settings = run.model.settings
-    for name, value, size in (
-        ("layer", layer, settings.layers),
-        ("head", head, settings.heads),
-        ("position", position, len(tokens)),
-    ):
-        if not -size <= value < size:
-            raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")
-    values = mixer_values(run, seed, np.asarray(tokens)[None], which)[layer]
-    head, position = head % settings.heads, position % len(tokens)
+    check_index("layer", layer, settings.layers)
+    check_index("head", head, settings.heads)
+    check_index("position", position, len(tokens))
+    return row_of_values(mixer_values(run, seed, np.asarray(tokens)[None], which)[layer], settings, head, position)
+
+
+def row_of_values(
+    values: Mapping[str, np.ndarray], settings: MixerSettings, head: int, position: int, sequence: int = 0
+) -> AttentionRow:
+    """The row of one token from what `mixer_values` has of its layer; `sequence`: which of the sequences it is in."""
+    values = {name: value[sequence : sequence + 1] for name, value in values.items()}
+    length = values["log_decay"].shape[1]
+    check_index("position", position, length)
+    head, position = head % settings.heads, position % length
     group = head // (settings.heads // settings.groups)
     query = values["queries"][0, position, group].astype(np.float64)
     keys = values["keys"][0, : position + 1, group].astype(np.float64)
@@ -57,3 +64,9 @@ def attention_row(
     level = fenwick_level(np.asarray(position), np.arange(position + 1))
     lam = values["lam_value"][0, position, head] if "lam_value" in values else np.ones(level.max() + 1)
     return AttentionRow(position, lam[level] * np.exp(total[-1] - total) * (keys @ query), level, lam)
+
+
+def check_index(name: str, value: int, size: int) -> None:
+    """Raises ValueError if there is no such index, from 0 or from the end."""
+    if not -size <= value < size:
+        raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")

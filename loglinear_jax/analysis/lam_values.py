@@ -74,28 +74,26 @@ def static_lam(
     if not settings.has_lam:
         raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
     trained = np.arange(num_levels(settings.max_length)) < num_levels(run.task.seq_len)
-    mixers = [_find_mixer(run.params(seed, which)["params"][f"layer_{index}"]) for index in range(settings.layers)]
+    params = run.params(seed, which)["params"]
+    mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
     if settings.lam == "linear":
         return np.where(trained, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
-    module = make_lam(
-        settings.lam,
-        hidden=settings.lam_hidden,
-        activation=settings.lam_activation,
-        init_scheme=settings.init_scheme,
-        implementation="xla",
-    )
-    zeros = jnp.zeros((settings.heads, num_levels(settings.max_length)))
-    values = [
-        np.asarray(module.apply({"params": mixer["lam"]}, zeros)) * np.exp(mixer.get("lam_log_scale", 0.0))
-        for mixer in mixers
-    ]
-    return np.where(
-        trained, np.stack(values), np.nan
-    ), "λ itself" if settings.lam == "fixed" else "λ where its input is 0"
+    zeros = np.zeros((settings.heads, num_levels(settings.max_length)), np.float32)
+    module = make_lam(**settings.lam_settings | {"implementation": "xla"})
+    at_zero = _at_zero(module)
+    values = [at_zero(mixer.get("lam", {}), zeros) * np.exp(mixer.get("lam_log_scale", 0.0)) for mixer in mixers]
+    what = "λ where its input is 0" if getattr(module, "needs_input", True) else "λ itself"
+    return np.where(trained, np.stack(values), np.nan), what
 
 
-def _find_mixer(node: dict[str, Any]) -> dict[str, Any]:
-    return node if "lam" in node else _find_mixer(node["mixer"])
+@functools.cache
+def _at_zero(module: nn.Module):
+    return jax.jit(lambda params, zeros: module.apply({"params": params}, zeros))
+
+
+def mixer_params(layer: dict[str, Any]) -> dict[str, Any]:
+    """The TokenMixer's parameters among those of a layer of either model."""
+    return layer if "a_log" in layer else mixer_params(layer["mixer"])
 
 
 def input_dependence(

@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.config import (
     default_config,
+    flat_settings,
     language_config,
     released_config,
     released_language_config,
@@ -50,7 +51,7 @@ _TRAIN = (
 
 def result(config: ConfigDict, variant: str) -> str | None:
     """What the paper reports for this variant of an experiment, as it prints it; None if it has no such experiment, or its
-    model or training was another one. Either of the settings `paper` and `released` may be the one it ran."""
+    model or training was another one. Either of the settings text and released may be the one it ran."""
     task, model = config.task, config.model
     recall = default_config()
     if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and _as_published(config, recall):
@@ -73,9 +74,8 @@ def _as_published(config: ConfigDict, published: ConfigDict) -> bool:
     """Whether model and training are those of the paper's text, or of its released code."""
     released = ConfigDict(published.to_dict())
     (released_language_config if published.model.kind == "language" else released_config)(released)
-    same_train = all(config.train.get(name) == published.train.get(name) for name in _TRAIN)
-    same_model = any(
-        all(config.model.get(name) == value for name, value in known.model.items() if name not in _MODEL_BESIDES)
-        for known in (published, released)
-    )
+    ours, texts, codes = flat_settings(config), flat_settings(published), flat_settings(released)
+    same_train = all(ours.get(f"train.{name}") == texts.get(f"train.{name}") for name in _TRAIN)
+    model = [f"model.{name}" for name in published.model if name not in _MODEL_BESIDES]
+    same_model = any(all(ours[name] == theirs[name] for name in model) for theirs in (texts, codes))
     return same_train and same_model and config.model.mixer == "log_linear"

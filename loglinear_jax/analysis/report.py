@@ -1,116 +1,152 @@
-"""The report of several runs: figures and tables in files, and report.html, which holds them all and needs nothing else."""
+"""The report of several runs: which sections it has, in which order, and what had to be left out."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import re
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-import jinja2
-import matplotlib.image
-from matplotlib.figure import Figure
+import numpy as np
 
-from loglinear_jax.analysis.figures import DOTS_PER_INCH, save
+from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.html import Report
+from loglinear_jax.analysis.labels import describe_run, setting_of
+from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
+from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.config import differing_names, flat_settings
+from loglinear_jax.runs.loading import Run, load_run, read_run
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
-    """A figure or a table, as the report shows it. folded: shown only when opened."""
+class Choices:
+    """What to show; the fields are the command line's flags.
 
-    title: str
-    image: Path | None = None
-    html: str = ""
-    note: str = ""
-    files: tuple[str, ...] = ()
-    folded: bool = False
+    sections: names in loglinear_jax.analysis.sections.SECTIONS. seeds: those whose λ is drawn, the first few of a run if None.
+    max_seeds: of each variant, for what is averaged over seeds; None: all. layer, head: whose λ and attention rows are drawn.
+    example: which of the drawn sequences. positions: tokens whose attention rows are drawn, three scored ones if None.
+    sequences: over which λ is averaged. evaluated: sequences of each length in length generalisation. which: parameters at each
+    seed's best evaluation, or at the end.
+
+    Raises ValueError for an unknown section, or a number that can't be.
+    """
+
+    sections: tuple[str, ...] = DEFAULT_SECTIONS
+    seeds: list[int] | None = None
+    max_seeds: int | None = None
+    layer: int = -1
+    head: int = 0
+    example: int = 0
+    positions: list[int] | None = None
+    sequences: int = 64
+    evaluated: int = 256
+    which: Literal["best", "last"] = "best"
+
+    def __post_init__(self):
+        if unknown := set(self.sections) - set(SECTIONS):
+            raise ValueError(f"sections: there is no {sorted(unknown)[0]!r}, but {', '.join(SECTIONS)}")
+        for name in ("sequences", "evaluated", "max_seeds"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.example < self.sequences:
+            raise ValueError(
+                f"example={self.example}: expected 0 to {self.sequences - 1}, as there are {self.sequences}"
+            )
 
 
-@dataclasses.dataclass
-class Section:
-    """A part of the report. Its items are written to files as they are added."""
+def make_report(
+    workdirs: Sequence[str | os.PathLike], out: str | os.PathLike, choices: Choices | None = None
+) -> tuple[Path, list[str]]:
+    """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
 
-    title: str
-    intro: str = ""
-    items: list[Item] = dataclasses.field(default_factory=list)
+    Raises ValueError if none of the workdirs can be read.
+    """
+    choices = choices or Choices()
+    runs, problems = [], []
+    for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
+        try:
+            runs.append(read_run(workdir))
+        except ValueError as error:  # a ConfigError is one
+            problems.append(str(error))
+    if not runs:
+        raise ValueError("; ".join(problems) or "workdir: give at least one")
+    same = Counter(describe_run(run) for run in runs)
+    runs = [dataclasses.replace(run, label=run.name if same[describe_run(run)] > 1 else "") for run in runs]
+    report = Report(Path(out))
+    report.problems += problems
+    context = Context(runs, report, choices, Cache(report.out / "cache"))
+    sections = [section_class(context) for name, section_class in SECTIONS.items() if name in choices.sections]
+    _go_through(context, sections)
+    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
+    return path, report.problems
 
-    @property
-    def anchor(self) -> str:
-        return slug(self.title)
+
+def _go_through(context: Context, sections: list[Section]) -> None:
+    """Gives the sections what they are made from, with one variant's parameters in memory at a time."""
+    reading = [section for section in sections if section.READS_CHECKPOINTS]
+    for run in context.runs if reading else ():
+        for variant in run.variants:
+            trained = None
+            with context.attempt(run.workdir, variant):
+                trained = load_run(run.workdir, variant)
+            if trained is not None:
+                for section in reading:
+                    section.add_variant(run, trained)
+        for section in reading:
+            section.finish_run(run)
+    for section in sections:
+        section.finish()
 
 
-class Report:
-    """Sections in order, written into one folder."""
+def _title(runs: Sequence[Run]) -> str:
+    return describe_run(runs[0]) if len(runs) == 1 else f"Log-linear attention: {len(runs)} runs"
 
-    def __init__(self, out: Path):
-        self.out = out
-        self.sections: list[Section] = []
-        self.problems: list[str] = []
-        self._stems: set[str] = set()
-        out.mkdir(parents=True, exist_ok=True)
 
-    def section(self, title: str, intro: str = "") -> Section:
-        """The section of that title, begun if there is none yet."""
-        for section in self.sections:
-            if section.title == title:
-                return section
-        self.sections.append(Section(title, intro))
-        return self.sections[-1]
+def _commands(runs: Sequence[Run]) -> list[str]:
+    return [run.summary.command for run in runs if run.summary is not None and run.summary.command]
 
-    def add_figure(self, section: Section, figure: Figure | None, stem: str, title: str, note: str = "") -> None:
-        """Writes stem.png and stem.svg; nothing for None."""
-        if figure is not None:
-            self._claim(stem)
-            paths = save(figure, self.out / stem)
-            section.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
 
-    def add_table(
-        self, section: Section, table: Table, stem: str, title: str | None = None, folded: bool = False
-    ) -> None:
-        """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
-        self._claim(stem)
-        files = tuple(path.name for path in table.write(self.out / stem))
-        item = Item(title or table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
-        section.items.append(item)
-
-    def _claim(self, stem: str) -> None:
-        if stem in self._stems:
-            raise ValueError(f"two figures or tables are called {stem}")
-        self._stems.add(stem)
-
-    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
-        """Writes report.html, with pictures inside."""
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
+def _runs_table(runs: Sequence[Run]) -> Table:
+    rows = []
+    for run in runs:
+        model, train, summary = run.config.model, run.config.train, run.summary
+        seconds = [outcome.seconds for outcome in run.outcomes.values() if outcome.seconds is not None]
+        rates = [o.seed_steps_per_second for o in run.outcomes.values() if o.seed_steps_per_second]
+        rows.append(
+            {
+                "run": run.name,
+                "task": run.task.describe(),
+                "model": f"{model.layers} × {model.hidden}, {setting_of(run.config)} setting",
+                "seeds": str(train.num_seeds),
+                "steps": f"{train.num_steps:,} of {train.batch_size}, rate {train.learning_rate:g}, {train.precision}",
+                "machine": (summary and summary.device) or "–",
+                "JAX": (summary and summary.versions.get("jax")) or "–",
+                "commit": (summary and summary.provenance.get("commit")) or "–",
+                "time": f"{sum(seconds) / 60:.1f} min" if seconds else "–",
+                "seed-steps/s": f"{np.median(rates):,.0f}" if rates else "–",
+            }
         )
-        environment.filters["as_data"] = _as_data
-        environment.filters["width"] = _width
-        html = environment.get_template("report.html.jinja").render(
-            title=title,
-            runs=runs,
-            settings=settings,
-            commands=commands,
-            problems=self.problems,
-            sections=[section for section in self.sections if section.items],
-        )
-        path = self.out / "report.html"
-        path.write_text(html)
-        return path
+    note = (
+        "Time: training and evaluation of all variants, compilation included. seed-steps/s: the median over variants of "
+        "optimiser steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers "
+        "called “the paper” are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
+    )
+    return Table("Runs", rows, note=note)
 
 
-def slug(text: str) -> str:
-    """A name for files and anchors."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
-
-
-def _as_data(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _width(path: Path) -> int:
-    """In CSS pixels, of which an inch has 96."""
-    return round(matplotlib.image.imread(path).shape[1] * 96 / DOTS_PER_INCH)
+def _settings_tables(runs: Sequence[Run]) -> list[Table]:
+    """In which settings the runs differ, and all that they share."""
+    flat = [flat_settings(run.config) for run in runs]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    differing = differing_names(flat)
+    shared = Table("All settings" if len(runs) == 1 else "Settings that the runs share", [
+        {"setting": n, "value": str(flat[0][n])} for n in names if n not in differing
+    ])  # fmt: skip
+    rows = [
+        {"run": run.name} | {n: str(settings.get(n, "–")) for n in differing}
+        for run, settings in zip(runs, flat, strict=True)
+    ]
+    return [*([Table("Settings that differ", rows)] if differing else []), shared]

@@ -22,7 +22,8 @@ EXTRA = "analysis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from loglinear_jax.analysis.sections import SECTIONS, Choices
+    from loglinear_jax.analysis.report import Choices
+    from loglinear_jax.analysis.sections import SECTIONS
 
     def add(name: str, help: str, **kwargs) -> None:
         parser.add_argument(f"--{name}", default=getattr(Choices, name), help=help, **kwargs)
@@ -34,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run, or a pattern such as 'runs/*'; may be given several times",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    add("sections", f"of {', '.join(SECTIONS)}; without checkpoints: tables,curves,decays", type=comma_separated())
+    add(
+        "sections",
+        f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
+        "tables,curves,decays",
+        type=comma_separated(),
+    )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
     add("max_seeds", "how many seeds of each variant are averaged over (default: all)", type=int)
     add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=int)
@@ -53,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from absl import logging as absl_logging
 
-    from loglinear_jax.analysis.sections import Choices, make_report
+    from loglinear_jax.analysis.report import Choices, make_report
 
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
     choices = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}

@@ -1,0 +1,27 @@
+"""Figures. Each function draws one matplotlib Figure from arrays or runs; `save` writes it as PNG and SVG."""
+
+from loglinear_jax.analysis.figures.attention_rows import draw_attention_rows
+from loglinear_jax.analysis.figures.growth import draw_complexity, draw_scores_by_length
+from loglinear_jax.analysis.figures.lam import Panel, draw_dependence, draw_lam_by_head, draw_lam_over_tokens
+from loglinear_jax.analysis.figures.learning import (
+    draw_convergence,
+    draw_initial_memory,
+    draw_learning_curves,
+    draw_shares,
+)
+from loglinear_jax.analysis.figures.style import save
+
+__all__ = [
+    "Panel",
+    "draw_attention_rows",
+    "draw_complexity",
+    "draw_convergence",
+    "draw_dependence",
+    "draw_initial_memory",
+    "draw_lam_by_head",
+    "draw_lam_over_tokens",
+    "draw_learning_curves",
+    "draw_scores_by_length",
+    "draw_shares",
+    "save",
+]

@@ -1,0 +1,211 @@
+"""Figures of learning: validation against step, when seeds converge, which of them do."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from loglinear_jax.analysis.figures.style import (
+    FULL_WIDTH,
+    handles_of,
+    hide,
+    legend_below,
+    log_ticks,
+    new_figure,
+    open_frame,
+    title,
+    wrap,
+)
+from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
+from loglinear_jax.runs.loading import Run, read_run
+from loglinear_jax.tasks import Score
+
+
+def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLike | None = None) -> Figure:
+    """The task's score in validation against step, for each variant of a run: every seed thin, the median and quartiles of
+    the seeds in black. Saved to `path` if given."""
+    run = workdir if isinstance(workdir, Run) else read_run(workdir)
+    score, seeds = run.task.score, run.config.train.num_seeds
+    several = seeds > 2
+    variants, colors = run.variants, colors_of(run.variants)
+    columns = min(len(variants), 3)
+    rows = -(-len(variants) // columns)
+    width = FULL_WIDTH / 3 * columns + (1.6 if columns == 1 else 0.0)
+    figure, axes = new_figure(width, 0.8 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
+    hide(axes.flat[len(variants) :])
+    for axis, variant in zip(axes.flat, variants, strict=False):
+        metrics = run.metrics(variant)
+        values = score.of(metrics["val_loss"], metrics["val_accuracy"])
+        if len(metrics["step"]):
+            alpha, line = max(0.2, values.shape[1] ** -0.4), 0.8 if several else 2
+            axis.plot(metrics["step"], values, color=colors[variant], alpha=alpha, linewidth=line)
+            if several:
+                low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
+                axis.plot(metrics["step"], np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
+                axis.plot(metrics["step"], median, color="0.15", linewidth=2.4)
+        name = f"{describe_variant(variant)}\n{_best_seeds(score, values)}"
+        axis.set_title(wrap(name, width / columns - 0.4, 10), fontsize=10)
+        axis.set_xlabel("training step")
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.xaxis.get_major_locator().set_params(nbins=5)
+        for threshold in score.thresholds[-1:]:
+            axis.axhline(100 * threshold, color="0.6", linewidth=0.8, linestyle=":")
+        open_frame(axis)
+    if score.metric == "loss":
+        axes[0, 0].set_yscale("log")
+        log_ticks(axes[0, 0].yaxis)
+    else:
+        axes[0, 0].set_ylim(0, 102)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(score.label)
+    how = "\ncoloured: every seed; black: median of the seeds; dashed: quartiles" if several else ""
+    title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{how}")
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
+
+
+def _best_seeds(score: Score, values: Float[np.ndarray, "evaluations seeds"]) -> str:
+    """ "2 of 4 seeds reach 90 %", or "best: 71.5"."""
+    best = values[np.isfinite(values).any(1)]
+    if not len(best):
+        return "no evaluation yet"
+    if not score.thresholds:
+        return f"best {score.name}: {score.text(np.nanmax(best) if score.higher_is_better else np.nanmin(best))}"
+    reached = (np.nan_to_num(best, nan=-np.inf).max(0) >= 100 * score.thresholds[0]).sum()
+    return f"{reached} of {best.shape[1]} seeds reach {100 * score.thresholds[0]:.0f} %"
+
+
+def draw_convergence(run: Run) -> Figure | None:
+    """Share of the seeds that have reached 99 % validation accuracy by each step: the distribution of the convergence step.
+
+    None if the run has no summary, or the score of its task no thresholds.
+    """
+    if not run.outcomes or not run.task.score.thresholds:
+        return None
+    figure, ((axis,),) = new_figure(7.6, 4.4)
+    last = max(outcome.last_step for outcome in run.outcomes.values())
+    for variant, color in colors_of(run.outcomes).items():
+        steps = run.outcomes[variant].solved_step
+        reached = np.sort([step for step in steps if step is not None])
+        share = 100 * np.arange(len(reached) + 1) / len(steps)
+        label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"
+        axis.step(
+            [0, *reached, 1.04 * last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label
+        )
+    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % accuracy (%)", ylim=(-2, 102), xlim=(0, 1.04 * last))
+    legend_below(figure, handles_of(axis))
+    title(figure, f"{_most_solved(run)}\n{describe_run(run)}")
+    open_frame(axis)
+    return figure
+
+
+def _most_solved(run: Run) -> str:
+    solved = {variant: outcome.num_solved for variant, outcome in run.outcomes.items()}
+    most = max(solved.values())
+    if not most:
+        return "No seed reaches 99 %"
+    first = [describe_variant(variant) for variant, count in solved.items() if count == most]
+    if len(first) == len(solved) > 1:
+        return f"{most} seeds reach 99 % with every variant"
+    seeds = max(len(outcome.seeds) for outcome in run.outcomes.values())
+    return f"Most seeds reach 99 % with {' and '.join(first)}: {most} of {seeds}"
+
+
+def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """How many seeds converge in several settings: a panel for each task, a row for each setting, a colour for each variant.
+
+    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_solved,
+    share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy with Wilson's 95 % interval, rings that at ≥ 99 %.
+    """
+    every = [number for numbers in shares.values() for number in numbers]
+    settings = list(dict.fromkeys(number["changed"] for number in every))
+    colors = colors_of(dict.fromkeys(number["variant"] for number in every))
+    lines = [textwrap.fill(changed or "nothing", 36) for changed in settings]
+    spacing = 0.14
+    room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
+    top = np.cumsum([0, *room])
+    middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
+    columns = min(len(shares), 2)
+    rows = -(-len(shares) // columns)
+    figure, axes = new_figure(
+        3.2 + 3.1 * columns, 1.4 + (0.65 * top[-1] + 0.7) * rows, rows, columns, sharex=True, sharey=True
+    )
+    hide(axes.flat[len(shares) :])
+    handles: dict[str, Any] = {}
+    for axis, (task, numbers) in zip(axes.flat, shares.items(), strict=False):
+        for index, (variant, color) in enumerate(colors.items()):
+            own = [number for number in numbers if number["variant"] == variant]
+            if not own:
+                continue
+            y = [middle[number["changed"]] + spacing * (index - (len(colors) - 1) / 2) for number in own]
+            at_90, at_99, low, high = (
+                100 * np.array([number[name] / (number["num_seeds"] if "num" in name else 1) for number in own])
+                for name in ("num_converged", "num_solved", "share_low", "share_high")
+            )
+            axis.hlines(y, low, high, color=color, linewidth=1.6)
+            disc = dict(color=color, markersize=5.5, clip_on=False)
+            (handles[describe_variant(variant)],) = axis.plot(at_90, y, "o", **disc)
+            axis.plot(at_99, y, "o", markerfacecolor="none", zorder=3, **disc)
+        axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
+        axis.set(xlim=(0, 100), ylim=(top[-1], 0), xlabel="seeds (%)")
+        axis.set_title(wrap(task, 2.9, 10), fontsize=10)
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.grid(axis="x", color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        open_frame(axis)
+    for axis in axes[:, 0]:
+        axis.set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
+        axis.set_ylabel("changed")
+    handles["≥ 90 % accuracy, with 95 % interval"] = Line2D([], [], color="0.3", marker="o", markersize=5.5)
+    handles["≥ 99 %"] = Line2D(
+        [], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none"
+    )
+    legend_below(figure, handles)
+    share = [100 * number["num_converged"] / number["num_seeds"] for number in every]
+    title(figure, f"From {min(share):.0f} % to {max(share):.0f} % of the seeds converge, by setting and variant")
+    return figure
+
+
+def draw_initial_memory(
+    panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]],
+    what: str,
+    message: str,
+) -> Figure:
+    """Every seed's best accuracy against how far back it remembers before training.
+
+    panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
+    message: the figure's title.
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    width = (5.6, 7.4, FULL_WIDTH)[columns - 1]
+    figure, axes = new_figure(width, 1.4 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
+    hide(axes.flat[len(panels) :])
+    variants = list(dict.fromkeys(variant for *_, drawn in panels for variant in drawn))
+    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
+    handles: dict[str, Any] = {}
+    for axis, (name, length, drawn) in zip(axes.flat, panels, strict=False):
+        for variant, (tokens, accuracy) in drawn.items():
+            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
+            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * accuracy, markers[variant], **how)
+        axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
+        axis.set_title(wrap(name, width / columns - 0.3, 9), fontsize=9)
+        axis.set_xlabel(wrap(what, width / columns - 0.5, 10))
+        axis.xaxis.set_tick_params(labelbottom=True)
+        open_frame(axis)
+    axes[0, 0].set(xscale="log", ylim=(0, 102))
+    log_ticks(axes[0, 0].xaxis, most=5)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("best validation accuracy (%)")
+    handles["length of the sequences"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
+    legend_below(figure, handles)
+    title(figure, message)
+    return figure

@@ -1,0 +1,106 @@
+"""What all figures share: their width, wrapped titles, legends and ticks that fit, files."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+MARK = "#D4002A"
+DOTS_PER_INCH = 150
+FULL_WIDTH = 900 / 96  # inches: a column of 900 CSS pixels, of which an inch has 96
+CHARACTER = 0.54  # mean width of a character as a share of the font's size
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **kwargs: Any
+) -> tuple[Figure, np.ndarray]:
+    """A figure in inches, no wider than FULL_WIDTH, and its axes [rows, columns]."""
+    figure = Figure(figsize=(min(width, FULL_WIDTH), height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.png and stem.svg."""
+    png, svg = (stem.with_suffix(suffix) for suffix in (".png", ".svg"))
+    # Not by Figure.savefig, which draws twice for each file: half of a report's time is drawing.
+    figure.set_dpi(DOTS_PER_INCH)
+    FigureCanvasAgg(figure).print_png(png)
+    figure.set_layout_engine("none")  # the layout is found
+    with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+    return [png, svg]
+
+
+def open_frame(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def hide(axes: Sequence[Axes]) -> None:
+    """Places of a grid that nothing stands in."""
+    for axis in axes:
+        axis.set_axis_off()
+
+
+def wrap(text: str, width: float, size: float) -> str:
+    """Each line of a text broken so that it fits into `width` inches in a font of that size, in points."""
+    characters = max(int(width * 72 / (CHARACTER * size)), 12)
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
+
+
+def title(figure: Figure, text: str, size: float = 11) -> None:
+    """Over the whole figure."""
+    figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, size), fontsize=size)
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Any], size: float = 9) -> None:
+    """Under the whole figure, in as many columns as fit; handles: by label."""
+    width = figure.get_figwidth() - 0.4
+    labels = [wrap(label, width - 0.6, size) for label in handles]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    column = (longest * CHARACTER + 4.5) * size / 72
+    columns = max(1, min(len(labels), int(width / column)))
+    figure.legend(
+        list(handles.values()), labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=size
+    )
+
+
+def handles_of(axis: Axes) -> dict[str, Any]:
+    """By label, what an axis has drawn with one."""
+    handles, labels = axis.get_legend_handles_labels()
+    return dict(zip(labels, handles, strict=True))
+
+
+def log_ticks(axis: Axis, most: int = 6) -> None:
+    """A logarithmic axis with a few round numbers, also where it covers a part of a decade, or many. Call it when everything is
+    drawn."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(FixedLocator(_round_numbers(low, high, most)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _round_numbers(low: float, high: float, most: int) -> list[float]:
+    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    found = np.array([])
+    for within in ([1], [1, 3], [1, 2, 5], range(1, 10), np.arange(10, 100) / 10):
+        finer = np.outer(decades, list(within)).ravel()
+        finer = finer[(finer >= low) & (finer <= high)]
+        if len(finer) > most:
+            break
+        found = finer
+    if len(found) < 2:  # too many of the finest, or none: every few of them
+        found = finer
+    return sorted(found[:: -(-len(found) // most)]) if len(found) else [low, high]

@@ -1,0 +1,114 @@
+"""The report as files: figures and tables, and report.html, which holds them all and needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from pathlib import Path
+
+import jinja2
+import matplotlib.image
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis.figures.style import DOTS_PER_INCH, save
+from loglinear_jax.analysis.tables import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A figure or a table, as the report shows it. folded: shown only when opened."""
+
+    title: str
+    image: Path | None = None
+    html: str = ""
+    note: str = ""
+    files: tuple[str, ...] = ()
+    folded: bool = False
+
+
+@dataclasses.dataclass
+class Part:
+    """A heading of the report with its items, which are written to files as they are added."""
+
+    title: str
+    intro: str = ""
+    items: list[Item] = dataclasses.field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        return slug(self.title)
+
+
+class Report:
+    """Parts in order, written into one folder. problems: what had to be left out, and why."""
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.parts: list[Part] = []
+        self.problems: list[str] = []
+        self._stems: set[str] = set()
+        out.mkdir(parents=True, exist_ok=True)
+
+    def part(self, title: str, intro: str = "") -> Part:
+        """The part of that title, begun if there is none yet. One without items is not shown."""
+        for part in self.parts:
+            if part.title == title:
+                return part
+        self.parts.append(Part(title, intro))
+        return self.parts[-1]
+
+    def add_figure(self, part: Part, figure: Figure | None, stem: str, title: str, note: str = "") -> None:
+        """Writes stem.png and stem.svg; nothing for None."""
+        if figure is not None:
+            self._claim(stem)
+            paths = save(figure, self.out / stem)
+            part.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
+
+    def add_table(self, part: Part, table: Table, stem: str, title: str | None = None, folded: bool = False) -> None:
+        """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
+        self._claim(stem)
+        files = tuple(path.name for path in table.write(self.out / stem))
+        item = Item(title or table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
+        part.items.append(item)
+
+    def _claim(self, stem: str) -> None:
+        if stem in self._stems:
+            raise ValueError(f"two figures or tables are called {stem}")
+        self._stems.add(stem)
+
+    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
+        """Writes report.html, with pictures inside."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["as_data"] = _as_data
+        environment.filters["width"] = _width
+        html = environment.get_template("report.html.jinja").render(
+            title=title,
+            runs=runs,
+            settings=settings,
+            commands=commands,
+            problems=self.problems,
+            parts=[part for part in self.parts if part.items],
+        )
+        path = self.out / "report.html"
+        path.write_text(html)
+        return path
+
+
+def slug(text: str) -> str:
+    """A name for files and anchors."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
+
+
+def _as_data(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _width(path: Path) -> int:
+    """In CSS pixels, of which an inch has 96."""
+    return round(matplotlib.image.imread(path).shape[1] * 96 / DOTS_PER_INCH)

@@ -1,0 +1,173 @@
+"""What the sections of a report share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import loglinear_jax
+from loglinear_jax.analysis.attention_rows import check_index
+from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.html import Report, slug
+from loglinear_jax.analysis.labels import describe_run, sentence
+from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.progress import progress_bar
+from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.runs.loading import Run, TrainedVariant
+
+if TYPE_CHECKING:
+    from loglinear_jax.analysis.report import Choices
+
+log = logging.getLogger(__name__)
+
+FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
+
+
+class Section:
+    """A section of the report. A subclass overrides what it is made from; what goes wrong in an `attempt` is left out.
+
+    READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
+    """
+
+    READS_CHECKPOINTS: ClassVar[bool] = False
+    BY_DEFAULT: ClassVar[bool] = True
+
+    def __init__(self, context: Context):
+        """Begins the parts of the report that it fills, so that they come in the order of the sections."""
+        self.context = context
+
+    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+        """Given each variant with a checkpoint, one run after the other; nothing of `trained` should be kept."""
+
+    def finish_run(self, run: Run) -> None:
+        """After the last variant of a run."""
+
+    def finish(self) -> None:
+        """After the last run."""
+
+
+@dataclasses.dataclass
+class Context:
+    """What every section is made from: the runs, what to show of them, where to write it, and values computed before."""
+
+    runs: list[Run]
+    report: Report
+    choices: Choices
+    cache: Cache
+
+    def __post_init__(self):
+        self._names = _distinct_names(self.runs)
+        self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
+
+    @contextlib.contextmanager
+    def attempt(self, where: Any, what: str) -> Iterator[None]:
+        """Records what goes wrong inside as a line of the report, and goes on: nothing already computed is lost. An error that
+        is not about the run or the choices is a bug, and its traceback is logged."""
+        try:
+            yield
+        except Exception as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            if not _is_known(error):
+                log.exception("%s: %s", where, what)
+                text = f"{type(error).__name__}: {text}"
+            self.report.problems.append(f"{where}: {what}: {text}"[:500])
+
+    def stem(self, run: Run, what: str) -> str:
+        """The name of a run's file."""
+        return f"{what}-{self._names[run.workdir]}"
+
+    def titled(self, run: Run, what: str) -> str:
+        """A title in the report: which run, if there are several, and what is shown."""
+        return f"{describe_run(run)}: {what}" if len(self.runs) > 1 else sentence(what)
+
+    def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
+        """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
+        if self.choices.seeds is None:
+            return trained.seeds[:FEW_SEEDS]
+        chosen = [seed for seed in self.choices.seeds if seed in trained.seeds]
+        if not chosen:
+            raise ValueError(f"seeds={self.choices.seeds}: this run has {trained.seeds[0]} to {trained.seeds[-1]}")
+        return chosen
+
+    def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
+        """Seeds for what is averaged over seeds."""
+        return trained.seeds[: self.choices.max_seeds]
+
+    def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
+        """ "seed 3, accuracy 97.1 %"."""
+        index, score = trained.seeds.index(seed), trained.task.score
+        loss_and_accuracy = (x[index] for x in reversed(trained.scores(self.choices.which)))
+        shown = f"{score.name} {score.text(float(score.of(*loss_and_accuracy)))}"
+        diverged = f", diverged at step {trained.diverged_step[index]}" if trained.diverged_step[index] >= 0 else ""
+        last = " at the last step" if self.choices.which == "last" else ""
+        return f"seed {seed}, {shown}{last}{diverged}"
+
+    def layer_and_head(self, trained: TrainedVariant) -> tuple[int, int]:
+        """From 0. Raises ValueError if the model has no such layer or head."""
+        settings, choices = trained.model.settings, self.choices
+        check_index("layer", choices.layer, settings.layers)
+        check_index("head", choices.head, settings.heads)
+        return choices.layer % settings.layers, choices.head % settings.heads
+
+    def sequences(self, trained: TrainedVariant) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets) [sequences, T] of the task. Raises ValueError if the example to draw is not among them."""
+        tokens, targets = trained.inspection_sequences(self.choices.sequences)
+        if self.choices.example >= len(tokens):
+            raise ValueError(f"example={self.choices.example}: there are {len(tokens)} sequences")
+        return tokens, targets
+
+    def mixer_values(self, trained: TrainedVariant, seed: int) -> list[dict[str, np.ndarray]]:
+        """`mixer_values` of all sequences; kept for the seeds that are drawn, as several sections look at them."""
+        key = (trained.checkpoint, trained.variant, seed)
+        if key in self._kept:
+            return self._kept[key]
+        values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
+        if seed in self.drawn_seeds(trained):
+            self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
+        return values
+
+    def over_seeds(
+        self,
+        trained: TrainedVariant,
+        what: str,
+        key: Mapping[str, Any],
+        seeds: list[int],
+        compute: Callable[[int], Mapping[str, np.ndarray]],
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """compute(seed) for these seeds, from the cache where it was computed before."""
+        key = {"checkpoint": trained.checkpoint, "what": what, "which": self.choices.which, **key}
+        found = {}
+        with progress_bar(f"{trained.workdir.name} {trained.variant}: {what}", len(seeds), unit="seed") as bar:
+            for seed in seeds:
+                found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
+                bar.update()
+        return found
+
+
+def _is_known(error: Exception) -> bool:
+    """Whether an error is one that says what is wrong with a run or a choice: ours, or the file system's."""
+    if isinstance(error, (OSError, NoReadableCheckpoint)):
+        return True
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(error, ValueError) and trace.tb_frame.f_globals.get("__name__", "").startswith(
+        f"{loglinear_jax.__name__}."
+    )
+
+
+def _distinct_names(runs: list[Run]) -> dict[Path, str]:
+    """A name for each run's files: its folder's, with a number where two are the same."""
+    names: dict[Path, str] = {}
+    for run in runs:
+        name, count = slug(run.name) or "run", 1
+        while (candidate := name if count == 1 else f"{name}-{count}") in names.values():
+            count += 1
+        names[run.workdir] = candidate
+    return names

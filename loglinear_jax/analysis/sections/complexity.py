@@ -1,0 +1,43 @@
+"""Complexity: training time and decoding memory against T, measured on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+
+import jax
+
+from loglinear_jax.analysis import complexity
+from loglinear_jax.analysis.figures import draw_complexity
+from loglinear_jax.analysis.sections.base import Context, Section
+from loglinear_jax.progress import progress_bar
+
+
+class Complexity(Section):
+    """Not of the runs: minutes of measurements, which are kept."""
+
+    BY_DEFAULT = False
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self.part = context.report.part("Complexity", "Measured on the machine that made this report.")
+
+    def finish(self) -> None:
+        with self.context.attempt("this machine", "complexity"):
+            self._measure()
+
+    def _measure(self) -> None:
+        machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+        lengths = complexity.default_lengths()
+        measured = {}
+        key = {"what": "complexity", "machine": machine, "host": platform.node(), "lengths": lengths}
+        key["settings"] = dataclasses.asdict(complexity.measured_settings())
+        with progress_bar("complexity", len(lengths) * len(complexity.VARIANTS), unit="length") as bar:
+            for variant in complexity.VARIANTS:
+                measured[variant] = self.context.cache.get(
+                    key | {"variant": variant}, lambda variant=variant: complexity.measure(lengths, variant, bar.update)
+                )
+        report = self.context.report
+        report.add_table(self.part, complexity.table(measured, machine), "complexity-table")
+        figure = draw_complexity(measured, f"Training time and decoding memory against T; {machine}")
+        report.add_figure(self.part, figure, "complexity", "Training time and decoding memory against T")

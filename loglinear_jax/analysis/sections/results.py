@@ -1,0 +1,45 @@
+"""Results: the paper's tables, settings beside each other, and every run's outcomes."""
+
+from __future__ import annotations
+
+from loglinear_jax.analysis import figures, tables
+from loglinear_jax.analysis.labels import describe_run
+from loglinear_jax.analysis.sections.base import Context, Section
+
+MANY_RUNS = 5  # from which their own tables are folded
+
+
+class Results(Section):
+    """Tables from summaries."""
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self.part = context.report.part("Results")
+
+    def finish(self) -> None:
+        context, report = self.context, self.context.report
+        with context.attempt("all runs", "the paper's tables"):
+            for index, table in enumerate(tables.as_the_paper(context.runs)):
+                report.add_table(self.part, table, f"as-the-paper-{index + 1}")
+        with context.attempt("all runs", "the table by setting"):
+            by_setting = tables.by_setting(context.runs)
+            if by_setting:
+                shares = {task: table.raw for task, table in by_setting.items()}
+                title = "Seeds that converge, by setting"
+                report.add_figure(self.part, figures.draw_shares(shares), "by-setting", title)
+            for index, table in enumerate(by_setting.values()):
+                report.add_table(self.part, table, f"by-setting-{index + 1}")
+        for run in context.runs:
+            if not run.outcomes:
+                report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")
+                continue
+            for stem, make, folded in (
+                ("outcomes", tables.outcomes, len(context.runs) >= MANY_RUNS),
+                ("differences", tables.differences, True),
+                ("seeds", tables.by_seed, True),
+            ):
+                with context.attempt(run.workdir, stem):
+                    table = make(run)
+                    if table is not None:
+                        shown = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
+                        report.add_table(self.part, table, context.stem(run, stem), shown, folded)

@@ -1,0 +1,221 @@
+"""Tables of several runs: those of the paper, one of all settings, and who converges by initial memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from loglinear_jax.analysis import paper
+from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.outcome_table import mean_and_std
+from loglinear_jax.statistics import longer_among
+from loglinear_jax.tasks import CONVERGED_ACCURACY
+
+PRESETS = {"released setting": released_config, "robust": robust_config}
+# What does not make a setting another one.
+BESIDES = {
+    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
+    "train.eval_batch_size",
+}  # fmt: skip
+
+
+def as_the_paper(runs: Sequence[Run]) -> list[Table]:
+    """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
+
+    Runs go together that differ in nothing else; of a variant that was run twice the run with more seeds is shown, or the
+    first.
+    """
+    runs = [run for run in runs if run.outcomes and run.task.AXIS is not None]
+    groups: dict[tuple, list[int]] = {}
+    for index, run in enumerate(runs):
+        axis = f"task.{run.task.AXIS[0]}"
+        same = tuple((name, value) for name, value in _setting(run).items() if name != axis)
+        groups.setdefault(same, []).append(index)
+    changes = changed_settings(runs)
+    tables = [_against_axis([runs[i] for i in group], changes[group[0]]) for group in groups.values()]
+    return [table for table in tables if table is not None]
+
+
+def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
+    """For each task whose score has thresholds, in words, that was run in several settings: a row for each, with every
+    variant's share of converged seeds; settings with few changes first."""
+    groups: dict[str, list[Run]] = {}
+    finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
+    for run in sorted(finished, key=lambda run: tuple(run.config.task.values())):
+        groups.setdefault(run.task.describe(), []).append(run)
+    return {
+        task: _against_settings(task, group) for task, group in groups.items() if len(set(changed_settings(group))) > 1
+    }
+
+
+def changed_settings(runs: Sequence[Run]) -> list[str]:
+    """For each run the settings of model and training in which the runs differ, where they are not the default:
+    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
+    settings, default = [_setting(run) for run in runs], flat_settings(default_config())
+    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
+    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
+
+
+def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    changed = {name: value for name, value in setting.items() if value != default.get(name)}
+    words = []
+    for word, preset in _presets().items():
+        if preset.items() <= changed.items():
+            words.append(word)
+            changed = {name: value for name, value in changed.items() if name not in preset}
+    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
+    changes = {}
+    for word, apply in PRESETS.items():
+        config = default_config()
+        apply(config)
+        names = differing_names([flat_settings(default_config()), flat_settings(config)])
+        changes[word] = {name: flat_settings(config)[name] for name in names}
+    return changes
+
+
+def _setting(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in flat_settings(run.config).items() if name not in BESIDES}
+
+
+def _against_settings(task: str, runs: list[Run]) -> Table:
+    """One such table."""
+    found: dict[str, dict[str, Run]] = {}  # by changes and variant
+    notes = []
+    by_changes = zip(changed_settings(runs), runs, strict=True)
+    for changes, run in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
+        for variant in run.outcomes:
+            _keep_most_seeds(found.setdefault(changes, {}), variant, variant, run, notes)
+    rows, raw = [], []
+    for changes, by_variant in found.items():
+        row = {"changed": changes or "nothing"}
+        for variant, run in by_variant.items():
+            outcome = run.outcomes[variant]
+            row[variant] = _shares(outcome)
+            if outcome.median_solved_step is not None:
+                row[variant] += f"; {outcome.median_solved_step:.0f}"
+            raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
+        rows.append(row)
+    notes.insert(
+        0,
+        "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
+        "Changed: against the default settings, as far as these runs differ",
+    )
+    return Table(f"{task}: by setting", rows, raw, "; ".join(notes) + ".")
+
+
+def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, notes: list[str]) -> None:
+    """Puts a run in its place in a table; of two for one place that with more seeds, or the first. The notes say which is
+    not shown."""
+    kept = place.setdefault(key, run)
+    if kept is run:
+        return
+    if len(run.outcomes[variant].seeds) > len(kept.outcomes[variant].seeds):
+        place[key], kept, run = run, run, kept
+    notes.append(f"not shown: {variant} of {run.name}, as {kept.name} has it too")
+
+
+def _shares(outcome: VariantOutcome) -> str:
+    """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
+    low, high = outcome.share_converged_interval
+    seeds = len(outcome.seeds)
+    return f"{outcome.num_converged}/{seeds} [{low:.2f}, {high:.2f}], {outcome.num_solved}/{seeds}"
+
+
+def _share_numbers(outcome: VariantOutcome) -> dict[str, Any]:
+    """The same, and the accuracies, as plain numbers."""
+    low, high = outcome.share_converged_interval
+    names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
+    return (
+        {"num_seeds": len(outcome.seeds)}
+        | {name: getattr(outcome, name) for name in names}
+        | {"share_low": low, "share_high": high, "num_solved": outcome.num_solved}
+    )
+
+
+def _against_axis(runs: list[Run], changes: str) -> Table | None:
+    """One table of λ against pairs or length; None for fewer than two columns."""
+    runs = sorted(runs, key=lambda run: run.config.task[run.task.AXIS[0]])
+    first = runs[0]
+    field, shown, words = first.task.AXIS
+    found: dict[str, dict[int, Run]] = {}  # by variant and column
+    notes = []
+    for run in runs:
+        for variant in run.outcomes:
+            _keep_most_seeds(found.setdefault(variant, {}), run.config.task[field], variant, run, notes)
+    columns = sorted({run.config.task[field] for run in runs})
+    if len(columns) < 2:
+        return None
+    rows, raw = [], []
+    for variant, by_column in found.items():
+        ours, theirs, shares = (
+            {"variant": variant, "": what} for what in ("accuracy %", "the paper", "≥ 90 %, ≥ 99 %")
+        )
+        for value in columns:
+            if value not in by_column:
+                continue
+            outcome, name = by_column[value].outcomes[variant], f"{shown}={value}"
+            published = paper.result(by_column[value].config, variant)
+            theirs[name] = published or "–"
+            mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
+            ours[name] = mean_and_std(outcome) if field == "seq_len" else mean_and_peak
+            shares[name] = _shares(outcome)
+            raw.append({"variant": variant, field: value} | _share_numbers(outcome) | {"the_paper": published})
+        rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
+    how = "mean ± std" if field == "seq_len" else "mean (peak)"
+    notes.insert(
+        0,
+        f"Accuracy: {how} of the seeds' best. Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, "
+        f"and 99 %. Runs: {', '.join(run.name for run in runs)}",
+    )
+    if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
+        again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
+        notes.append(f"in its text the paper has another run at kv=32: {again}")
+    setting = "" if "released" in changes else f", {setting_of(first.config)} setting"
+    title = f"{first.task.TITLE}{setting}, by {words}"
+    if shown == "kv":
+        title += f", length {first.config.task.seq_len}"
+    if changes:
+        title += f" ({changes})"
+    return Table(title, rows, raw, "; ".join(notes) + ".")
+
+
+def initial_memory(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers heads"]]]) -> Table:
+    """Whether the seeds that converged are those that remembered further back at the start.
+
+    memory: runs, variants and their `decays.initial_memory`. Of each layer, and of all, the head that remembers longest counts.
+    """
+    changes = changed_settings([run for run, *_ in memory])
+    rows, raw = [], []
+    for (run, variant, tokens), changed in zip(memory, changes, strict=True):
+        outcome = run.outcomes[variant]
+        converged = np.array(outcome.best_accuracy, float) >= CONVERGED_ACCURACY
+        name = {"task": run.task.describe(), "changed": changed or "nothing", "variant": variant}
+        row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
+        number = name | {"run": run.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
+        longest = {f"layer {i}": of_layer for i, of_layer in enumerate(tokens.max(2).T)} | {"all": tokens.max((1, 2))}
+        for place, of_seeds in longest.items():
+            chance, p = longer_among(of_seeds, converged)
+            row[place] = f"{chance:.2f} (p = {p:.1g})" if np.isfinite(chance) else "–"
+            number |= {f"{place}: probability": chance, f"{place}: p": p}
+        rows.append(row)
+        raw.append(number)
+    note = (
+        "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: "
+        "the outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. "
+        "Memory: tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, "
+        "or of all."
+    )
+    return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
