@@ -24,8 +24,8 @@ types = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 
 
 def check(function):
-    """Functions alone, and no dataclass's fields: JAX builds states of whatever a pytree may hold (shapes, shardings, None), and
-    Flax annotates a field of its modules in a way that cannot be checked."""
+    """Functions alone, and no dataclass's fields: JAX builds states of whatever a pytree may hold (shapes, shardings, None),
+    and Flax annotates a field of its modules in a way that cannot be checked."""
     return function if function.__name__ == "__init__" else types(function)
 
 
