@@ -140,7 +140,7 @@ class SeedTrainer:
         ]
         return self.task == other.task and sizes[0] == sizes[1]
 
-    def _batch(self, state: SeedState, data: dict[str, Batch]) -> Batch:
+    def _batch(self, state: SeedState, data: dict[str, tuple[Array, Array]]) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:
             return self.task.sample(key, self.settings.batch_size)
