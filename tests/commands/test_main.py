@@ -19,7 +19,7 @@ def test_every_command_has_a_line_of_help(capsys):
     assert set(find_commands()) >= {"analyze", "benchmark", "generate", "train"}
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0 and all(module.HELP in out for module in find_commands().values())
 
 

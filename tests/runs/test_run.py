@@ -324,7 +324,7 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
             ["--config=configs/mqar.py:smok"],
             "run.py: no preset 'smok': there are smoke, released, robust, d_h, kv=N, seq=N",
         ),
-        (["--config=configs/task.py:nothing"], "run.py: task.name: no task 'nothing'"),
+        (["--config=configs/task.py:nothing"], "task.name: no task 'nothing'"),
         (
             ["--config=configs/mqar.py", "--config.train.num_sedes=3"],
             """no setting 'num_sedes' Did you mean "num_seeds\"""",
@@ -332,7 +332,10 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
         (["--config=configs/mqar.py", "--config.nosuch.field=1"], "no setting nosuch"),
         (["--config=configs/mqar.py", "--config.task.name=.."], "task.name: no task '..'"),
         (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam must be one of fixed, linear"),
-        (["--config=configs/mqar.py", "--config.model.lam=rope"], "model.lam=rope has no effect"),
+        (
+            ["--config=configs/mqar.py", "--config.variants=linear", "--config.model.lam=rope"],
+            "model.lam=rope has no effect",
+        ),
         (
             ["--config=configs/mqar.py", "--config.model.key_dim=8", "--config.model.implementation=pallas"],
             "model.implementation=pallas: K, the key dim, is 8: the Pallas kernels take 16 to 256",
