@@ -23,7 +23,7 @@ def get_config(argument=None):
     try:
         config = default_config(task=name)
     except ValueError as error:
-        raise ConfigError(f"task {name}: {error}") from error
+        raise ConfigError(str(error)) from error
     return apply_presets(config, presets, PRESETS)
 
 

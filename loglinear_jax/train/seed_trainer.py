@@ -48,7 +48,7 @@ class SeedState:
     loss_sum: Float[Array, ""]
 
     @property
-    def active(self) -> Bool[Array, ""]:
+    def active(self) -> Bool[Array, "*seeds"]:
         return ~self.stopped & (self.diverged_step < 0)
 
 
@@ -125,7 +125,7 @@ class SeedTrainer:
             loss_sum=jnp.zeros((), jnp.float32),
         )
 
-    def data(self, seed: Int[Array, ""]) -> dict[str, Batch]:
+    def data(self, seed: Int[Array, ""]) -> dict[str, tuple[Array, Array]]:
         """The seed's own sequences: "validation", and "train" if the training set is fixed."""
         data = {"validation": self.task.sample(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)}
         if not self.settings.stream:
@@ -181,7 +181,7 @@ class SeedTrainer:
             result = jax.tree.map(lambda x: x / parts, sums)
         return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
 
-    def train_steps(self, state: SeedState, data: dict[str, Batch], num_steps: int) -> SeedState:
+    def train_steps(self, state: SeedState, data: dict[str, tuple[Array, Array]], num_steps: int) -> SeedState:
         """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws."""
 
         def body(state, batch):

@@ -146,7 +146,7 @@ def test_a_task_of_ones_own_may_leave_out_its_check(monkeypatch):
     monkeypatch.setitem(sys.modules, "delays", module)
     assert build(get_config("task", "delays"), "linear").task.delays == (1, 2)
     module.TASK = Listed
-    with pytest.raises(ConfigError, match="task delays: Listed: its field delays has no default value"):
+    with pytest.raises(ConfigError, match="Listed: its field delays has no default value"):
         get_config("task", "delays")
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,7 +124,7 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     experiment = build(run.config, "mlp_softplus")
     trainer = SeedTrainer(run.model, run.task, experiment.train)
     for index, seed in enumerate(run.seeds):
-        validation = trainer.data(np.int32(seed))["validation"]
+        validation = trainer.data(jnp.int32(seed))["validation"]
         _, best = trainer.evaluate(run.params(seed, "best"), validation)
         _, last = trainer.evaluate(run.params(seed, "last"), validation)
         assert best == pytest.approx(run.metrics["val_accuracy"][:, index].max(), abs=1e-6)
