@@ -80,13 +80,12 @@ def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, c
         def finish(self):
             part = self.context.report.part("Names")
             part.items.append(html.Item("Of runs", html=", ".join(run.name for run in self.context.runs)))
-            with self.context.attempt("all runs", "names"):
-                raise KeyError("a bug")
+            raise KeyError("a bug")
 
     monkeypatch.setitem(SECTIONS, "names", Names)
     path, problems = make_report([workdir], tmp_path, Choices(sections=("names",)))
     assert "tiny" in path.read_text()
-    assert problems == ["all runs: names: KeyError: 'a bug'"] and "Traceback" in caplog.text
+    assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
 
 
 def test_several_runs_and_broken_ones(workdir, tmp_path):
@@ -135,7 +134,9 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
 
 
 def test_choices_that_a_run_does_not_have(workdir, tmp_path):
-    _, problems = make_report([workdir], tmp_path, Choices(sections=("lam", "rows"), seeds=[7], sequences=2))
+    _, problems = make_report(
+        [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
+    )
     assert problems and all("seeds=[7]: this run has 0 to 1" in problem for problem in problems)
     _, problems = make_report([workdir], tmp_path, Choices(sections=("lam",), head=5, sequences=2))
     assert len(problems) == 1 and "head=5: expected -2 to 1" in problems[0]

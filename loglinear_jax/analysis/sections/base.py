@@ -30,7 +30,7 @@ FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 
 
 class Section:
-    """A section of the report. A subclass overrides what it is made from; what goes wrong in an `attempt` is left out.
+    """A section of the report. A subclass overrides the methods that it needs; a call that raises is left out, and named.
 
     READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
     """
@@ -98,12 +98,15 @@ class Context:
 
     def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
-        if self.choices.seeds is None:
-            return trained.seeds[:FEW_SEEDS]
-        chosen = [seed for seed in self.choices.seeds if seed in trained.seeds]
+        chosen = self._chosen_seeds(trained)
         if not chosen:
             raise ValueError(f"seeds={self.choices.seeds}: this run has {trained.seeds[0]} to {trained.seeds[-1]}")
         return chosen
+
+    def _chosen_seeds(self, trained: TrainedVariant) -> list[int]:
+        if self.choices.seeds is None:
+            return trained.seeds[:FEW_SEEDS]
+        return [seed for seed in self.choices.seeds if seed in trained.seeds]
 
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds for what is averaged over seeds."""
@@ -138,7 +141,7 @@ class Context:
         if key in self._kept:
             return self._kept[key]
         values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
-        if seed in self.drawn_seeds(trained):
+        if seed in self._chosen_seeds(trained):
             self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
         return values
 
