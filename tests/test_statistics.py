@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
 
-from loglinear_jax.statistics import wilson_interval
+from loglinear_jax.statistics import growth_exponent, longer_among, mcnemar, mean_difference, wilson_interval
 
 
 @pytest.mark.parametrize("successes", [0, 3, 10])
@@ -13,3 +16,41 @@ def test_wilson_interval(successes):
     centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     np.testing.assert_allclose(wilson_interval(successes, n), (centre - half, centre + half), atol=1e-6)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_mcnemar_is_a_fair_coin_on_the_discordant_pairs(pairs):
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    only_a, only_b, p = mcnemar(a, b)
+    assert only_a == sum(x and not y for x, y in pairs) and only_b == sum(y and not x for x, y in pairs)
+    n, k = only_a + only_b, min(only_a, only_b)
+    assert p == pytest.approx(min(1.0, 2 * binom.cdf(k, n, 0.5)))
+
+
+def test_mean_difference_has_the_interval_of_the_mean():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1.0, 2.0, 400), rng.normal(0.0, 2.0, 400)
+    mean, low, high = mean_difference(a, b)
+    half = 1.96 * np.std(a - b, ddof=1) / 20
+    assert mean == pytest.approx((a - b).mean())
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.05)
+    assert mean_difference(a, b) == (mean, low, high)  # the same each time
+    assert np.isnan(mean_difference(a[:9], b[:9])[1])  # too few
+    assert mean_difference([2.0] * 10, [1.0] * 10) == (1.0, 1.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=2, max_size=30))
+def test_longer_among_counts_pairs(seeds):
+    memory, converged = (np.array(x) for x in zip(*seeds, strict=True))
+    chance, p = longer_among(memory.astype(float), converged)
+    pairs = [np.sign(a - b) for a in memory[converged] for b in memory[~converged]]
+    if not pairs:
+        assert np.isnan(chance) and np.isnan(p)
+    else:
+        assert chance == pytest.approx(0.5 + np.mean(pairs) / 2) and 0 <= p <= 1
+
+
+@given(st.floats(0.1, 3), st.floats(0.01, 100))
+def test_growth_exponents(power, factor):
+    lengths = 2.0 ** np.arange(4, 9)
+    assert growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)

@@ -29,7 +29,7 @@ class AttentionRow:
 
 
 def attention_row(
-    run: TrainedVariant,
+    trained: TrainedVariant,
     seed: int,
     tokens: Int[np.ndarray, " T"],
     *,
@@ -42,11 +42,11 @@ def attention_row(
 
     Raises ValueError for softmax attention, and for a layer, head or position that is not there.
     """
-    settings = run.model.settings
+    settings = trained.model.settings
     check_index("layer", layer, settings.layers)
     check_index("head", head, settings.heads)
     check_index("position", position, len(tokens))
-    return row_of_values(mixer_values(run, seed, np.asarray(tokens)[None], which)[layer], settings, head, position)
+    return row_of_values(mixer_values(trained, seed, np.asarray(tokens)[None], which)[layer], settings, head, position)
 
 
 def row_of_values(

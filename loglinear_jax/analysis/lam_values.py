@@ -17,10 +17,10 @@ from loglinear_jax.runs.loading import TrainedVariant
 
 
 def sample_tokens(
-    run: TrainedVariant, num: int, seq_len: int | None = None
+    trained: TrainedVariant, num: int, seq_len: int | None = None
 ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
     """(tokens, targets) of the run's task to look at: see `TrainedVariant.inspection_sequences`."""
-    return run.inspection_sequences(num, seq_len)
+    return trained.inspection_sequences(num, seq_len)
 
 
 @functools.cache
@@ -33,20 +33,22 @@ def _sown(model: nn.Module):
 
 
 def mixer_values(
-    run: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> list[dict[str, np.ndarray]]:
     """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
 
     Raises ValueError for a mixer with neither λ nor decays, such as softmax attention.
     """
-    settings = run.model.settings
+    settings = trained.model.settings
     if not settings.has_decays:
-        raise ValueError(f"{run.variant} of {run.workdir} has no λ and no decays: its mixer is {settings.mixer}")
+        raise ValueError(
+            f"{trained.variant} of {trained.workdir} has no λ and no decays: its mixer is {settings.mixer}"
+        )
     if tokens.shape[1] > settings.max_length and settings.has_lam:
         raise ValueError(
-            f"tokens has shape {tokens.shape}: λ of {run.variant} has levels for {settings.max_length} tokens"
+            f"tokens has shape {tokens.shape}: λ of {trained.variant} has levels for {settings.max_length} tokens"
         )
-    tree = jax.device_get(_sown(run.model)(run.params(seed, which), jnp.asarray(tokens)))
+    tree = jax.device_get(_sown(trained.model)(trained.params(seed, which), jnp.asarray(tokens)))
 
     def find(node):
         return node if "queries" in node else next(find(child) for child in node.values() if isinstance(child, dict))
@@ -56,34 +58,36 @@ def mixer_values(
 
 
 def lam_values(
-    run: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
     """λ at each of these tokens. Raises ValueError for a model without λ, or more tokens than it has levels for."""
-    if not run.model.settings.has_lam:
-        raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {run.model.settings.mixer}")
-    return np.stack([layer["lam_value"] for layer in mixer_values(run, seed, tokens, which)])
+    if not trained.model.settings.has_lam:
+        raise ValueError(
+            f"{trained.variant} of {trained.workdir} has no λ: its mixer is {trained.model.settings.mixer}"
+        )
+    return np.stack([layer["lam_value"] for layer in mixer_values(trained, seed, tokens, which)])
 
 
 def static_lam(
-    run: TrainedVariant, seed: int, which: Literal["best", "last"] = "best"
+    trained: TrainedVariant, seed: int, which: Literal["best", "last"] = "best"
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
     """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
     paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence
     reached."""
-    settings = run.model.settings
+    settings = trained.model.settings
     if not settings.has_lam:
-        raise ValueError(f"{run.variant} of {run.workdir} has no λ: its mixer is {settings.mixer}")
-    trained = np.arange(num_levels(settings.max_length)) < num_levels(run.task.seq_len)
-    params = run.params(seed, which)["params"]
+        raise ValueError(f"{trained.variant} of {trained.workdir} has no λ: its mixer is {settings.mixer}")
+    reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.seq_len)
+    params = trained.params(seed, which)["params"]
     mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
     if settings.lam == "linear":
-        return np.where(trained, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
+        return np.where(reached, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
     zeros = np.zeros((settings.heads, num_levels(settings.max_length)), np.float32)
     module = make_lam(**settings.lam_settings | {"implementation": "xla"})
     at_zero = _at_zero(module)
     values = [at_zero(mixer.get("lam", {}), zeros) * np.exp(mixer.get("lam_log_scale", 0.0)) for mixer in mixers]
     what = "λ where its input is 0" if getattr(module, "needs_input", True) else "λ itself"
-    return np.where(trained, np.stack(values), np.nan), what
+    return np.where(reached, np.stack(values), np.nan), what
 
 
 @functools.cache

@@ -18,17 +18,17 @@ from loglinear_jax.train import scored_sums
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 
 
-def lengths_to_test(run: TrainedVariant, longest: int | None = None) -> list[int]:
+def lengths_to_test(trained: TrainedVariant, longest: int | None = None) -> list[int]:
     """The trained length and its doubles, as far as λ has levels (model.max_length), or to `longest` without λ."""
-    limit = run.model.settings.max_length if run.model.settings.has_lam else longest
-    lengths = [run.task.seq_len]
+    limit = trained.model.settings.max_length if trained.model.settings.has_lam else longest
+    lengths = [trained.task.seq_len]
     while limit is not None and 2 * lengths[-1] <= limit:
         lengths.append(2 * lengths[-1])
     return lengths
 
 
 def scores_by_length(
-    run: TrainedVariant,
+    trained: TrainedVariant,
     seed: int,
     lengths: Sequence[int],
     num: int = 256,
@@ -39,16 +39,16 @@ def scores_by_length(
 
     Raises ValueError for a length for which λ has no levels: train with a larger model.max_length.
     """
-    settings = run.model.settings
+    settings = trained.model.settings
     if settings.has_lam and max(lengths) > settings.max_length:
         raise ValueError(
-            f"lengths={list(lengths)}: λ of {run.variant} has levels for {settings.max_length} tokens; train with a "
+            f"lengths={list(lengths)}: λ of {trained.variant} has levels for {settings.max_length} tokens; train with a "
             "larger model.max_length"
         )
-    params, score = run.params(seed, which), _scores(run.model)
+    params, score = trained.params(seed, which), _scores(trained.model)
     result = np.zeros((2, len(lengths)))
     for index, length in enumerate(lengths):
-        tokens, targets = run.inspection_sequences(num, length)
+        tokens, targets = trained.inspection_sequences(num, length)
         size = max(BATCH_TOKENS // length, 1)
         sums = np.zeros(3)
         for first in range(0, len(tokens), size):

@@ -94,11 +94,14 @@ def _go_through(context: Context, sections: list[Section]) -> None:
                 trained = load_run(run.workdir, variant)
             if trained is not None:
                 for section in reading:
-                    section.add_variant(run, trained)
+                    with context.attempt(run.workdir, f"{variant}: {type(section).__name__}"):
+                        section.add_variant(run, trained)
         for section in reading:
-            section.finish_run(run)
+            with context.attempt(run.workdir, type(section).__name__):
+                section.finish_run(run)
     for section in sections:
-        section.finish()
+        with context.attempt("all runs", type(section).__name__):
+            section.finish()
 
 
 def _title(runs: Sequence[Run]) -> str:

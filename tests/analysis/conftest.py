@@ -1,12 +1,16 @@
 """Runs to analyse: one trained for a few steps by the project itself, and models as they start."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis import TrainedVariant
+from loglinear_jax.analysis import TrainedVariant, html
+from loglinear_jax.analysis.figures.style import save
+from loglinear_jax.analysis.report import Choices, make_report
 from loglinear_jax.config import build, default_config
-from loglinear_jax.runs import loop as experiment
+from loglinear_jax.runs import run
 
 
 def tiny_config(**task):
@@ -21,7 +25,7 @@ def tiny_config(**task):
 
 
 @pytest.fixture
-def make_run():
+def make_trained():
     """A TrainedVariant of a model with other than its initial values, without a workdir."""
 
     def make(variant="mlp_softplus", **model):
@@ -49,5 +53,20 @@ def workdir(tmp_path_factory):
     config = tiny_config()
     config.variants = "mlp_softplus,mixer=softmax"
     path = tmp_path_factory.mktemp("analysis") / "tiny"
-    experiment.run(config, path, ["python", "run.py"])
+    run(config, path, ["python", "run.py"])
     return path
+
+
+@pytest.fixture(scope="session")
+def report(workdir, tmp_path_factory):
+    """The default report of that run: the folder, report.html, problems, and figures by name."""
+    out, drawn = tmp_path_factory.mktemp("report"), {}
+
+    def save_and_keep(figure, stem):
+        drawn[stem.name] = figure
+        return save(figure, stem)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "save", save_and_keep)
+        path, problems = make_report([workdir], out, Choices(sequences=4, evaluated=8))
+    return SimpleNamespace(out=out, html=path.read_text(), problems=problems, figures=drawn)

@@ -20,11 +20,11 @@ from loglinear_jax.lam import LAMS, rotate_by_level
 
 
 @pytest.mark.parametrize("variant", ["mlp_softplus", "linear", "mixer=linear"])
-def test_an_attention_row_is_what_the_attention_does(make_run, variant):
+def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
     """With the unit vectors as values, the attention's output is its matrix."""
-    run = make_run(variant, key_groups=1)
-    tokens, _ = sample_tokens(run, 3)
-    layer = mixer_values(run, 1, tokens)[1]
+    trained = make_trained(variant, key_groups=1)
+    tokens, _ = sample_tokens(trained, 3)
+    layer = mixer_values(trained, 1, tokens)[1]
     length = tokens.shape[1]
     identity = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], (3, length, 2, length))
     lam = layer.get("lam_value", np.ones((3, length, 2, 6), np.float32))
@@ -32,46 +32,46 @@ def test_an_attention_row_is_what_the_attention_does(make_run, variant):
         layer["queries"], layer["keys"], identity, layer["log_decay"], lam, implementation="recurrent"
     )
     for position in (0, 5, 15):
-        row = attention_row(run, 1, tokens[2], layer=1, head=1, position=position)
+        row = attention_row(trained, 1, tokens[2], layer=1, head=1, position=position)
         np.testing.assert_allclose(row.weight, matrix[2, position, 1, : position + 1], rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(row.level, fenwick_level(position, np.arange(position + 1)))
-    last = attention_row(run, 1, tokens[2], layer=-1, head=-1, position=-1)
+    last = attention_row(trained, 1, tokens[2], layer=-1, head=-1, position=-1)
     np.testing.assert_array_equal(last.weight, row.weight)
 
 
-def test_what_is_not_there_is_named(make_run):
-    run = make_run()
-    tokens, _ = sample_tokens(run, 1)
+def test_what_is_not_there_is_named(make_trained):
+    trained = make_trained()
+    tokens, _ = sample_tokens(trained, 1)
     with pytest.raises(ValueError, match="head=2: expected -2 to 1"):
-        attention_row(run, 0, tokens[0], layer=0, head=2, position=0)
+        attention_row(trained, 0, tokens[0], layer=0, head=2, position=0)
     with pytest.raises(ValueError, match="has no λ and no decays: its mixer is softmax"):
-        attention_row(make_run("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
+        attention_row(make_trained("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
     with pytest.raises(ValueError, match="has no λ: its mixer is linear"):
-        lam_values(make_run("mixer=linear"), 0, tokens)
+        lam_values(make_trained("mixer=linear"), 0, tokens)
     with pytest.raises(ValueError, match="has levels for 32 tokens"):
-        lam_values(run, 0, np.zeros((1, 33), np.int32))
+        lam_values(trained, 0, np.zeros((1, 33), np.int32))
     with pytest.raises(ValueError, match=r"lengths=\[64\]: λ of mlp_softplus has levels for 32 tokens"):
-        scores_by_length(run, 0, [64])
+        scores_by_length(trained, 0, [64])
 
 
 @pytest.mark.parametrize("lam", LAMS)
-def test_static_lam_is_what_no_token_changes(make_run, lam):
-    run = make_run(lam)
-    tokens, _ = sample_tokens(run, 2)
-    values, what = static_lam(run, 0)
+def test_static_lam_is_what_no_token_changes(make_trained, lam):
+    trained = make_trained(lam)
+    tokens, _ = sample_tokens(trained, 2)
+    values, what = static_lam(trained, 0)
     assert values.shape == (2, 2, 6)
     if lam == "fixed":
-        lam = lam_values(run, 0, tokens)[..., :5]
+        lam = lam_values(trained, 0, tokens)[..., :5]
         np.testing.assert_allclose(lam, np.broadcast_to(values[:, None, None, :, :5], lam.shape), rtol=1e-6)
         assert np.isnan(values[..., 5]).all()  # sequences of 16 never reach the sixth level
     elif lam == "linear":
         assert "Λ" in what
         np.testing.assert_array_equal(
-            values[1, :, :5], run.params(0)["params"]["layer_1"]["mixer"]["lam"]["scale"][:, :5]
+            values[1, :, :5], trained.params(0)["params"]["layer_1"]["mixer"]["lam"]["scale"][:, :5]
         )
     else:
         assert "input is 0" in what
-        weights = run.params(0)["params"]["layer_1"]["mixer"]["lam"]
+        weights = trained.params(0)["params"]["layer_1"]["mixer"]["lam"]
         if lam == "rope":
             a = weights["base"] @ rotate_by_level(weights["w0"], 6) + weights["b0"]
             expected = jax.nn.softplus(a * weights["b1"])
@@ -101,22 +101,22 @@ def test_input_dependence_against_sums_by_hand():
     np.testing.assert_allclose(found["entropy"][0], bits.mean((0, 1)))
 
 
-def test_a_fixed_lam_varies_with_nothing(make_run):
-    run = make_run("fixed")
-    tokens, _ = sample_tokens(run, 4)
-    found = input_dependence(lam_values(run, 0, tokens), run.task.roles(tokens), len(run.task.ROLES))
+def test_a_fixed_lam_varies_with_nothing(make_trained):
+    trained = make_trained("fixed")
+    tokens, _ = sample_tokens(trained, 4)
+    found = input_dependence(lam_values(trained, 0, tokens), trained.task.roles(tokens), len(trained.task.ROLES))
     reached = np.s_[..., :5]  # 16 tokens never reach the sixth level
     np.testing.assert_allclose(found["std"][reached], 0, atol=1e-6)
     assert np.isnan(found["mean"][..., 5]).all() and np.isnan(found["role_share"]).all()
 
 
-def test_scores_are_those_of_the_model(make_run):
-    run = make_run("linear")
-    scores = scores_by_length(run, 1, [16, 32], num=20)
+def test_scores_are_those_of_the_model(make_trained):
+    trained = make_trained("linear")
+    scores = scores_by_length(trained, 1, [16, 32], num=20)
     for index, length in enumerate((16, 32)):
-        tokens, targets = sample_tokens(run, 20, length)
+        tokens, targets = sample_tokens(trained, 20, length)
         assert tokens.shape == (20, length)
-        logits = jax.jit(run.model.apply)(run.params(1), jnp.asarray(tokens))
+        logits = jax.jit(trained.model.apply)(trained.params(1), jnp.asarray(tokens))
         scored = targets >= 0
         right = (np.argmax(logits, -1) == targets)[scored]
         np.testing.assert_allclose(scores["accuracy"][index], right.mean())

@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from loglinear_jax.analysis import load_run, read_run
-from loglinear_jax.analysis.sections import Choices, make_report
+from loglinear_jax.analysis import html, load_run, read_run
+from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Section
 from loglinear_jax.config import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "results"
-FROM_RUNS = ("tables", "curves", "decays", "lam", "dependence", "rows", "lengths")
-
-
-@pytest.fixture(scope="session")
-def report(workdir, tmp_path_factory):
-    out = tmp_path_factory.mktemp("report")
-    path, problems = make_report([workdir], out, Choices(sections=FROM_RUNS, sequences=4, evaluated=8))
-    return out, path.read_text(), problems
 
 
 @pytest.mark.parametrize("names", [["wikitext2-hidden512"], ["copy-seq1024", "wikitext2-hidden256"]], ids=" ".join)
@@ -35,35 +28,64 @@ def test_tables_of_kept_results_alone(names, tmp_path):
 
 
 def test_everything_is_drawn_and_shown(report):
-    out, html, problems = report
-    assert problems == []
+    assert report.problems == []
     for stem in (
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
     ):  # fmt: skip
-        assert (out / stem).stat().st_size > 0, stem
-        assert stem.replace(".svg", ".png") in html or stem in html
-    assert html.count("data:image/png;base64,") == len(list(out.glob("*.png")))
-    linked = re.findall(r'(?:src|href)="([^"]*)"', html)
+        assert (report.out / stem).stat().st_size > 0, stem
+        assert stem.replace(".svg", ".png") in report.html or stem in report.html
+    pictures = [
+        int(width) for width in re.findall(r'<img src="data:image/png;base64,[^"]*" width="(\d+)"', report.html)
+    ]
+    assert len(pictures) == len(list(report.out.glob("*.png"))) and max(pictures) <= 900
+    linked = re.findall(r'(?:src|href)="([^"]*)"', report.html)
     assert linked and all(link.startswith(("data:image/png", "#")) for link in linked)  # it opens without a network
-    for shown in ("Left out", "python run.py"):
-        assert (shown in html) == (shown != "Left out")
+    assert "Left out" not in report.html and "python run.py" in report.html
+
+
+def test_headings_say_lam(report):
+    """λ is what the model multiplies by; Λ is a parameter of one λ."""
+    headings = re.findall(r"<(?:h\d|summary|a|title|b)\b[^>]*>([^<]*)<", report.html)
+    assert any("λ over the tokens" in heading for heading in headings)
+    assert not [heading for heading in headings if "Λ" in heading]
+    assert "text-transform" not in report.html and "small-caps" not in report.html
+
+
+def test_timings_are_asked_for_by_name():
+    assert set(SECTIONS) - set(DEFAULT_SECTIONS) == {"complexity"}
 
 
 def test_evaluations_are_reused(report, workdir, monkeypatch):
-    out, *_ = report
-    before = sorted(out.glob("cache/*.npz"))
+    before = sorted(report.out.glob("cache/*.npz"))
     assert len(before) == 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds
 
     def never(*args, **kwargs):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("loglinear_jax.analysis.sections.scores_by_length", never)
-    monkeypatch.setattr("loglinear_jax.analysis.sections.input_dependence", never)
-    make_report([workdir], out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8))
-    assert sorted(out.glob("cache/*.npz")) == before
+    monkeypatch.setattr("loglinear_jax.analysis.sections.lengths.scores_by_length", never)
+    monkeypatch.setattr("loglinear_jax.analysis.sections.dependence.input_dependence", never)
+    _, problems = make_report(
+        [workdir], report.out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8)
+    )
+    assert problems == [] and sorted(report.out.glob("cache/*.npz")) == before
+
+
+def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, caplog):
+    """It is one class and one entry. A bug is named in the report, and keeps its traceback."""
+
+    class Names(Section):
+        def finish(self):
+            part = self.context.report.part("Names")
+            part.items.append(html.Item("Of runs", html=", ".join(run.name for run in self.context.runs)))
+            raise KeyError("a bug")
+
+    monkeypatch.setitem(SECTIONS, "names", Names)
+    path, problems = make_report([workdir], tmp_path, Choices(sections=("names",)))
+    assert "tiny" in path.read_text()
+    assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
 
 
 def test_several_runs_and_broken_ones(workdir, tmp_path):
@@ -112,7 +134,9 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
 
 
 def test_choices_that_a_run_does_not_have(workdir, tmp_path):
-    _, problems = make_report([workdir], tmp_path, Choices(sections=("lam", "rows"), seeds=[7], sequences=2))
+    _, problems = make_report(
+        [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
+    )
     assert problems and all("seeds=[7]: this run has 0 to 1" in problem for problem in problems)
     _, problems = make_report([workdir], tmp_path, Choices(sections=("lam",), head=5, sequences=2))
     assert len(problems) == 1 and "head=5: expected -2 to 1" in problems[0]

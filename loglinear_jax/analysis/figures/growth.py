@@ -30,7 +30,7 @@ def draw_scores_by_length(
     by_variant: (lengths [N], shown values of the score [S, N] of the seeds). trained: the length of the training sequences.
     subject: what they were trained on.
     """
-    figure, ((axis,),) = new_figure(7.6, 4.6)
+    figure, ((axis,),) = new_figure(7.6, 4.2)
     for variant, color in colors_of(by_variant).items():
         lengths, values = by_variant[variant]
         axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
@@ -66,7 +66,7 @@ def _best_at_the_longest(by_variant: Mapping[str, tuple[Sequence[int], np.ndarra
 def draw_complexity(measured: Mapping[str, Mapping[str, Sequence[float]]], message: str) -> Figure:
     """Training time and decoding memory against T, log-log. measured: variant -> "length", "ms", "bytes". message: the
     figure's title."""
-    figure, (axes,) = new_figure(9.3, 4.4, 1, 2)
+    figure, (axes,) = new_figure(9.3, 4.0, 1, 2)
     panels = (("ms", "training step (ms)", 1), ("bytes", "decoding memory of a sequence (KiB)", 1024))
     for axis, (name, label, unit) in zip(axes, panels, strict=True):
         for (variant, color), marker in zip(colors_of(measured).items(), "osD^vP" * 9, strict=False):

@@ -133,7 +133,7 @@ def draw_dependence(
     ]
     if not any(np.isfinite(d["role_share"]).any() for seeds in by_variant.values() for d in seeds.values()):
         del panels[1]
-    figure, (axes,) = new_figure(2.0 + 3.7 * len(panels), 4.4, 1, len(panels))
+    figure, (axes,) = new_figure(2.0 + 3.7 * len(panels), 4.0, 1, len(panels))
     for axis, (value, label) in zip(axes, panels, strict=True):
         for variant, color in colors_of(by_variant).items():
             seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant].values()])

@@ -90,7 +90,7 @@ def draw_convergence(run: Run) -> Figure | None:
     """
     if not run.outcomes or not run.task.score.thresholds:
         return None
-    figure, ((axis,),) = new_figure(7.6, 4.4)
+    figure, ((axis,),) = new_figure(7.6, 4.0)
     last = max(outcome.last_step for outcome in run.outcomes.values())
     for variant, color in colors_of(run.outcomes).items():
         steps = run.outcomes[variant].solved_step
@@ -136,7 +136,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     columns = min(len(shares), 2)
     rows = -(-len(shares) // columns)
     figure, axes = new_figure(
-        3.2 + 3.1 * columns, 1.4 + (0.65 * top[-1] + 0.7) * rows, rows, columns, sharex=True, sharey=True
+        3.2 + 3.1 * columns, 0.7 + (0.65 * top[-1] + 0.7) * rows, rows, columns, sharex=True, sharey=True
     )
     hide(axes.flat[len(shares) :])
     handles: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def draw_initial_memory(
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     width = (5.6, 7.4, FULL_WIDTH)[columns - 1]
-    figure, axes = new_figure(width, 1.4 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
+    figure, axes = new_figure(width, 0.9 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
     hide(axes.flat[len(panels) :])
     variants = list(dict.fromkeys(variant for *_, drawn in panels for variant in drawn))
     colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
@@ -197,7 +197,7 @@ def draw_initial_memory(
             how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
             (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * accuracy, markers[variant], **how)
         axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
-        axis.set_title(wrap(name, width / columns - 0.3, 9), fontsize=9)
+        axis.set_title(wrap(name, width / columns - 0.9, 9), fontsize=9)
         axis.set_xlabel(wrap(what, width / columns - 0.5, 10))
         axis.xaxis.set_tick_params(labelbottom=True)
         open_frame(axis)

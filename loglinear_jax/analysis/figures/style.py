@@ -65,12 +65,14 @@ def title(figure: Figure, text: str, size: float = 11) -> None:
 
 
 def legend_below(figure: Figure, handles: Mapping[str, Any], size: float = 9) -> None:
-    """Under the whole figure, in as many columns as fit; handles: by label."""
+    """Under the whole figure, which grows by it, in as many columns as fit; handles: by label."""
     width = figure.get_figwidth() - 0.4
     labels = [wrap(label, width - 0.6, size) for label in handles]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
     column = (longest * CHARACTER + 4.5) * size / 72
     columns = max(1, min(len(labels), int(width / column)))
+    lines = -(-len(labels) // columns) + sum(label.count("\n") for label in labels)
+    figure.set_figheight(figure.get_figheight() + (1.35 * lines + 1) * size / 72)
     figure.legend(
         list(handles.values()), labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=size
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-import loglinear_jax
 from loglinear_jax.analysis.attention_rows import check_index
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.html import Report, slug
@@ -30,7 +30,7 @@ FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 
 
 class Section:
-    """A section of the report. A subclass overrides what it is made from; what goes wrong in an `attempt` is left out.
+    """A section of the report. A subclass overrides the methods that it needs; a call that raises is left out, and named.
 
     READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
     """
@@ -63,6 +63,7 @@ class Context:
 
     def __post_init__(self):
         self._names = _distinct_names(self.runs)
+        self._modules = {type(run.task).__module__ for run in self.runs}
         self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
 
     @contextlib.contextmanager
@@ -73,10 +74,19 @@ class Context:
             yield
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            if not _is_known(error):
+            if not self._is_known(error):
                 log.exception("%s: %s", where, what)
                 text = f"{type(error).__name__}: {text}"
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
+
+    def _is_known(self, error: Exception) -> bool:
+        """Whether an error says what is wrong with a run or a choice: the file system's, or a ValueError that this project or
+        a run's task raised."""
+        if isinstance(error, (OSError, NoReadableCheckpoint)):
+            return True
+        raised_in = list(traceback.walk_tb(error.__traceback__))[-1][0].f_globals.get("__name__", "")
+        ours = raised_in in self._modules or raised_in.startswith(("loglinear_jax.", "pallas_kernels."))
+        return isinstance(error, ValueError) and ours
 
     def stem(self, run: Run, what: str) -> str:
         """The name of a run's file."""
@@ -88,12 +98,15 @@ class Context:
 
     def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
-        if self.choices.seeds is None:
-            return trained.seeds[:FEW_SEEDS]
-        chosen = [seed for seed in self.choices.seeds if seed in trained.seeds]
+        chosen = self._chosen_seeds(trained)
         if not chosen:
             raise ValueError(f"seeds={self.choices.seeds}: this run has {trained.seeds[0]} to {trained.seeds[-1]}")
         return chosen
+
+    def _chosen_seeds(self, trained: TrainedVariant) -> list[int]:
+        if self.choices.seeds is None:
+            return trained.seeds[:FEW_SEEDS]
+        return [seed for seed in self.choices.seeds if seed in trained.seeds]
 
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds for what is averaged over seeds."""
@@ -128,7 +141,7 @@ class Context:
         if key in self._kept:
             return self._kept[key]
         values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
-        if seed in self.drawn_seeds(trained):
+        if seed in self._chosen_seeds(trained):
             self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
         return values
 
@@ -148,18 +161,6 @@ class Context:
                 found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
                 bar.update()
         return found
-
-
-def _is_known(error: Exception) -> bool:
-    """Whether an error is one that says what is wrong with a run or a choice: ours, or the file system's."""
-    if isinstance(error, (OSError, NoReadableCheckpoint)):
-        return True
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return isinstance(error, ValueError) and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        f"{loglinear_jax.__name__}."
-    )
 
 
 def _distinct_names(runs: list[Run]) -> dict[Path, str]:

@@ -38,7 +38,9 @@ def outcomes(run: Run) -> Table:
             }
         )
     metric = "highest accuracy" if run.task.score.higher_is_better else "lowest loss"
-    note = f"Of each seed its {metric} over the evaluations counts, in validation. Intervals: Wilson, 95 %."
+    note = f"Of each seed its {metric} over the evaluations counts, in validation."
+    if run.task.score.thresholds:
+        note += " Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
     return Table(f"{describe_run(run)}: outcomes", rows, raw, note)

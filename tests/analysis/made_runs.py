@@ -1,0 +1,24 @@
+"""Finished runs that nobody trained."""
+
+from loglinear_jax.config import default_config
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.tasks import load_task
+
+
+def made_run(folder, pairs=4, accuracies=None, solved=None, **train):
+    """A finished run of MQAR in the setting text, by default with three seeds; nothing of it is on disk."""
+    config = default_config(task="mqar")
+    config.task.num_pairs = pairs
+    config.train.update(train)
+    accuracies = accuracies or {"linear": [0.99, 0.5, 0.3], "mlp_softplus": [0.99, 0.95, 0.2]}
+    config.variants = ",".join(accuracies)
+    variants = {}
+    for name, best in accuracies.items():
+        variants[name] = VariantOutcome(
+            metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
+            params=10, lam_params=1, seconds=1.0, last_step=2, diverged_step=[None] * len(best),
+            solved_step=(solved or {}).get(name, [None] * len(best)),
+        )  # fmt: skip
+    task = load_task(**config.task.to_dict())
+    return Run(folder / f"kv{pairs}", config, task, RunSummary(variants))

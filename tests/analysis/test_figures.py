@@ -1,0 +1,189 @@
+"""Figures fit their column: nothing is clipped, and no tick labels overlap."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from loglinear_jax.analysis import figures
+from loglinear_jax.analysis.attention_rows import AttentionRow
+from loglinear_jax.analysis.figures import Panel
+from loglinear_jax.analysis.figures.style import FULL_WIDTH, save
+from loglinear_jax.config import language_config
+from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
+from tests.analysis.made_runs import made_run
+
+LONG = "lam=mlp_softplus+lam_hidden=32+train.learning_rate=0.003+norm=pre"
+VARIANTS = ("fixed", "linear", "mlp_softmax", "mlp_softplus", "mixer=linear", "mixer=softmax", LONG)
+
+
+def misfits(figure):
+    """What is wider than the report's column, lies outside of its figure, or overlaps, in words."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    found = ["too wide"] if figure.get_figwidth() > FULL_WIDTH else []
+    inside = figure.bbox.padded(1)
+    shown = [*figure.legends, *figure.texts, *([figure._suptitle] if figure._suptitle else [])]
+    axes = [axis for axis in figure.axes if axis.axison]
+    for axis in axes:
+        shown += [axis.title, axis.xaxis.label, axis.yaxis.label, *axis.texts]
+    for artist in shown:
+        box = artist.get_window_extent(renderer)
+        text = getattr(artist, "get_text", lambda: "a legend")()
+        if text and not (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)):
+            found.append(f"outside: {text!r}")
+    for legend, axis in itertools.product(figure.legends, axes):
+        if legend.get_window_extent(renderer).overlaps(axis.get_tightbbox(renderer)):
+            found.append("a legend over an axis")
+    for axis in (ticked for panel in axes for ticked in (panel.xaxis, panel.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [t for t in (*axis.get_major_ticks(), *axis.get_minor_ticks()) if low <= t.get_loc() <= high]
+        labels = [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+        for a, b in itertools.combinations(labels, 2):
+            if a.get_window_extent(renderer).padded(-0.5).overlaps(b.get_window_extent(renderer).padded(-0.5)):
+                found.append(f"tick labels overlap: {a.get_text()!r} and {b.get_text()!r}")
+    return found
+
+
+class Measured(Run):
+    """A run whose curves are given, not read."""
+
+    def metrics(self, variant):
+        rng = np.random.default_rng(0)
+        steps, seeds = np.arange(0, 100_001, 2_000), self.config.train.num_seeds
+        loss = np.exp(-steps[:, None] / 2e4) * rng.uniform(3, 11, seeds) + 1
+        return {"step": steps, "train_loss": loss, "val_loss": loss, "val_accuracy": 1 / (1 + loss)}
+
+
+def learning_curves_of_accuracy(tmp_path):
+    run = made_run(tmp_path, accuracies={variant: [0.99, 0.5, 0.1] for variant in VARIANTS}, num_seeds=3)
+    return figures.draw_learning_curves(Measured(**vars(run)))
+
+
+def learning_curves_of_perplexity(tmp_path):
+    run = made_run(tmp_path, accuracies={variant: [0.99] for variant in VARIANTS[:2]}, num_seeds=1)
+    return figures.draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
+
+
+def convergence(tmp_path):
+    return figures.draw_convergence(made_run(tmp_path, accuracies={variant: [0.99, 0.5, 0.1] for variant in VARIANTS}))
+
+
+def shares(tmp_path):
+    def numbers(changed):
+        return [
+            {"changed": changed, "variant": v, "num_seeds": 64, "num_converged": 32, "num_solved": 9, "share_low": 0.4,
+             "share_high": 0.6} for v in VARIANTS
+        ]  # fmt: skip
+
+    changes = ("", "robust", "released setting, dt_max=0.01, warmup_steps=500, schedule=cosine, learning_rate=0.003")
+    return figures.draw_shares(
+        {
+            f"MQAR, length 128, vocabulary 128, pairs {2**i}": [
+                number for changed in changes for number in numbers(changed)
+            ]
+            for i in range(3)
+        }
+    )
+
+
+def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
+    tokens = np.geomspace(low, high, 8)
+    drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
+    name = "MQAR, length 128, vocabulary 128, pairs 4; released setting, dt_max=0.01"
+    return figures.draw_initial_memory([(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", name)
+
+
+def lam_over_tokens(tmp_path):
+    panel = Panel(
+        np.random.default_rng(0).random((11, 1024)), "λ: mlp_softplus; seed 0, accuracy 97.1 %; layer 1, head 0",
+        marks={"pairs end": 64, "queries": 960},
+    )  # fmt: skip
+    return figures.draw_lam_over_tokens([[panel] * 4], "λ over the tokens of one sequence")
+
+
+def lam_by_head(layers, heads, levels, seeds):
+    panel = Panel(np.random.default_rng(0).random((layers, heads, levels)), "λ: mlp_softplus; seed 0, accuracy 97.1 %")
+    return figures.draw_lam_by_head([[panel] * seeds], "Mean of λ")
+
+
+def dependence(tmp_path):
+    rng = np.random.default_rng(0)
+    found = {"mean": np.ones((2, 2, 15)), "std": rng.random((2, 2, 15)), "role_share": rng.random((2, 2, 15))}
+    return figures.draw_dependence({v: {0: found, 1: found} for v in VARIANTS}, "Variation", "MQAR")
+
+
+def attention_rows(tmp_path):
+    rows = []
+    for position in (1023, 1000):
+        level = fenwick_level(np.array(position), np.arange(position + 1))
+        row = AttentionRow(position, np.random.default_rng(0).normal(size=position + 1) * 1e-4, level, np.ones(11))
+        rows.append((row, f"position {position}, query (token 5), to predict: 77; 12 % where the answer stands", [5]))
+    return figures.draw_attention_rows(rows, {"queries": 960}, 1024, "λ: mlp_softplus; seed 0; layer 1, head 0")
+
+
+def scores_by_length(score):
+    lengths = [2**i for i in range(5, 15)]
+    values = score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None])
+    by_variant = dict.fromkeys(VARIANTS, (lengths, np.repeat(values, 3, 0)))
+    return figures.draw_scores_by_length(by_variant, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
+
+
+def complexity(tmp_path):
+    lengths = [2**i for i in range(9, 16)]
+    found = {"length": lengths, "ms": np.square(lengths), "bytes": lengths}
+    return figures.draw_complexity(dict.fromkeys(VARIANTS, found), "Growth with T")
+
+
+DRAWN = {
+    "learning curves of accuracy": learning_curves_of_accuracy,
+    "learning curves of perplexity": learning_curves_of_perplexity,
+    "convergence": convergence,
+    "shares": shares,
+    "initial memory in a part of a decade": lambda _: initial_memory(101, 130),
+    "initial memory over many decades": lambda _: initial_memory(0.02, 3e6),
+    "initial memory of several runs": lambda _: initial_memory(5, 900, 4, VARIANTS),
+    "λ over tokens": lam_over_tokens,
+    "λ by head": lambda _: lam_by_head(2, 2, 8, 3),
+    "λ by many heads and levels": lambda _: lam_by_head(3, 8, 15, 1),
+    "dependence": dependence,
+    "attention rows": attention_rows,
+    "accuracy by length": lambda _: scores_by_length(ACCURACY),
+    "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
+    "complexity": complexity,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_a_figure_fits_its_column(draw, tmp_path):
+    assert misfits(draw(tmp_path)) == []
+
+
+def test_figures_of_the_report_fit(report):
+    assert len(report.figures) == 9
+    for name, figure in report.figures.items():
+        assert misfits(figure) == [], name
+
+
+def test_the_title_says_what_solves_the_task(tmp_path):
+    accuracies = {"linear": [0.99, 0.5, 0.1], "mlp_softplus": [0.1, 0.2, 0.3]}
+    for solved, title in (
+        ({"linear": [7, None, None]}, "Most seeds reach 99 % with λ: linear: 1 of 3"),
+        ({}, "No seed reaches 99 %"),
+        ({variant: [7, 8, None] for variant in accuracies}, "2 seeds reach 99 % with every variant"),
+    ):
+        figure = figures.draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
+        assert figure.get_suptitle().split("\n")[0].replace("\N{NO-BREAK SPACE}", " ") == title
+
+
+def test_saving_keeps_the_layout(tmp_path):
+    figure = initial_memory(5, 900)
+    paths = save(figure, tmp_path / "memory")
+    assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)
+    first = paths[1].read_bytes()
+    save(initial_memory(5, 900), tmp_path / "memory")
+    assert paths[1].read_bytes() == first  # no date, no random names
