@@ -73,7 +73,7 @@ def test_static_lam_is_what_no_token_changes(make_trained, lam):
         assert "input is 0" in what
         weights = trained.params(0)["params"]["layer_1"]["mixer"]["lam"]
         if lam == "rope":
-            a = weights["base"] @ rotate_by_level(weights["w0"], 6) + weights["b0"]
+            a = weights["base"] @ rotate_by_level(jnp.asarray(weights["w0"]), 6) + weights["b0"]
             expected = jax.nn.softplus(a * weights["b1"])
         else:
             hidden = jax.nn.gelu(weights["hidden"]["bias"], approximate=False)

@@ -13,7 +13,10 @@ from loglinear_jax.analysis.figures.style import FULL_WIDTH, MARK, new_figure, o
 
 
 def draw_attention_rows(
-    rows: Sequence[tuple[AttentionRow, str, Sequence[int]]], marks: Mapping[str, int], length: int, message: str
+    rows: Sequence[tuple[AttentionRow, str, Sequence[int] | np.ndarray]],
+    marks: Mapping[str, int],
+    length: int,
+    message: str,
 ) -> Figure:
     """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket,
     with the bucket's λ.
@@ -53,7 +56,7 @@ def draw_attention_rows(
         sums.barh(range(len(levels)), total, color="#0072B2")
         for at, (level, value) in enumerate(zip(levels, total, strict=True)):
             sums.annotate(
-                f"λ {short(row.lam[level])}",
+                f"λ {short(float(row.lam[level]))}",
                 (value, at),
                 xytext=(3, 0),
                 textcoords="offset points",

@@ -28,11 +28,11 @@ CELL_DIGITS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One heatmap: values [rows, columns] under a title."""
+    """One heatmap under a title. values: [rows, columns]; by head [layers, heads, levels]."""
 
-    values: Float[np.ndarray, "R C"]
+    values: Float[np.ndarray, "*shape"]
     title: str
-    used: Bool[np.ndarray, "R C"] | None = None  # cells that have no effect are drawn faded
+    used: Bool[np.ndarray, "*shape"] | None = None  # cells that have no effect are drawn faded
     marks: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -102,7 +102,9 @@ def draw_lam_by_head(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
             for (i, j), value in np.ndenumerate(values):
                 if numbers and np.isfinite(value):
                     dark = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
-                    axis.text(j, i, short(value), ha="center", va="center", fontsize=7, color="w" if dark else "k")
+                    axis.text(
+                        j, i, short(float(value)), ha="center", va="center", fontsize=7, color="w" if dark else "k"
+                    )
             bar = figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.get_major_locator().set_params(nbins=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +46,25 @@ def open_frame(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def hide(axes: Sequence[Axes]) -> None:
+def hide(axes: np.ndarray) -> None:
     """Places of a grid that nothing stands in."""
     for axis in axes:
         axis.set_axis_off()
 
 
-def wrap(text: str, width: float, size: float) -> str:
+def wrap(text: str, width: float, size: int) -> str:
     """Each line of a text broken so that it fits into `width` inches in a font of that size, in points."""
     characters = max(int(width * 72 / (CHARACTER * size)), 12)
     text = text.replace(" %", "\N{NO-BREAK SPACE}%")
     return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
 
 
-def title(figure: Figure, text: str, size: float = 11) -> None:
+def title(figure: Figure, text: str, size: int = 11) -> None:
     """Over the whole figure."""
     figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, size), fontsize=size)
 
 
-def legend_below(figure: Figure, handles: Mapping[str, Any], size: float = 9) -> None:
+def legend_below(figure: Figure, handles: Mapping[str, Any], size: int = 9) -> None:
     """Under the whole figure, which grows by it, in as many columns as fit; handles: by label."""
     width = figure.get_figwidth() - 0.4
     labels = [wrap(label, width - 0.6, size) for label in handles]

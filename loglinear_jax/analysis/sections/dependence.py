@@ -33,7 +33,7 @@ class Dependence(Section):
             found = dependence_of(self.context, trained, seeds)
             accuracy = dict(zip(trained.seeds, trained.scores(self.context.choices.which)[0], strict=True))
             self._found[trained.variant] = found
-            self._converged[trained.variant] = {seed: accuracy[seed] >= CONVERGED_ACCURACY for seed in found}
+            self._converged[trained.variant] = {seed: bool(accuracy[seed] >= CONVERGED_ACCURACY) for seed in found}
 
     def finish_run(self, run: Run) -> None:
         found, converged = self._found, self._converged
