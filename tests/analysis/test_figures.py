@@ -134,8 +134,8 @@ def scores_by_length(score):
 
 
 def complexity(tmp_path):
-    lengths = [2**i for i in range(9, 16)]
-    found = {"length": lengths, "ms": np.square(lengths), "bytes": lengths}
+    lengths = 2 ** np.arange(9, 16)
+    found = {"length": lengths, "ms": lengths**2, "bytes": lengths}
     return figures.draw_complexity(dict.fromkeys(VARIANTS, found), "Growth with T")
 
 

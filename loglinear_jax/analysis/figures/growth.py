@@ -63,7 +63,7 @@ def _best_at_the_longest(by_variant: Mapping[str, tuple[Sequence[int], np.ndarra
     return f"At {longest:,} tokens {describe_variant(best)} is best: {score.name} {score.text(means[best])}"
 
 
-def draw_complexity(measured: Mapping[str, Mapping[str, Sequence[float]]], message: str) -> Figure:
+def draw_complexity(measured: Mapping[str, Mapping[str, np.ndarray]], message: str) -> Figure:
     """Training time and decoding memory against T, log-log. measured: variant -> "length", "ms", "bytes". message: the
     figure's title."""
     figure, (axes,) = new_figure(9.3, 4.0, 1, 2)
@@ -75,7 +75,7 @@ def draw_complexity(measured: Mapping[str, Mapping[str, Sequence[float]]], messa
             axis.plot(
                 found["length"], values, marker=marker, color=color, label=describe_variant(variant), linewidth=1.8
             )
-        _length_axis(axis, [n for found in measured.values() for n in found["length"]])
+        _length_axis(axis, [int(n) for found in measured.values() for n in found["length"]])
         axis.set_yscale("log")
         log_ticks(axis.yaxis)
         axis.set(xlabel="T (tokens)", ylabel=label)

@@ -13,7 +13,7 @@ from loglinear_jax.analysis.tables.table import Table
 
 def dependence(
     by_variant: Mapping[str, Mapping[int, Mapping[str, np.ndarray]]],
-    converged: Mapping[str, Mapping[int, bool]],
+    converged: Mapping[str, Mapping[int, bool | np.bool_]],
     title: str,
 ) -> Table:
     """How input-dependent each variant's λ is: one row for all seeds, and for those that converged and those that did not.
