@@ -128,7 +128,7 @@ class RopeLam(nn.Module):
         return nn.softplus(a * c)
 
 
-def rotate_by_level(weight: Float[Array, " D"], levels: int) -> Float[Array, "D L"]:
+def rotate_by_level(weight: Float[Array | np.ndarray, " D"], levels: int) -> Float[Array, "D L"]:
     """Column ℓ is `weight` rotated by -ℓ, pair by pair, so that x @ result = weight · rope(x, ℓ) for every ℓ."""
     pairs = weight.shape[0] // 2
     frequency = 10000.0 ** (-2.0 * np.arange(pairs) / weight.shape[0])

@@ -17,9 +17,7 @@ def test_what_can_run_is_measured_and_the_rest_named(capsys):
     assert found["xla"][32]["forward_ms"] > 0 and found["xla"][32]["both_ms"] > 0
     assert found["parallel"] == {} and found["flash"] == {}
     out = capsys.readouterr().out
-    assert (
-        "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, cuDNN needs a GPU" in out
-    )
+    assert "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, " in out
 
 
 def test_bytes_that_must_be_moved():

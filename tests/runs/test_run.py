@@ -310,7 +310,10 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
     swapped = [flag for flag in TINY if "num_pairs" not in flag and "configs/mqar.py" not in flag]
     command = [sys.executable, "run.py", "--config=configs/task.py:echo_task", *swapped, "--config.variants=linear"]
     command += ["--config.task.delay=3", "--config.train.num_steps=10", f"--workdir={tmp_path / 'run'}"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tmp_path)}
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "| linear" in done.stdout
