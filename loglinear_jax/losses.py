@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -13,7 +14,7 @@ ALIGNMENT = 128
 
 
 def token_losses(
-    logits: Float[Array, "*B vocab"], targets: Int[Array, "*B"]
+    logits: Float[Array | np.ndarray, "*B vocab"], targets: Int[Array | np.ndarray, "*B"]
 ) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
     """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0."""
     scored = targets >= 0
@@ -23,7 +24,10 @@ def token_losses(
 
 
 def chunked_token_losses(
-    x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
+    x: Float[Array, "B T D"],
+    kernel: Float[Array | np.ndarray, "D vocab"],
+    targets: Int[Array | np.ndarray, "B T"],
+    chunk: int | None = None,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """`token_losses` of logits x @ kernel (products in x's dtype, the rest in float32), in chunks of tokens.
 
@@ -34,7 +38,10 @@ def chunked_token_losses(
 
 
 def summed_loss(
-    x: Float[Array, "B T D"], kernel: Float[Array, "D vocab"], targets: Int[Array, "B T"], chunk: int | None = None
+    x: Float[Array, "B T D"],
+    kernel: Float[Array | np.ndarray, "D vocab"],
+    targets: Int[Array | np.ndarray, "B T"],
+    chunk: int | None = None,
 ) -> Float[Array, ""]:
     """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
     then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32."""

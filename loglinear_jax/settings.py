@@ -46,12 +46,12 @@ def check_fields(settings: Any, section: str) -> None:
             raise ValueError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
         if limits["least"] is not None and value < limits["least"]:
             of_floats = isinstance(limits["least"], float)
-            must = f"finite{_also(limits)}" if of_floats else _least(limits["least"])
-            raise ValueError(f"{section}.{name} must be {must}, got {value}")
+            must = f"be finite{_also(limits)}" if of_floats else _least(limits["least"])
+            raise ValueError(f"{section}.{name} must {must}, got {value}")
 
 
 def _least(least: int) -> str:
-    return "not negative" if least == 0 else f"at least {least}"
+    return "not be negative" if least == 0 else f"be at least {least}"
 
 
 def _also(limits: Any) -> str:

@@ -254,31 +254,48 @@ STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
 }
 
 
+def growth_in_words(results: dict) -> str:
+    """How much longer GROWTH times the tokens take, forward and backward: the first peer, and the one that grows most."""
+    factors = {}
+    for peer, by_length in results.items():
+        longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
+        if longest is not None and peer != "copy":
+            factors[peer] = by_length[longest]["both_ms"] / by_length[longest // GROWTH]["both_ms"]
+    if not factors:
+        return ""
+    ours = next(iter(factors))
+    words = [f"{STYLES[peer][0]}: {factors[peer]:.0f} times" for peer in {ours: 0, max(factors, key=factors.get): 0}]
+    return f"Time of {GROWTH} times the tokens; " + ", ".join(words)
+
+
 def draw(results: dict, title: str, path: Path) -> None:
     """Time of the forward pass, of both passes, and memory, against T; log-log."""
-    from matplotlib.figure import Figure
+    from loglinear_jax.analysis.figures.style import FULL_WIDTH, new_figure, open_frame, wrap
 
-    figure = Figure(figsize=(15, 4.8), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, (axes,) = new_figure(FULL_WIDTH, 4.6, columns=3)
     panels = (
         ("forward_ms", 1, "forward (ms)"),
         ("both_ms", 1, "forward + backward (ms)"),
-        ("both_bytes", 1 << 20, "memory beyond inputs and outputs,\nforward + backward (MiB)"),
+        ("both_bytes", 1 << 20, "memory beyond inputs and outputs (MiB)"),
     )
     for axis, (key, unit, label) in zip(axes, panels, strict=True):
         for peer, by_length in results.items():
             name, colour, marker = STYLES[peer]
             points = [(n, found[key] / unit) for n, found in by_length.items() if found.get(key)]
             if points:
-                axis.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name, lw=1.8)
-        axis.set(xscale="log", yscale="log", xlabel="T (tokens)", ylabel=label)
+                axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, color=colour, label=name, lw=1.6)
+        axis.set(xscale="log", yscale="log", xlabel="T (tokens)", title=label)
+        axis.title.set_fontsize(9)
         lengths = sorted({n for by_length in results.values() for n in by_length})
-        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths], fontsize=8)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=9)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+        open_frame(axis)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    message = growth_in_words(results)
+    figure.suptitle(wrap(f"{message}\n{title}" if message else title, FULL_WIDTH, 10), fontsize=10)
+    figure.savefig(path, dpi=150)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import chunked_token_losses, summed_loss
@@ -185,7 +186,10 @@ class LanguageModel(nn.Module):
         self.head = self.param("head", small_normal, (m.hidden, m.vocab_size))
 
     def features(
-        self, tokens: Int[Array, "B T"], caches: list[BlockCache] | None = None, max_length: int | None = None
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        caches: list[BlockCache] | None = None,
+        max_length: int | None = None,
     ) -> tuple[Float[Array, "B T D"], list[BlockCache | None]]:
         """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
@@ -198,23 +202,31 @@ class LanguageModel(nn.Module):
     def _logits(self, x):
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 
-    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T vocab"]:
+    def __call__(self, tokens: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T vocab"]:
         """Logits in float32."""
         return self._logits(self.features(tokens)[0])
 
     def token_losses(
-        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: slice = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
         return chunked_token_losses(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
 
     def summed_loss(
-        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: slice = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
         return summed_loss(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
 
-    def prefill(self, tokens: Int[Array, "B T"], max_length: int) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+    def prefill(
+        self, tokens: Int[Array | np.ndarray, "B T"], max_length: int
+    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
         """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form.
 
         Raises ValueError for more tokens than max_length, or a max_length for which λ has no levels.
@@ -226,7 +238,7 @@ class LanguageModel(nn.Module):
         return self._logits(x[:, -1]), caches
 
     def step(
-        self, token: Int[Array, " B"], caches: list[BlockCache]
+        self, token: Int[Array | np.ndarray, " B"], caches: list[BlockCache]
     ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
         """(logits after one more token, the caches after it).
 

@@ -7,6 +7,7 @@ import dataclasses
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import token_losses
@@ -89,7 +90,9 @@ class RecallModel(nn.Module):
     settings: RecallSettings
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "B T"], positions: slice = slice(None)) -> Float[Array, "B P vocab"]:
+    def __call__(
+        self, tokens: Int[Array | np.ndarray, "B T"], positions: slice = slice(None)
+    ) -> Float[Array, "B P vocab"]:
         """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what
         follows it, is computed there only."""
         m = self.settings
@@ -102,13 +105,19 @@ class RecallModel(nn.Module):
         return logits.astype(jnp.float32)
 
     def token_losses(
-        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: slice = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
         return token_losses(self(tokens, positions), targets[:, positions])
 
     def summed_loss(
-        self, tokens: Int[Array, "B T"], targets: Int[Array, "B T"], positions: slice = slice(None)
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: slice = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
         return jnp.sum(self.token_losses(tokens, targets, positions)[0])

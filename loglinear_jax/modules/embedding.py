@@ -5,15 +5,16 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import runs_on_gpu
 
 
 @jax.custom_vjp
-def lookup(table: Float[Array, "vocab D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+def lookup(table: Float[Array | np.ndarray, "vocab D"], ids: Int[Array | np.ndarray, "*N"]) -> Float[Array, "*N D"]:
     """table[ids], whose gradient has the same bits each time (see `sum_by_id_sorted`), in the table's type."""
-    return table[ids]
+    return jnp.asarray(table)[ids]
 
 
 def _lookup_forward(table, ids):
@@ -55,5 +56,5 @@ def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
 class Embed(nn.Embed):
     """flax.linen.Embed by `lookup`. Rows are rounded to dtype, not the table: gradients add up in the table's float32."""
 
-    def __call__(self, ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+    def __call__(self, ids: Int[Array | np.ndarray, "*N"]) -> Float[Array, "*N D"]:
         return lookup(self.embedding, ids).astype(self.dtype or self.embedding.dtype)
