@@ -264,8 +264,9 @@ def growth_in_words(results: dict) -> str:
     if not factors:
         return ""
     ours = next(iter(factors))
-    words = [f"{STYLES[peer][0]}: {factors[peer]:.0f} times" for peer in {ours: 0, max(factors, key=factors.get): 0}]
-    return f"Time of {GROWTH} times the tokens; " + ", ".join(words)
+    shown = dict.fromkeys([ours, max(factors, key=factors.get)])
+    words = [f"{STYLES[peer][0]} takes {factors[peer]:.0f} times as long" for peer in shown]
+    return f"For {GROWTH} times the tokens " + ", ".join(words)
 
 
 def draw(results: dict, title: str, path: Path) -> None:
