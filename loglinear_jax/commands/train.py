@@ -60,9 +60,11 @@ def run(args: argparse.Namespace) -> int:
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
     elif is_main():
-        from loglinear_jax.analysis.figures import draw_learning_curves
+        curves = Workdir(workdir).curves_file
+        if result.trained or not curves.exists():
+            from loglinear_jax.analysis.figures import draw_learning_curves
 
-        draw_learning_curves(workdir, Workdir(workdir).curves_file)
+            draw_learning_curves(workdir, curves)
         print(outcome_table(result.summary.variants))
         print(f"\nWritten to {workdir.absolute()}")
     return 0

@@ -37,10 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What a call of `run` ended with: the summary, or the folder of checkpoints that the same call goes on from."""
+    """What a call of `run` ended with: the summary, or the folder of checkpoints that the same call goes on from.
+
+    trained: whether this call did anything; not if the run was finished before.
+    """
 
     summary: RunSummary | None
     interrupted_at: Path | None = None
+    trained: bool = True
 
 
 def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None) -> RunResult:
@@ -84,7 +88,7 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
             else:
                 outcomes[variant] = loop.outcome(state)
     if finished is not None and outcomes == finished.variants:
-        return RunResult(summary=finished)
+        return RunResult(summary=finished, trained=False)
     summary = RunSummary(
         variants=outcomes,
         command=None if command is None else shlex.join(command),
