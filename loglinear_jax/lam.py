@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 import pallas_kernels
 
-INITS = ("paper", "released")
+INITS = ("text", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: nn.gelu(x, approximate=False),
     "identity": lambda x: x,
@@ -63,7 +63,7 @@ class MlpLam(nn.Module):
     out: str
     hidden: int | None = 64  # d_h; None: 2 L
     activation: str = "gelu"
-    init_scheme: str = "paper"
+    init_scheme: str = "text"
     # As of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can.
     implementation: str | None = None
 
@@ -71,10 +71,10 @@ class MlpLam(nn.Module):
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
         width = self.hidden or 2 * levels
-        paper = self.init_scheme == "paper"
-        start = 0.54 if paper and self.out == "softplus" else 0.0
-        hidden_init = nn.initializers.xavier_uniform() if paper else released_weights
-        out_init = nn.initializers.zeros if paper else released_weights
+        text = self.init_scheme == "text"
+        start = 0.54 if text and self.out == "softplus" else 0.0
+        hidden_init = nn.initializers.xavier_uniform() if text else released_weights
+        out_init = nn.initializers.zeros if text else released_weights
         w1, b1 = _Affine(levels, width, hidden_init, name="hidden")()
         w2, b2 = _Affine(width, levels, out_init, start, name="out_proj")()
         d = d.astype(jnp.float32)
@@ -110,18 +110,18 @@ class RopeLam(nn.Module):
     a = 1; w1 is normal(1/√L) and b' = 0.54, so that λ starts near 1.0, as in `mlp_softplus`.
     """
 
-    init_scheme: str = "paper"
+    init_scheme: str = "text"
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
-        paper = self.init_scheme == "paper"
-        weight_init = nn.initializers.normal(levels**-0.5) if paper else released_weights
+        text = self.init_scheme == "text"
+        weight_init = nn.initializers.normal(levels**-0.5) if text else released_weights
         base = self.param("base", nn.initializers.ones, d.shape[-2:])
-        w0 = self.param("w0", nn.initializers.zeros if paper else released_weights, (levels,))
+        w0 = self.param("w0", nn.initializers.zeros if text else released_weights, (levels,))
         w1 = self.param("w1", weight_init, (levels,))
-        b0 = self.param("b0", nn.initializers.constant(1.0 if paper else 0.0), ())
-        b1 = self.param("b1", nn.initializers.constant(0.54 if paper else 0.0), ())
+        b0 = self.param("b0", nn.initializers.constant(1.0 if text else 0.0), ())
+        b1 = self.param("b1", nn.initializers.constant(0.54 if text else 0.0), ())
         # w · rope(x, ℓ) = rope(w, -ℓ) · x: rotate the few weights, not every token.
         a = base @ rotate_by_level(w0, levels) + b0
         c = d.astype(jnp.float32) @ rotate_by_level(w1, levels) + b1
@@ -177,7 +177,7 @@ def find_lam(lam: str) -> Callable[..., nn.Module]:
 def make_lam(lam: str, **settings: Any) -> nn.Module:
     """The λ module that `find_lam` finds for `lam`, with those of these settings that it has fields for.
 
-    settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("paper" or "released"),
+    settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
 
     Raises ValueError for an unknown λ, activation or init_scheme, or a hidden width below 1.

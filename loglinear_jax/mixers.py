@@ -175,7 +175,7 @@ class MixerSettings:
     key_dim: int = setting(32, "width K of queries and keys", least=1)
     key_groups: int | None = setting(None, "groups of heads that share keys; None: one group a head")
     init_scheme: str = setting(
-        MlpLam.init_scheme, "initial values of λ: `paper` (the setting text) or `released` (the setting released)"
+        MlpLam.init_scheme, "initial values of λ: `text`, as in the paper, or `released`, as in its released code"
     )
     chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
     implementation: str | None = setting(

@@ -116,7 +116,7 @@ def test_rope_rotates_pairs_by_the_level(size):
 
 def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
     class BoundedLam(nn.Module):
-        init_scheme: str = "paper"
+        init_scheme: str = "text"
 
         @nn.compact
         def __call__(self, d):
@@ -134,7 +134,7 @@ def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
     [
         ({"lam": "mlp"}, "lam must be one of fixed, .*, got 'mlp'"),
         ({"lam": "linear", "activation": "relu"}, "lam_activation must be one of gelu, identity"),
-        ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of paper, released"),
+        ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of text, released"),
         ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be at least 1"),
     ],
 )

@@ -23,7 +23,7 @@ OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
 
 def setting_of(config: ConfigDict) -> str:
     """ "text" or "released": which of the paper's two sources the model's initial values follow."""
-    return "text" if config.model.init_scheme == "paper" else config.model.init_scheme
+    return config.model.init_scheme
 
 
 def describe_run(run: Run) -> str:

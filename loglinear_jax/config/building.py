@@ -7,14 +7,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_SETTINGS, NOT_IN_CONFIGS, with_none
+from loglinear_jax.config.defaults import MODEL_KINDS, NOT_IN_CONFIGS, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import TrainSettings
-
-MODELS = {"recall": RecallModel, "language": LanguageModel}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +52,7 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
             vocab_size = task.vocab_size
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    model = MODELS[config.model.kind](dataclasses.replace(settings, vocab_size=vocab_size))
+    model = MODEL_KINDS[config.model.kind].model(dataclasses.replace(settings, vocab_size=vocab_size))
     return Experiment(config, task, model, train)
 
 
@@ -62,9 +60,9 @@ def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> Any:
     """The model's settings with a vocabulary of one, as it may not be known yet."""
     settings = model.to_dict()
     kind = settings.pop("kind")
-    if kind not in MODEL_SETTINGS:
-        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_SETTINGS)}, got {kind!r}")
-    settings_class = MODEL_SETTINGS[kind]
+    if kind not in MODEL_KINDS:
+        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {kind!r}")
+    settings_class = MODEL_KINDS[kind].settings
     known = {field.name for field in dataclasses.fields(settings_class)} - set(NOT_IN_CONFIGS) | {"max_length"}
     if differing := sorted(known ^ set(settings)):
         raise ConfigError(

@@ -8,20 +8,31 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from loglinear_jax.models import LanguageSettings, RecallSettings
+from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.settings import setting_fields
 from loglinear_jax.tasks import find_task
 from loglinear_jax.train import TrainSettings
 
-MODEL_SETTINGS = {"recall": RecallSettings, "language": LanguageSettings}
-DRAWN_ONLY = ("stream", "num_train", "num_validation")  # settings of training that a text has no use for
+
+@dataclasses.dataclass(frozen=True)
+class ModelKind:
+    """A kind of model: the Linen class, and the class of its settings, a MixerSettings."""
+
+    model: type
+    settings: type
+
+
+MODEL_KINDS = {
+    "recall": ModelKind(RecallModel, RecallSettings),
+    "language": ModelKind(LanguageModel, LanguageSettings),
+}
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
 
 
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
     """Every setting of an experiment with its default; a file in configs/ changes some of them.
 
-    kind: of model, "recall" or "language". task: a name for `find_task`, whose settings are added. A setting whose default is
+    kind: of model, in MODEL_KINDS. task: a name for `find_task`, whose settings are added. A setting whose default is
     None is chosen for the user.
     """
     config = ConfigDict()
@@ -32,10 +43,12 @@ def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
         add_settings(config.task, find_task(task))
     config.model = ConfigDict()
     config.model.kind = kind
-    add_settings(config.model, MODEL_SETTINGS[kind])
+    add_settings(config.model, MODEL_KINDS[kind].settings)
     config.model.max_length = config_dict.placeholder(int)
     config.train = ConfigDict()
     add_settings(config.train, TrainSettings)
+    for name in () if task is None else find_task(task).UNUSED_TRAIN_SETTINGS:
+        del config.train[name]
     return config
 
 
@@ -45,8 +58,6 @@ def language_config() -> ConfigDict:
     Heads are hidden / 64, as in the released code; the paper's text says 4 of 64 at either width.
     """
     config = default_config("language", "text")
-    for name in DRAWN_ONLY:
-        del config.train[name]
     config.train.update(
         num_seeds=1,
         num_steps=40_000,
@@ -103,7 +114,7 @@ VARIANTS_MEANING = (
 
 def describe_settings(config: ConfigDict) -> list[Setting]:
     """Every setting of a config with its meaning, as the classes that it sets say it."""
-    model_class = MODEL_SETTINGS[config.model.kind]
+    model_class = MODEL_KINDS[config.model.kind].settings
     classes = {"task": find_task(config.task.name), "model": model_class, "train": TrainSettings}
     extra = {
         "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",

@@ -9,34 +9,36 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import DRAWN_ONLY, MODEL_SETTINGS, default_config, language_config, with_none
+from loglinear_jax.config.defaults import MODEL_KINDS, default_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
-from loglinear_jax.tasks import Task, find_task
+from loglinear_jax.tasks import BaseTask, Task, find_task
 from loglinear_jax.train import TrainSettings
 
 
 def check_config(config: ConfigDict) -> None:
     """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
     would use. Settings that a variant can change are checked by `build`."""
-    recall, language = default_config(), default_config("language")
-    needed = {"task": {"name"}} | {name: set(recall[name]) & set(language[name]) for name in ("model", "train")}
-    needed["train"] -= set(DRAWN_ONLY)
+    needed = {
+        "task": {"name"},
+        "model": set.intersection(*(set(default_config(kind).model) for kind in MODEL_KINDS)),
+        "train": set(default_config(task=config.task.get("name")).train),
+    }
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
             raise ConfigError(
                 f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
                 f"{section} as a whole"
             )
-    if config.model.kind not in MODEL_SETTINGS:
-        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_SETTINGS)}, got {config.model.kind!r}")
+    if config.model.kind not in MODEL_KINDS:
+        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {config.model.kind!r}")
     try:
         find_lam(config.model.lam)
     except ValueError as error:
         raise ConfigError(f"model.{error}") from error
     names = variant_names(config)
-    if config.model.lam != recall.model.lam and all(
+    if config.model.lam != MODEL_KINDS[config.model.kind].settings.lam and all(
         variant_config(config, n).model.lam != config.model.lam for n in names
     ):
         raise ConfigError(
@@ -45,8 +47,8 @@ def check_config(config: ConfigDict) -> None:
         )
 
 
-# Settings that earlier versions had, and what the value of each must be for the run to mean the same today.
-FORMER = {"train": {"metric": {"recall": "accuracy", "language": "loss"}}}
+# Values that have another name today.
+RENAMED = {"model": {"init_scheme": {"paper": "text"}}}
 
 
 def read_config(path: Path) -> ConfigDict:
@@ -61,17 +63,26 @@ def read_config(path: Path) -> ConfigDict:
     sections = ("task", "model", "train")
     if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
         raise ConfigError(f"{path} is no config of a run: expected task, model and train in it")
-    kind = "language" if given["model"].get("kind") == "language" else "recall"
-    known = language_config() if kind == "language" else default_config()
-    for section in ("model", "train"):
+    kind, task = given["model"].get("kind", "recall"), given["task"].get("name")
+    if kind not in MODEL_KINDS:
+        raise ConfigError(f"{path} is not a config of this version: model.kind is {kind!r}")
+    try:
+        task_class = BaseTask if task is None else find_task(task)
+        known = default_config(kind, task)
+    except ValueError as error:
+        raise ConfigError(f"{path} can't be read as a config: {error}") from error
+    classes = {"model": MODEL_KINDS[kind].settings, "train": TrainSettings}
+    for section, settings_class in classes.items():
         values = dict(given[section])
-        for name, meaning_the_same in FORMER.get(section, {}).items():
-            if values.get(name) == meaning_the_same[kind]:
-                del values[name]
+        if section == "train" and values.get("metric") == task_class.score.metric:  # once a setting, now the task's
+            del values["metric"]
+        for name, names_today in RENAMED.get(section, {}).items():
+            if name in values:
+                values[name] = names_today.get(values[name], values[name])
         if unknown := sorted(set(values) - set(known[section])):
             raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
         try:
-            known[section].update(with_none(values, CLASSES[section] or MODEL_SETTINGS[kind]))
+            known[section].update(with_none(values, settings_class))
         except TypeError as error:
             raise ConfigError(f"{path} is no config of this version: {section}: {error}") from error
     if not isinstance(given.get("variants") or "", str):
@@ -81,15 +92,12 @@ def read_config(path: Path) -> ConfigDict:
     return known
 
 
-CLASSES = {"model": None, "train": TrainSettings}  # None: of the model's kind
-
-
 def flat_settings(config: ConfigDict) -> dict[str, Any]:
     """Every setting by its dotted name, as it is meant: variants spelled out, None for what 0 or '' stands for.
 
     Where the data of a task is kept is left out."""
     task_class = find_task(config.task.name) if config.task.get("name") else Task
-    classes = {"task": task_class, "model": MODEL_SETTINGS[config.model.kind], "train": TrainSettings}
+    classes = {"task": task_class, "model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
     flat: dict[str, Any] = {"variants": ",".join(variant_names(config))}
     for section, settings_class in classes.items():
         for name, value in with_none(config[section].to_dict(), settings_class).items():

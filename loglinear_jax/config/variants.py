@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_SETTINGS, PAPERS_VARIANTS
+from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.lam import LAMS
 from loglinear_jax.train import TrainSettings
@@ -22,7 +22,7 @@ def variant_names(config: ConfigDict) -> list[str]:
     variants = config.variants
     if variants is None:
         lam = config.model.lam
-        variants = PAPERS_VARIANTS if lam == MODEL_SETTINGS[config.model.kind].lam else lam
+        variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
     names = [name.strip() for name in variants.split(",") if name.strip()]
     if not names:
         raise ConfigError("variants is empty: expected at least one, such as 'mlp_softplus'")
@@ -34,7 +34,7 @@ def variant_names(config: ConfigDict) -> list[str]:
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
     config = ConfigDict(config.to_dict())
-    classes = {"model": MODEL_SETTINGS.get(config.model.kind), "train": TrainSettings}
+    classes = {"model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
     paths = set()
     for setting in variant.split("+"):
         path, equals, text = setting.partition("=")

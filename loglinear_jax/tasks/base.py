@@ -76,6 +76,8 @@ class BaseTask:
     ANSWERS: ClassVar[tuple[str, ...]] = ROLES
     # Whether batches come from the host, so that several devices can share out the sequences of one.
     STREAMED: ClassVar[bool] = False
+    # Settings of training that mean nothing to it, and are left out of its configs.
+    UNUSED_TRAIN_SETTINGS: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         """Raises ValueError, naming the settings, if they admit no sequence."""

@@ -49,6 +49,7 @@ class Text(BaseTask):
     score = PERPLEXITY
     TITLE = "Text"
     STREAMED = True
+    UNUSED_TRAIN_SETTINGS = ("stream", "num_train", "num_validation")  # of drawn sequences
 
     def check(self) -> None:
         if self.target_offset not in TARGETS:
