@@ -20,10 +20,14 @@ from loglinear_jax.train import TrainSettings
 def check_config(config: ConfigDict) -> None:
     """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
     would use. Settings that a variant can change are checked by `build`."""
+    try:
+        of_training = set(default_config(task=config.task.get("name")).train)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     needed = {
         "task": {"name"},
         "model": set.intersection(*(set(default_config(kind).model) for kind in MODEL_KINDS)),
-        "train": set(default_config(task=config.task.get("name")).train),
+        "train": of_training,
     }
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import logging
 import shlex
 import time
@@ -74,12 +75,19 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
         log.info("%s: %s", variant, size)
 
     started = time.monotonic()
+    process = {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": None if command is None else shlex.join(command),
+        "provenance": provenance(directory.written_config() if is_main() else config.to_dict()),
+        "device": device(),
+        "versions": versions(),
+    }
     outcomes: dict[str, VariantOutcome] = {}
     finished = directory.read_summary()
     loop = None
     with StopOnSignal() as stop:
         for variant, experiment in experiments.items():
-            loop = VariantLoop(directory, variant, experiment, stop, None if loop is None else loop.many)
+            loop = VariantLoop(directory, variant, experiment, stop, process, None if loop is None else loop.many)
             state = loop.run()
             if loop.stopping:
                 return RunResult(summary=None, interrupted_at=directory.checkpoints(variant))
@@ -89,12 +97,14 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
                 outcomes[variant] = loop.outcome(state)
     if finished is not None and outcomes == finished.variants:
         return RunResult(summary=finished, trained=False)
+    commits = dict.fromkeys(earlier["provenance"]["commit"] for earlier in directory.read_processes())
+    several = {"commits_of_all_processes": ", ".join(commits)} if len(commits) > 1 else {}
     summary = RunSummary(
         variants=outcomes,
-        command=None if command is None else shlex.join(command),
-        provenance=provenance(directory.written_config()),
-        device=device(),
-        versions=versions(),
+        command=process["command"],
+        provenance=process["provenance"] | several,
+        device=process["device"],
+        versions=process["versions"],
         seconds_in_this_process=time.monotonic() - started,
     )
     directory.write_summary(summary)
@@ -109,12 +119,22 @@ def describe_size(model: nn.Module, seq_len: int) -> str:
 
 
 class VariantLoop:
-    """Trains one variant to its end, or until a stop is asked for. other: the seeds of another variant."""
+    """Trains one variant to its end, or until a stop is asked for.
+
+    process: what processes.jsonl says of this process, if it trains. other: the seeds of another variant.
+    """
 
     def __init__(
-        self, directory: Workdir, variant: str, experiment: Experiment, stop: StopOnSignal, other: ManySeeds | None
+        self,
+        directory: Workdir,
+        variant: str,
+        experiment: Experiment,
+        stop: StopOnSignal,
+        process: dict[str, Any],
+        other: ManySeeds | None,
     ):
         self.directory, self.variant, self.stop = directory, variant, stop
+        self.process = process
         self.settings, self.task = experiment.train, experiment.task
         self.trained = self.stopping = False
         mesh = mesh_for(variant, experiment)
@@ -158,6 +178,7 @@ class VariantLoop:
         """The state after each evaluation, to the end or to where a stop was asked for."""
         self.trained = True
         step, settings = step_of(state), self.settings
+        self.directory.append_process(self.process | {"variant": self.variant, "from_step": step})
         data = self._despite_signal(self.task.open_data, self.many, step)
         dispatches = data.dispatches(self._dispatch_sizes(step))
         tensorboard = self.directory.tensorboard(self.variant)

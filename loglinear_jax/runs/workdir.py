@@ -2,6 +2,7 @@
 
     config.json           the config, as started
     corpus.json, tokenizer.json   of a text: what its tokens were made from, and the tokenizer
+    processes.jsonl       one line for each variant and process that trained it: when, command, code, device
     metrics.jsonl         one line an evaluation: variant, step, and per-seed lists
     summary.json          outcomes of every variant, per seed and together
     learning_curves.png   accuracy against step, every seed
@@ -39,6 +40,7 @@ class Workdir:
         self.config_file = self.path / "config.json"
         self.corpus_file = self.path / "corpus.json"
         self.tokenizer_file = self.path / "tokenizer.json"
+        self.processes_file = self.path / "processes.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "learning_curves.png"
@@ -116,31 +118,47 @@ class Workdir:
         if self.writes:
             write_json(self.summary_file, summary.to_json())
 
+    def append_process(self, process: dict[str, Any]) -> None:
+        """Adds a line to processes.jsonl, on disk when this returns."""
+        self._append(self.processes_file, process)
+
+    def read_processes(self) -> list[dict[str, Any]]:
+        """The lines of processes.jsonl, the first process first; none of a run of an earlier version."""
+        return self._read_lines(self.processes_file, ("variant", "provenance"))
+
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl, on disk when this returns."""
+        self._append(self.metrics_file, record)
+
+    def _append(self, path: Path, line: dict[str, Any]) -> None:
         if not self.writes:
             return
-        with self.metrics_file.open("a") as file:
-            file.write(to_json(record) + "\n")
+        with path.open("a") as file:
+            file.write(to_json(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line cut off by a kill is left out."""
-        if not self.metrics_file.exists():
+        """The lines of metrics.jsonl."""
+        return self._read_lines(self.metrics_file, ("variant", "step"))
+
+    def _read_lines(self, path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The lines of a file, each with these keys; a last line cut off by a kill is left out."""
+        if not path.exists():
             return []
-        records = []
-        lines = self.metrics_file.read_text().split("\n")
+        found = []
+        lines = path.read_text().split("\n")
         for number, line in enumerate(lines, 1):
             try:
                 if line:
-                    record = json.loads(line)
-                    record["variant"], record["step"]
-                    records.append(record)
+                    values = json.loads(line)
+                    for key in keys:
+                        values[key]
+                    found.append(values)
             except (ValueError, KeyError, TypeError):
                 if number < len(lines):
-                    raise ConfigError(f"{self.metrics_file}, line {number}: not a record of a run") from None
-        return records
+                    raise ConfigError(f"{path}, line {number}: not a line of a run") from None
+        return found
 
     def drop_metrics_after(self, variant: str, step: int) -> None:
         """Removes what was recorded of a variant past the checkpoint that its run goes on from."""

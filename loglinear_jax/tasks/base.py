@@ -67,7 +67,7 @@ class BaseTask:
     A frozen dataclass with seq_len and vocab_size, and its own settings as fields.
     """
 
-    score: ClassVar[Score] = ACCURACY
+    score: ClassVar[Score] = ACCURACY  # or PERPLEXITY
     TITLE: ClassVar[str] = ""  # in tables and titles; "": the task's name
     # The field that tables have in columns, its short name and its words: ("num_pairs", "kv", "key-value pairs").
     AXIS: ClassVar[tuple[str, str, str] | None] = None

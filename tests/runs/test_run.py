@@ -19,6 +19,7 @@ from loglinear_jax.config import ConfigError, default_config
 from loglinear_jax.runs import load_run, read_run
 from loglinear_jax.runs import loop as experiment
 from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.runs.provenance import config_sha256
 from loglinear_jax.train import ManySeeds
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,13 @@ def test_what_a_run_writes(undisturbed):
         np.testing.assert_allclose(s["best_accuracy"], curves.max(axis=0))
         assert any((workdir / "tensorboard" / variant).iterdir())
     assert summary["variants"]["mlp_softplus"]["lam_params"] > summary["variants"]["linear"]["lam_params"]
-    assert json.loads((workdir / "config.json").read_text())["train"]["num_steps"] == 60
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["train"]["num_steps"] == 60
+    assert summary["provenance"].keys() == {"commit", "config_sha256"}
+    assert summary["provenance"]["config_sha256"] == config_sha256(config)
+    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
+    assert [(p["variant"], p["from_step"]) for p in processes] == [("linear", 0), ("mlp_softplus", 0)]
+    assert all(p["provenance"] == summary["provenance"] and p["command"] == summary["command"] for p in processes)
     assert (workdir / "learning_curves.png").stat().st_size > 5_000
     assert not list(workdir.glob("*.partial"))
 
@@ -152,7 +159,7 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
 
 def test_a_finished_run_only_shows_its_table_again(undisturbed):
     workdir, out, _ = undisturbed
-    files = [workdir / "metrics.jsonl", workdir / "summary.json"]
+    files = [workdir / name for name in ("metrics.jsonl", "summary.json", "processes.jsonl")]
     before = [path.read_bytes() for path in files]
     code, again, _ = finish(start(workdir))
     assert code == 0 and again == out
@@ -211,6 +218,8 @@ def test_signals_save_say_where_and_exit(tmp_path):
         assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 200
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
+    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
+    assert len(processes) == 3 and processes[-1]["from_step"] == saved
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
