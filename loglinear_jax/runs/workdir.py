@@ -131,10 +131,13 @@ class Workdir:
         self._append(self.metrics_file, record)
 
     def _append(self, path: Path, line: dict[str, Any]) -> None:
+        """Adds a line to a file, in place of one that a kill cut off."""
         if not self.writes:
             return
-        with path.open("a") as file:
-            file.write(to_json(line) + "\n")
+        with path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write((to_json(line) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
