@@ -22,6 +22,7 @@ import numpy as np
 
 from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.decays import initial_memory as memory_of
+from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome
@@ -98,7 +99,7 @@ def differences(results: Results, runs: str, a: str, b: str) -> Rows:
     rows = []
     for run in results.matching(runs):
         accuracies_of = [np.array(outcome(run, variant).best_accuracy) for variant in (a, b)]
-        row = {"setting": setting_of(run), "pairs": str(run.config.task.num_pairs)}
+        row = {"setting": setting_of(run.config) or "–", "pairs": str(run.config.task.num_pairs)}
         for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
             only_a, only_b, p_value = mcnemar(*(accuracy >= threshold for accuracy in accuracies_of))
             row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
@@ -138,7 +139,7 @@ def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
 Cell = Callable[[Run, str, VariantOutcome], str]
 COLUMNS: dict[str, tuple[str, Cell]] = {
     "run": ("run", lambda run, v, o: f"`{run.name}`"),
-    "setting": ("setting", lambda run, v, o: setting_of(run)),
+    "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.best_accuracy)),
     "least": ("least %", lambda run, v, o: f"{100 * min(o.best_accuracy):.1f}"),
@@ -416,11 +417,6 @@ NUMBERS: dict[str, Callable[..., str]] = {
 
 
 # --- Cells ----------------------------------------------------------------------------------------------------------
-
-
-def setting_of(run: Run) -> str:
-    """ "text" or "released": whose initial values and heads the recall model has."""
-    return "released" if run.config.model.init_scheme == "released" else "text"
 
 
 def _short(p_value: float, digits: int = 1) -> str:
