@@ -176,6 +176,20 @@ def shares_by_pairs(results: Results, rows: str) -> Rows:
     return found
 
 
+def converged_by_pairs(results: Results, rows: str) -> Rows:
+    """The share of seeds at ≥ 90 % with its interval, against pairs. rows: "label = runs:variant,variant"."""
+    found = []
+    for label, runs, variants in _listed(rows):
+        for index, variant in enumerate(variants.split(",")):
+            cells = {"setting": "" if index else label, "λ": f"`{variant}`"}
+            for run in results.matching(runs):
+                o = outcome(run, variant)
+                low, high = o.share_converged_interval
+                cells[f"{run.config.task.num_pairs} pairs"] = f"{o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
+            found.append(cells)
+    return found
+
+
 def repeated(results: Results, runs: str, variants: str) -> Rows:
     """Mean accuracy of the seeds that several runs of one task share, against pairs. runs: repetitions, separated by ';'."""
     repetitions = [results.matching(patterns) for patterns in runs.split(";")]
@@ -265,7 +279,7 @@ def variation_of_lam(results: Results, runs: str) -> Rows:
 
 
 def perplexities(results: Results, runs: str) -> Rows:
-    """Perplexity of language models, mean ± std over seeds, and the median step of the best."""
+    """Perplexity of language models, mean ± std over seeds, the median step of the best, and what λ adds to the parameters."""
     rows = []
     for run in results.matching(runs):
         for variant, o in run.outcomes.items():
@@ -278,6 +292,7 @@ def perplexities(results: Results, runs: str) -> Rows:
                     "validation": _perplexity(o.best_loss),
                     "test": _perplexity(o.test_loss),
                     "best at step": f"{np.median(o.best_step):,.0f}",
+                    "λ adds": lam_share(results, run.name, variant) + " %",
                 }
             )
     return rows
@@ -347,8 +362,8 @@ def by_memory(results: Results, rows: str) -> Rows:
 TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
-        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, compared, bands, lengths,
-        variation_of_lam, perplexities, time, initial_memory, by_memory,
+        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
+        bands, lengths, variation_of_lam, perplexities, time, initial_memory, by_memory,
     )
 }  # fmt: skip
 SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
@@ -410,9 +425,15 @@ def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> 
     return _perplexity(outcome(run, variant).best_loss, int(digits))
 
 
+def lam_share(results: Results, runs: str, variant: str) -> str:
+    """The parameters of λ in % of all others: "0.0083"."""
+    [run] = results.matching(runs)
+    return f"{outcome(run, variant).lam_params_percent:.4f}"
+
+
 NUMBERS: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity)
+    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity, lam_share)
 }  # fmt: skip
 
 
