@@ -11,6 +11,9 @@ A piece of prose is repeated in a comment, with functions of `page_tables.NUMBER
     <!-- checked: `linear` converges in {converged runs=mqar-seq128-kv* variant=linear} of 256 runs -->
 
 The page must then contain that piece with the numbers filled in; where its lines break does not count.
+
+A folder's pages are its *.md, and its runs its <name>/summary.json. Of a folder that has a folder results, such as the
+repository, the runs are those in results, and the pages also those in docs and results.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 def write_pages(folder: Path, slow: bool = False) -> tuple[list[Path], list[str]]:
-    """Makes the tables of every page in a folder again. slow: also those that take a minute.
+    """Makes the tables of every page of a folder again. slow: also those that take a minute.
 
     Returns the pages that changed and one line for everything that could not be made and every piece of prose that does not
     agree with the runs, which nobody but its author can change.
     """
-    results, changed, problems = Results(folder), [], []
+    results, changed, problems = Results(_runs(folder)), [], []
     for page in _pages(folder):
         text = page.read_text()
         new = TABLE.sub(functools.partial(_made, page, results=results, slow=slow, problems=problems), text)
@@ -54,7 +57,7 @@ def write_pages(folder: Path, slow: bool = False) -> tuple[list[Path], list[str]
 def check_pages(folder: Path, slow: bool = False) -> list[str]:
     """One line for each table and each checked piece of prose in the pages of a folder that does not agree with the runs:
     which page, which table, the first differing line. slow: also the tables that take a minute."""
-    results, problems = Results(folder), []
+    results, problems = Results(_runs(folder)), []
     for page in _pages(folder):
         text = page.read_text()
         opened, whole = text.count("<!-- table:"), len(TABLE.findall(text))
@@ -68,10 +71,15 @@ def check_pages(folder: Path, slow: bool = False) -> list[str]:
     return problems
 
 
+def _runs(folder: Path) -> Path:
+    return folder / "results" if (folder / "results").is_dir() else folder
+
+
 def _pages(folder: Path) -> list[Path]:
-    pages = sorted(folder.glob("*.md"))
+    patterns = ("*.md", "docs/*.md", "results/*.md") if _runs(folder) != folder else ("*.md",)
+    pages = [page for pattern in patterns for page in sorted(folder.glob(pattern))]
     if not pages:
-        raise ConfigError(f"{folder} holds no pages (*.md)")
+        raise ConfigError(f"{folder} has no pages (*.md)")
     return pages
 
 
@@ -118,7 +126,7 @@ def _call(text: str) -> tuple[str, dict[str, str]]:
     """ "by_pairs runs=a,b" as a name and options; a value with spaces is in quotes."""
     name, *options = shlex.split(text)
     if wrong := [option for option in options if "=" not in option]:
-        raise ValueError(f"{wrong[0]!r} is no option: expected name=value")
+        raise ValueError(f"{wrong[0]!r} is not an option: expected name=value")
     return name, dict(option.split("=", 1) for option in options)
 
 

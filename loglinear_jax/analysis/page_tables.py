@@ -22,6 +22,7 @@ import numpy as np
 
 from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.decays import initial_memory as memory_of
+from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome
@@ -98,7 +99,7 @@ def differences(results: Results, runs: str, a: str, b: str) -> Rows:
     rows = []
     for run in results.matching(runs):
         accuracies_of = [np.array(outcome(run, variant).best_accuracy) for variant in (a, b)]
-        row = {"setting": setting_of(run), "pairs": str(run.config.task.num_pairs)}
+        row = {"setting": setting_of(run.config) or "–", "pairs": str(run.config.task.num_pairs)}
         for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
             only_a, only_b, p_value = mcnemar(*(accuracy >= threshold for accuracy in accuracies_of))
             row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
@@ -138,7 +139,7 @@ def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
 Cell = Callable[[Run, str, VariantOutcome], str]
 COLUMNS: dict[str, tuple[str, Cell]] = {
     "run": ("run", lambda run, v, o: f"`{run.name}`"),
-    "setting": ("setting", lambda run, v, o: setting_of(run)),
+    "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.best_accuracy)),
     "least": ("least %", lambda run, v, o: f"{100 * min(o.best_accuracy):.1f}"),
@@ -172,6 +173,20 @@ def shares_by_pairs(results: Results, rows: str) -> Rows:
             shares = f"{o.num_converged}/{len(o.seeds)} [{low:.2f}, {high:.2f}], {o.num_solved}/{len(o.seeds)}"
             cells[f"kv={run.config.task.num_pairs}"] = shares
         found.append(cells)
+    return found
+
+
+def converged_by_pairs(results: Results, rows: str) -> Rows:
+    """The share of seeds at ≥ 90 % with its interval, against pairs. rows: "label = runs:variant,variant"."""
+    found = []
+    for label, runs, variants in _listed(rows):
+        for index, variant in enumerate(variants.split(",")):
+            cells = {"setting": "" if index else label, "λ": f"`{variant}`"}
+            for run in results.matching(runs):
+                o = outcome(run, variant)
+                low, high = o.share_converged_interval
+                cells[f"{run.config.task.num_pairs} pairs"] = f"{o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
+            found.append(cells)
     return found
 
 
@@ -264,7 +279,7 @@ def variation_of_lam(results: Results, runs: str) -> Rows:
 
 
 def perplexities(results: Results, runs: str) -> Rows:
-    """Perplexity of language models, mean ± std over seeds, and the median step of the best."""
+    """Perplexity of language models, mean ± std over seeds, the median step of the best, and what λ adds to the parameters."""
     rows = []
     for run in results.matching(runs):
         for variant, o in run.outcomes.items():
@@ -277,6 +292,7 @@ def perplexities(results: Results, runs: str) -> Rows:
                     "validation": _perplexity(o.best_loss),
                     "test": _perplexity(o.test_loss),
                     "best at step": f"{np.median(o.best_step):,.0f}",
+                    "λ adds": lam_share(results, run.name, variant) + " %",
                 }
             )
     return rows
@@ -346,8 +362,8 @@ def by_memory(results: Results, rows: str) -> Rows:
 TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
-        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, repeated, compared, bands, lengths,
-        variation_of_lam, perplexities, time, initial_memory, by_memory,
+        by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
+        bands, lengths, variation_of_lam, perplexities, time, initial_memory, by_memory,
     )
 }  # fmt: skip
 SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
@@ -409,18 +425,19 @@ def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> 
     return _perplexity(outcome(run, variant).best_loss, int(digits))
 
 
+def lam_share(results: Results, runs: str, variant: str) -> str:
+    """The parameters of λ in % of all others: "0.0083"."""
+    [run] = results.matching(runs)
+    return f"{outcome(run, variant).lam_params_percent:.4f}"
+
+
 NUMBERS: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity)
+    for f in (converged, solved, seeds, between, mean, mean_and_std, p, changed_sides, perplexity, lam_share)
 }  # fmt: skip
 
 
 # --- Cells ----------------------------------------------------------------------------------------------------------
-
-
-def setting_of(run: Run) -> str:
-    """ "text" or "released": whose initial values and heads the recall model has."""
-    return "released" if run.config.model.init_scheme == "released" else "text"
 
 
 def _short(p_value: float, digits: int = 1) -> str:

@@ -115,14 +115,14 @@ def _commands(runs: Sequence[Run]) -> list[str]:
 def _runs_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
-        model, train, summary = run.config.model, run.config.train, run.summary
+        model, train, summary, setting = run.config.model, run.config.train, run.summary, setting_of(run.config)
         seconds = [outcome.seconds for outcome in run.outcomes.values() if outcome.seconds is not None]
         rates = [o.seed_steps_per_second for o in run.outcomes.values() if o.seed_steps_per_second]
         rows.append(
             {
                 "run": run.name,
                 "task": run.task.describe(),
-                "model": f"{model.layers} × {model.hidden}, {setting_of(run.config)} setting",
+                "model": f"{model.layers} × {model.hidden}{setting and f', setting {setting}'}",
                 "seeds": str(train.num_seeds),
                 "steps": f"{train.num_steps:,} of {train.batch_size}, rate {train.learning_rate:g}, {train.precision}",
                 "machine": (summary and summary.device) or "–",

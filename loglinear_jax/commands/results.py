@@ -3,7 +3,8 @@
   loglinear_jax results --check
   loglinear_jax results --write --all
 
-A page (results/*.md) names in comments what each table is made from; loglinear_jax/analysis/checked_pages.py says how.
+A page (README.md, docs/*.md, results/*.md) names in comments what each table is made from;
+loglinear_jax/analysis/checked_pages.py says how.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from loglinear_jax.commands.arguments import BadInput
 
-HELP = "check the tables of results/ against the runs they are made from, or make them again"
+HELP = "check the tables of the pages against the runs they are made from, or make them again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=Path("results"),
-        help="pages (*.md) and runs (<name>/summary.json); default results",
+        default=Path("."),
+        help="where pages (*.md) and runs (<name>/summary.json) are; default: the repository, with README.md, docs, results",
     )
 
 

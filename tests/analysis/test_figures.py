@@ -80,7 +80,7 @@ def shares(tmp_path):
              "share_high": 0.6} for v in VARIANTS
         ]  # fmt: skip
 
-    changes = ("", "robust", "released setting, dt_max=0.01, warmup_steps=500, schedule=cosine, learning_rate=0.003")
+    changes = ("", "robust", "setting released, dt_max=0.01, warmup_steps=500, schedule=cosine, learning_rate=0.003")
     return figures.draw_shares(
         {
             f"MQAR, length 128, vocabulary 128, pairs {2**i}": [
@@ -94,7 +94,7 @@ def shares(tmp_path):
 def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
-    name = "MQAR, length 128, vocabulary 128, pairs 4; released setting, dt_max=0.01"
+    name = "MQAR, length 128, vocabulary 128, pairs 4; setting released, dt_max=0.01"
     return figures.draw_initial_memory([(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", name)
 
 
@@ -178,6 +178,23 @@ def test_the_title_says_what_solves_the_task(tmp_path):
     ):
         figure = figures.draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
         assert figure.get_suptitle().split("\n")[0].replace("\N{NO-BREAK SPACE}", " ") == title
+
+
+def test_the_title_says_which_change_helps_most():
+    def title(*shares):
+        numbers = [
+            {"changed": changed, "variant": "linear", "num_seeds": 64, "num_converged": converged, "num_solved": 0,
+             "share_low": 0.0, "share_high": 1.0} for changed, converged in shares
+        ]  # fmt: skip
+        figure = figures.draw_shares({"MQAR": numbers})
+        rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert rows[0] == "nothing changed" and figure.axes[0].get_ylabel() == "changed"
+        return figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+
+    assert title(("", 32), ("norm=pre", 48)) == "Most seeds converge with norm=pre: 75 %"
+    assert title(("", 32), ("robust", 64), ("norm=pre, conv_width=4", 64)) == "Most seeds converge with robust: 100 %"
+    assert title(("", 48), ("norm=pre", 32)) == "Most seeds converge with nothing changed: 75 %"
+    assert title(("", 0), ("norm=pre", 0)) == "As many seeds converge with every change: 0 %"
 
 
 def test_saving_keeps_the_layout(tmp_path):

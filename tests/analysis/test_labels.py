@@ -1,7 +1,7 @@
 """Names and colours."""
 
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant, sentence, setting_of
-from loglinear_jax.config import released_config
+from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from tests.analysis.made_runs import made_run
 
 
@@ -13,8 +13,28 @@ def test_a_sentence_leaves_lam_small():
 def test_settings_are_called_text_and_released(tmp_path):
     run = made_run(tmp_path)
     assert setting_of(run.config) == "text" and "setting" not in describe_run(run)
+    run.config.model.max_length = 256  # for evaluation at other lengths, and no other model
+    assert setting_of(run.config) == "text"
     released_config(run.config)
-    assert describe_run(run).endswith(", released setting")
+    assert setting_of(run.config) == "released" and describe_run(run).endswith(", setting released")
+    run.config.model.dt_max = 0.01
+    assert setting_of(run.config) == ""
+
+
+def test_another_model_has_neither_setting(tmp_path):
+    run = made_run(tmp_path)
+    robust_config(run.config)
+    assert setting_of(run.config) == "" and "setting" not in describe_run(run)
+
+
+def test_settings_of_a_language_model():
+    config = language_config()
+    config.model.hidden = 256
+    assert setting_of(config) == "text"
+    config.task.target_offset = 2  # alone it is neither
+    assert setting_of(config) == ""
+    released_language_config(config)
+    assert setting_of(config) == "released"
 
 
 def test_every_variant_has_its_own_colour():

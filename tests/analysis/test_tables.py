@@ -86,7 +86,7 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert table.rows[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and table.rows[0]["linear"] == table.rows[1]["linear"]
     assert "not shown: linear of kv4" in table.note
     (first, *_) = tables.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
-    assert first.title == "MQAR, text setting, by key-value pairs, length 128"
+    assert first.title == "MQAR, setting text, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
     titles = [table.title for table in tables.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
@@ -97,7 +97,7 @@ def test_presets_are_named_among_changes(tmp_path):
     released_config(runs[1].config)
     runs[1].config.model.dt_max = 0.01
     robust_config(runs[2].config)
-    assert tables.changed_settings(runs) == ["", "released setting, dt_max=0.01", "robust"]
+    assert tables.changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):

@@ -120,7 +120,7 @@ def _most_solved(run: Run) -> str:
 
 
 def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """How many seeds converge in several settings: a panel for each task, a row for each setting, a colour for each variant.
+    """How many seeds converge by what is changed: a panel for each task, a row for each change, a colour for each variant.
 
     shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_solved,
     share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy with Wilson's 95 % interval, rings that at ≥ 99 %.
@@ -128,7 +128,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     every = [number for numbers in shares.values() for number in numbers]
     settings = list(dict.fromkeys(number["changed"] for number in every))
     colors = colors_of(dict.fromkeys(number["variant"] for number in every))
-    lines = [textwrap.fill(changed or "nothing", 36) for changed in settings]
+    lines = [textwrap.fill(changed or "nothing changed", 36) for changed in settings]
     spacing = 0.14
     room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
     top = np.cumsum([0, *room])
@@ -169,9 +169,28 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         [], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none"
     )
     legend_below(figure, handles)
-    share = [100 * number["num_converged"] / number["num_seeds"] for number in every]
-    title(figure, f"From {min(share):.0f} % to {max(share):.0f} % of the seeds converge, by setting and variant")
+    title(figure, _most_converged(every))
     return figure
+
+
+def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
+    """With which change most seeds converge, over all tasks and variants; of equal ones that with the fewest words."""
+    counts: dict[str, np.ndarray] = {}
+    for number in numbers:
+        counts.setdefault(number["changed"], np.zeros(2, int))
+        counts[number["changed"]] += number["num_converged"], number["num_seeds"]
+    shares = {changed: converged / seeds for changed, (converged, seeds) in counts.items()}
+    most = max(shares.values())
+    if len(shares) > 1 and min(shares.values()) == most:
+        return f"As many seeds converge with every change: {100 * most:.0f} %"
+    best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
+    return f"Most seeds converge with {best or 'nothing changed'}: {_percent(*counts[best])}"
+
+
+def _percent(part: int, whole: int) -> str:
+    """100 % only for all of them."""
+    share = f"{100 * part / whole:.0f}"
+    return f"{100 * part / whole:.1f} %" if share == "100" and part < whole else f"{share} %"
 
 
 def draw_initial_memory(

@@ -59,10 +59,19 @@ class InitialDecays(Section):
 
 
 def _message(table: tables.Table) -> str:
-    """In how many cases the longest memory of all layers goes with converging."""
+    """With how many variants those seeds converge that remember furthest, over all layers; or, if of each variant all seeds
+    or none converge, which."""
     chances = [(row["all: probability"], row["all: p"]) for row in table.raw]
     tested = [(chance, p) for chance, p in chances if np.isfinite(chance)]
     if not tested:
-        return "Best accuracy by initial memory: of every variant all seeds converge, or none does"
+        all_converge = [row["num_converged"] == row["num_seeds"] for row in table.raw]
+        none, every = all_converge.count(False), all_converge.count(True)
+        if not none:
+            return "Every seed converges, however far back it remembers at the start"
+        if not every:
+            return "No seed converges, however far back it remembers at the start"
+        return (
+            f"Variants of which every seed converges: {every}; of which none does, whatever the initial memory: {none}"
+        )
     longer = sum(chance > 0.5 and p < 0.05 for chance, p in tested)
     return f"Seeds that remember further back at the start converge more often (p < 0.05): {longer} of {len(tested)} variants"

@@ -19,7 +19,7 @@ from loglinear_jax.runs.outcome_table import mean_and_std
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import CONVERGED_ACCURACY
 
-PRESETS = {"released setting": released_config, "robust": robust_config}
+PRESETS = {"setting released": released_config, "robust": robust_config}
 # What does not make a setting another one.
 BESIDES = {
     "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
@@ -183,8 +183,8 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
         notes.append(f"in its text the paper has another run at kv=32: {again}")
-    setting = "" if "released" in changes else f", {setting_of(first.config)} setting"
-    title = f"{first.task.TITLE}{setting}, by {words}"
+    setting = "" if "setting released" in changes else setting_of(first.config)
+    title = f"{first.task.TITLE}{setting and f', setting {setting}'}, by {words}"
     if shown == "kv":
         title += f", length {first.config.task.seq_len}"
     if changes:
