@@ -11,7 +11,7 @@ LOG_FILE_SECONDS = 30
 
 
 class LineStream:
-    """Turns a progress bar's redrawing into lines, for a stream that is no terminal."""
+    """Turns a progress bar's redrawing into lines, for a stream that is not a terminal."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

@@ -58,7 +58,7 @@ RENAMED = {"model": {"init_scheme": {"paper": "text"}}}
 def read_config(path: Path) -> ConfigDict:
     """The config that a run was started with; a setting that is newer than the run has its default.
 
-    Raises ConfigError if the file can't be read, or is no config of this project.
+    Raises ConfigError if the file can't be read, or is not a config of this project.
     """
     try:
         given = json.loads(path.read_text())
@@ -66,7 +66,7 @@ def read_config(path: Path) -> ConfigDict:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
     sections = ("task", "model", "train")
     if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
-        raise ConfigError(f"{path} is no config of a run: expected task, model and train in it")
+        raise ConfigError(f"{path} is not a config of a run: expected task, model and train in it")
     kind, task = given["model"].get("kind", "recall"), given["task"].get("name")
     if kind not in MODEL_KINDS:
         raise ConfigError(f"{path} is not a config of this version: model.kind is {kind!r}")
@@ -84,13 +84,13 @@ def read_config(path: Path) -> ConfigDict:
             if name in values:
                 values[name] = names_today.get(values[name], values[name])
         if unknown := sorted(set(values) - set(known[section])):
-            raise ConfigError(f"{path} is no config of this version: there is no setting {section}.{unknown[0]}")
+            raise ConfigError(f"{path} is not a config of this version: there is no setting {section}.{unknown[0]}")
         try:
             known[section].update(with_none(values, settings_class))
         except TypeError as error:
-            raise ConfigError(f"{path} is no config of this version: {section}: {error}") from error
+            raise ConfigError(f"{path} is not a config of this version: {section}: {error}") from error
     if not isinstance(given.get("variants") or "", str):
-        raise ConfigError(f"{path} is no config of a run: variants is {given['variants']!r}, expected a text")
+        raise ConfigError(f"{path} is not a config of a run: variants is {given['variants']!r}, expected a text")
     known.task = ConfigDict(given["task"])
     known.variants = given.get("variants")
     return known
@@ -120,6 +120,6 @@ def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """One "field: old → new" for each field in which two configs differ; where data is kept is no difference."""
+    """One "field: old → new" for each field in which two configs differ; where data is kept does not count."""
     a, b = flat_settings(old), flat_settings(new)
     return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(differing_names([a, b]))]

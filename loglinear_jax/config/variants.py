@@ -41,7 +41,7 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
         if not equals:
             if setting not in LAMS and ":" not in setting:
                 raise ConfigError(
-                    f"variants: {setting!r} is no λ ({', '.join(LAMS)}, or my_module:MyLam) and no setting such as "
+                    f"variants: {setting!r} is not a λ ({', '.join(LAMS)}, or my_module:MyLam), nor a setting such as "
                     "mixer=softmax"
                 )
             path, text = "lam", setting

@@ -160,7 +160,7 @@ class RunSummary:
     def from_json(cls, values: Any) -> RunSummary:
         """Raises ValueError naming what is missing."""
         if not isinstance(values, dict) or not isinstance(values.get("variants"), dict):
-            raise ValueError("no summary of a run: there are no variants in it")
+            raise ValueError("not a summary of a run: it has no variants")
         variants = {}
         for name, outcome in values["variants"].items():
             try:

@@ -111,7 +111,7 @@ def check_text_file(path: Path, argument: str) -> None:
     if not path.exists():
         raise CorpusError(f"{argument}: there is no file {path}")
     if not path.is_file():
-        raise CorpusError(f"{argument}: {path} is no file")
+        raise CorpusError(f"{argument}: {path} is not a file")
     if not path.stat().st_size:
         raise CorpusError(f"{argument}: {path} is empty")
     try:

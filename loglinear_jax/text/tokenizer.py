@@ -23,7 +23,7 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
     if where and folder.is_dir():
         return _read(folder)
     if not where or folder.exists() or where.startswith((".", "/", "~")):
-        raise CorpusError(f"tokenizer: {where!r} is no folder: expected one with {FILES}, or a name on the hub")
+        raise CorpusError(f"tokenizer: {where!r} is not a folder: expected one with {FILES}, or a name on the hub")
     return _parse(_from_hub(where).read_text(encoding="utf-8"), where)
 
 
@@ -49,7 +49,7 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise CorpusError(f"tokenizer: {vocab} and {merges} are no byte-level BPE: {error}") from error
+        raise CorpusError(f"tokenizer: {vocab} and {merges} are not a byte-level BPE: {error}") from error
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     return _checked(tokenizer, folder)
@@ -80,7 +80,7 @@ def _from_hub(name: str) -> Path:
             return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise CorpusError(
-            f"tokenizer: {name!r} is no local folder, and can't be had from the hub ({_first_line(error)}). "
+            f"tokenizer: {name!r} is not a local folder, and can't be had from the hub ({_first_line(error)}). "
             f"Without a network, give a folder that holds {FILES}"
         ) from error
 

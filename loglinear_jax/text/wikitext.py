@@ -194,7 +194,7 @@ def _read_text(path: Path, member: str) -> Iterator[str]:
     elif zipfile.is_zipfile(path):
         yield from _read_zip(path, member)
     elif path.suffix == ".zip":
-        raise CorpusError(f"source: {path} is no zip file, or a part of one: download it again")
+        raise CorpusError(f"source: {path} is not a zip file, or only part of one: download it again")
     else:
         with path.open("rb") as file:
             yield from read_blocks(file, path)
@@ -220,7 +220,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
                 # The hub's rows are lines with their newline, but a blank line is an empty row.
                 yield "".join(row if row.endswith("\n") else row + "\n" for row in rows)
     except (pyarrow.ArrowException, KeyError) as error:
-        raise CorpusError(f"source: {path} is no parquet file with a column 'text' ({error})") from error
+        raise CorpusError(f"source: {path} is not a parquet file with a column 'text' ({error})") from error
 
 
 def _check_network(name: str) -> None:

@@ -49,7 +49,7 @@ class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
     Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
-    DATA_SPECS. other: for another model, say; what draws the same data is not compiled again.
+    DATA_SPECS. other: an earlier ManySeeds, whose compiled `data` is used again if it draws the same data.
     """
 
     def __init__(

@@ -166,7 +166,7 @@ def test_variants():
     [
         (",", "variants is empty"),
         ("linear,linear", "variants names 'linear' twice"),
-        ("mlp", "variants: 'mlp' is no λ"),
+        ("mlp", "variants: 'mlp' is not a λ"),
         ("lam_width=3", "'lam_width=3': there is no setting model.lam_width"),
         ("run.seed=3", "there is no setting run.seed"),
         ("train.num_seeds=3", "all variants are trained with the same seeds"),

@@ -1,4 +1,4 @@
-"""What the pages say that can be checked without running it: links, figures, the table of settings."""
+"""What the pages say that can be checked without running it: links, figures, the tables of settings and of modules."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from docs.settings_table import PAGE, with_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("results/*.md"))]
+FIGURES = sorted([*ROOT.glob("docs/*.png"), *ROOT.glob("results/*.png")])
 LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -47,7 +48,27 @@ def test_the_first_page_is_short():
     assert (ROOT / "docs/analysis.ipynb").stat().st_size <= 200_000
 
 
-@pytest.mark.parametrize("figure", sorted(ROOT.glob("docs/*.png")), ids=lambda figure: figure.name)
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_figures_are_small_and_used(figure):
     assert figure.stat().st_size <= 300_000
-    assert any(f"({figure.name})" in page.read_text() or f"(docs/{figure.name})" in page.read_text() for page in PAGES)
+    names = f"({figure.name})", f"({figure.parent.name}/{figure.name})"
+    assert any(name in page.read_text() for page in PAGES for name in names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_no_number_is_still_to_be_measured(page):
+    assert "MEASURE" not in page.read_text()
+
+
+def test_the_layout_names_every_module_and_no_other():
+    """Of the package every one; beside it may be folders that git ignores."""
+    _, package, beside = (ROOT / "docs/layout.md").read_text().split("\n## ")
+    named = [re.findall(r"^\| `(.*?)/?` \|", section, re.MULTILINE) for section in (package, beside)]
+    modules = {path.name for path in (ROOT / "loglinear_jax").iterdir() if path.suffix == ".py" or has_files(path)}
+    assert sorted(named[0]) == sorted(modules - {"__init__.py", "__main__.py"})
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    assert set(named[1]) <= folders and len(set(named[1])) == len(named[1])
+
+
+def has_files(path):
+    return path.is_dir() and any(path.glob("*.py"))

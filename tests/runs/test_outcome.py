@@ -72,8 +72,8 @@ def test_earlier_summaries_say_the_same_of_their_seeds(path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], "no summary of a run"),
-        ({"variants": []}, "there are no variants in it"),
+        ([], "not a summary of a run"),
+        ({"variants": []}, "it has no variants"),
         ({"variants": {"linear": {"metric": "accuracy"}}}, "of another version: linear: there is no seeds"),
         ({"variants": {"linear": 3}}, "linear: expected the outcome of a variant, got 3"),
     ],

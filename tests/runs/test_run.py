@@ -370,7 +370,7 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
         (["--config=configs/mqar.py:kv=32,seq=100"], "task.seq_len=100 is too short for num_pairs=32"),
         (["--config=configs/mqar.py", "--config.model.key_groups=3"], "model.heads must be a multiple of key_groups"),
         (["--config=configs/selective_copy.py", "--config.task.vocab_size=20"], "task.vocab_size=20 is too small"),
-        (["--config=configs/mqar.py", "--config.variants=linaer"], "'linaer' is no λ"),
+        (["--config=configs/mqar.py", "--config.variants=linaer"], "'linaer' is not a λ"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monkeypatch, tmp_path):

@@ -34,7 +34,7 @@ def test_size_counts_holes_in_the_vocabulary():
 
 @pytest.mark.parametrize("name", ["", "./nowhere", "/nowhere", "two words!"])
 def test_no_tokenizer_of_that_name(name):
-    with pytest.raises(CorpusError, match=f"tokenizer: '{name}' is no .*vocab.json"):
+    with pytest.raises(CorpusError, match=f"tokenizer: '{name}' is not .*vocab.json"):
         load_tokenizer(name)
 
 
@@ -43,7 +43,7 @@ def test_folder_without_or_with_broken_files(tmp_path):
         load_tokenizer(str(tmp_path))
     (tmp_path / "vocab.json").write_text("[]")
     (tmp_path / "merges.txt").write_text("")
-    with pytest.raises(CorpusError, match="no byte-level BPE"):
+    with pytest.raises(CorpusError, match="not a byte-level BPE"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CorpusError, match="can't be read"):
