@@ -26,7 +26,7 @@ _INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES = range(4)
 
 @flax.struct.dataclass
 class SeedState:
-    """One seed's training so far: parameters, optimiser and best evaluation. With many seeds every leaf has a leading seed axis.
+    """One seed's training so far: parameters, optimiser, best evaluation. With many seeds every leaf has a leading seed axis.
 
     loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
     best metric, best_accuracy and best_loss what was measured there. solved_step is the first evaluated step with accuracy

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis.decays import initial_memory
+from loglinear_jax.analysis.sections.initial_decays import _message
+from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import ConfigError, build
 from loglinear_jax.runs.loading import read_run
 from loglinear_jax.train import SeedTrainer
@@ -24,3 +26,21 @@ def test_initial_memory_is_that_of_the_parameters_that_training_starts_from(work
     assert memory.shape == (2, 2, 2) and len(np.unique(memory)) == 8
     with pytest.raises(ConfigError, match="mixer=softmax has no decays"):
         initial_memory(run, "mixer=softmax")
+
+
+@pytest.mark.parametrize(
+    "converged, chance, title",
+    [
+        ([4, 4], np.nan, "Every seed converges, however far back it remembers at the start"),
+        ([0, 0], np.nan, "No seed converges, however far back it remembers at the start"),
+        (
+            [0, 4],
+            np.nan,
+            "Variants of which every seed converges: 1; of which none does, whatever the initial memory: 1",
+        ),
+        ([2, 2], 0.9, "Seeds that remember further back at the start converge more often (p < 0.05): 2 of 2 variants"),
+    ],
+)
+def test_the_title_says_whose_seeds_converge(converged, chance, title):
+    raw = [{"num_converged": n, "num_seeds": 4, "all: probability": chance, "all: p": 0.01} for n in converged]
+    assert _message(Table("", [], raw)) == title

@@ -113,7 +113,7 @@ def _against_settings(task: str, runs: list[Run]) -> Table:
         "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
         "Changed: against the default settings, as far as these runs differ",
     )
-    return Table(f"{task}: by setting", rows, raw, "; ".join(notes) + ".")
+    return Table(f"{task}: by what is changed", rows, raw, "; ".join(notes) + ".")
 
 
 def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, notes: list[str]) -> None:
