@@ -31,6 +31,11 @@ COLORS = {
 OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
 
 
+# By the kind of model, how the setting text is made, and how the setting released is made from it.
+SETTINGS = {
+    "recall": (default_config, released_config),
+    "language": (language_config, released_language_config),
+}
 # What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
 NOT_OF_A_SETTING = {
     "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},
@@ -49,11 +54,11 @@ def setting_of(config: ConfigDict) -> str:
 
 @functools.cache
 def _settings(kind: str) -> dict[str, dict[str, Any]]:
-    """What makes the settings text and released: the model, and whatever else the preset `released` changes."""
-    make, release = {
-        "recall": (default_config, released_config),
-        "language": (language_config, released_language_config),
-    }[kind]
+    """What makes the settings text and released: the model, and whatever else the preset `released` changes. A kind of model
+    that the paper does not have has neither."""
+    if kind not in SETTINGS:
+        return {}
+    make, release = SETTINGS[kind]
     released = make()
     release(released)
     flat = {"text": flat_settings(make()), "released": flat_settings(released)}

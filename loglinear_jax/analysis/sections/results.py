@@ -21,11 +21,11 @@ class Results(Section):
         with context.attempt("all runs", "the paper's tables"):
             for index, table in enumerate(tables.as_the_paper(context.runs)):
                 report.add_table(self.part, table, f"as-the-paper-{index + 1}")
-        with context.attempt("all runs", "the table by setting"):
+        with context.attempt("all runs", "the tables of changes"):
             by_setting = tables.by_setting(context.runs)
             if by_setting:
                 shares = {task: table.raw for task, table in by_setting.items()}
-                title = "Seeds that converge, by setting"
+                title = "Seeds that converge, by what is changed"
                 report.add_figure(self.part, figures.draw_shares(shares), "by-setting", title)
             for index, table in enumerate(by_setting.values()):
                 report.add_table(self.part, table, f"by-setting-{index + 1}")
