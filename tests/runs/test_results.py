@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -150,6 +151,7 @@ def test_a_changed_outcome_is_found(folder):
 def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
     check = ["results", "--check", f"--folder={folder}"]
     assert main(check) == 0
+    assert re.fullmatch(r"1 pages, \d+ tables agree with the runs\n", capsys.readouterr().out)
     page = folder / "page.md"
     page.write_text(page.read_text().replace("| 93.7 ", "| 93.8 "))
     capsys.readouterr()
