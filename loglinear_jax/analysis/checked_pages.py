@@ -71,6 +71,12 @@ def check_pages(folder: Path, slow: bool = False) -> list[str]:
     return problems
 
 
+def count_pages_and_tables(folder: Path, slow: bool = False) -> tuple[int, int]:
+    """How many pages, and how many tables in them, `check_pages` looks at."""
+    tables = [match["call"].split()[0] for page in _pages(folder) for match in TABLE.finditer(page.read_text())]
+    return len(_pages(folder)), sum(slow or name not in page_tables.SLOW for name in tables)
+
+
 def _runs(folder: Path) -> Path:
     return folder / "results" if (folder / "results").is_dir() else folder
 

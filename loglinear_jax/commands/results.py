@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 if pages and runs agree (or now do), 1 if something does not, one line each."""
-    from loglinear_jax.analysis.checked_pages import check_pages, write_pages
+    from loglinear_jax.analysis.checked_pages import check_pages, count_pages_and_tables, write_pages
     from loglinear_jax.config import ConfigError
 
     try:
@@ -52,4 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     for problem in problems:
         print(problem)
+    if args.check and not problems:
+        pages, tables = count_pages_and_tables(args.folder, slow=args.all)
+        print(f"{pages} pages, {tables} tables agree with the runs")
     return 1 if problems else 0
