@@ -20,11 +20,7 @@ def get_config(argument=None):
     name, _, presets = (argument or "").partition(",")
     if not name:
         raise ConfigError("name the task's module: --config=configs/task.py:my_package.my_task")
-    try:
-        config = default_config(task=name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return apply_presets(config, presets, PRESETS)
+    return apply_presets(default_config(task=name), presets, PRESETS)
 
 
 PRESETS = {"smoke": smoke_config, "released": released_config, "robust": robust_config}

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel
+from loglinear_jax.settings import SettingError
 
 
 def generate(
@@ -45,29 +46,31 @@ def stream(
     stop_token: a sequence that has produced it repeats it; when all have, it ends. max_length: tokens, prompt included, for
     which states are allocated; prompt and num_tokens together if None.
 
-    Raises ValueError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
+    Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
     max_length or the model's λ has levels for.
     """
     m = model.settings
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.shape[1] < 1 or not np.issubdtype(prompt.dtype, np.integer):
-        raise ValueError(f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T], T ≥ 1")
+        raise SettingError(
+            f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T], T ≥ 1"
+        )
     if prompt.min() < 0 or prompt.max() >= m.vocab_size:
-        raise ValueError(f"prompt has ids {prompt.min()} to {prompt.max()}: expected 0 to {m.vocab_size - 1}")
+        raise SettingError(f"prompt has ids {prompt.min()} to {prompt.max()}: expected 0 to {m.vocab_size - 1}")
     if num_tokens < 1:
-        raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        raise SettingError(f"num_tokens must be at least 1, got {num_tokens}")
     total = prompt.shape[1] + num_tokens
     max_length = total if max_length is None else max_length
     if total > max_length:
-        raise ValueError(
+        raise SettingError(
             f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
         )
     if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+        raise SettingError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= m.vocab_size:
-        raise ValueError(f"top_k must be from 1 to the vocabulary's {m.vocab_size}, got {top_k}")
+        raise SettingError(f"top_k must be from 1 to the vocabulary's {m.vocab_size}, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+        raise SettingError(f"top_p must be above 0 and at most 1, got {top_p}")
     m.check_decoding(max_length)
     choose = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
     return _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token)

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import pallas_kernels
+from loglinear_jax.settings import SettingError
 
 INITS = ("text", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -153,24 +154,27 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 def find_lam(lam: str) -> Callable[..., nn.Module]:
     """The λ module called `lam` in `LAMS`, or the class that "module:Class" names.
 
-    Raises ValueError for a name that is neither, and for a module that cannot be found, saying how to pass its path.
+    Raises SettingError for a name that is neither, for a module that cannot be found, saying how to pass its path, and for
+    what is no class of a Linen module. What the import of the module raises is not caught.
     """
     if lam in LAMS:
         return LAMS[lam]
     module_name, colon, class_name = lam.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise ValueError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
+        raise SettingError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
-        raise ValueError(
+        raise SettingError(
             f"lam={lam!r}: there is no module {module_name} here: put the folder that holds it in PYTHONPATH"
         ) from error
     found = getattr(module, class_name, None)
-    if not callable(found):
-        raise ValueError(f"lam={lam!r}: the module {module_name} has no class {class_name}")
+    if found is None:
+        raise SettingError(f"lam={lam!r}: the module {module_name} has no class {class_name}")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise SettingError(f"lam={lam!r}: expected the class of a Linen module, got a {type(found).__name__}")
     return found
 
 
@@ -180,16 +184,16 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
 
-    Raises ValueError for an unknown λ, activation or init_scheme, or a hidden width below 1.
+    Raises SettingError for an unknown λ, activation or init_scheme, or a hidden width below 1.
     """
     module = find_lam(lam)
     for argument, known in (("activation", ACTIVATIONS), ("init_scheme", INITS)):
         if argument in settings and settings[argument] not in known:
             shown = "lam_activation" if argument == "activation" else argument
-            raise ValueError(f"{shown} must be one of {', '.join(known)}, got {settings[argument]!r}")
+            raise SettingError(f"{shown} must be one of {', '.join(known)}, got {settings[argument]!r}")
     hidden = settings.get("hidden")
     if hidden is not None and hidden < 1:
-        raise ValueError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
+        raise SettingError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
     fields = inspect.signature(module).parameters
     return module(**{name: value for name, value in settings.items() if name in fields})
 

@@ -16,7 +16,7 @@ from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, make_lam
 from loglinear_jax.ops import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
 from loglinear_jax.ops.checks import Implementation
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
-from loglinear_jax.settings import check_fields, setting
+from loglinear_jax.settings import SettingError, check_fields, setting
 
 MIXERS = ("log_linear", "linear", "softmax")
 DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
@@ -231,19 +231,26 @@ class MixerSettings:
         )
 
     def check(self) -> None:
-        """Raises ValueError naming the first invalid setting."""
+        """Raises SettingError naming the first invalid setting."""
         check_fields(self, "model")
         try:
             make_lam(**self.lam_settings)
-            check_attention_settings(self.chunk_size, self.implementation)
-        except ValueError as error:
+            _check_attention(self.chunk_size, self.implementation)
+        except SettingError as error:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
-            raise ValueError(f"model.{error}{none}") from error
+            raise SettingError(f"model.{error}{none}") from error
         for name in ("vocab_size", "max_length", "groups"):
             if getattr(self, name) < 1:
                 shown = "key_groups" if name == "groups" else name
-                raise ValueError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
+                raise SettingError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
         if self.heads % self.groups:
-            raise ValueError(
+            raise SettingError(
                 f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
             )
+
+
+def _check_attention(chunk_size: int | None, implementation: str | None) -> None:
+    try:
+        check_attention_settings(chunk_size, implementation)
+    except ValueError as error:
+        raise SettingError(str(error)) from error

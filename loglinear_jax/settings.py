@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
+class SettingError(ValueError):
+    """A setting that does not exist or can't have this value; the message is one line that names it."""
+
+
 def setting(
     default: Any,
     meaning: str,
@@ -33,21 +37,21 @@ def setting_fields(settings_class: type) -> dict[str, dataclasses.Field]:
 
 
 def check_fields(settings: Any, section: str) -> None:
-    """Raises ValueError naming the first field whose value it does not take, as `section`.name."""
+    """Raises SettingError naming the first field whose value it does not take, as `section`.name."""
     for name, field in setting_fields(type(settings)).items():
         value, limits = getattr(settings, name), field.metadata
         if value is None:
             continue
         if limits["choices"] is not None and value not in limits["choices"]:
-            raise ValueError(f"{section}.{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
+            raise SettingError(f"{section}.{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
+            raise SettingError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
         if limits["above"] is not None and not value > limits["above"]:
-            raise ValueError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
+            raise SettingError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
         if limits["least"] is not None and value < limits["least"]:
             of_floats = isinstance(limits["least"], float)
             must = f"be finite{_also(limits)}" if of_floats else _least(limits["least"])
-            raise ValueError(f"{section}.{name} must {must}, got {value}")
+            raise SettingError(f"{section}.{name} must {must}, got {value}")
 
 
 def _least(least: int) -> str:

@@ -11,6 +11,7 @@ from loglinear_jax.config.defaults import MODEL_KINDS, NOT_IN_CONFIGS, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config
 from loglinear_jax.models import LanguageModel, RecallModel
+from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import TrainSettings
 
@@ -50,7 +51,7 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
         if vocab_size is None:
             task.open(train.batch_size, train.seeds)
             vocab_size = task.vocab_size
-    except ValueError as error:
+    except SettingError as error:
         raise ConfigError(str(error)) from error
     model = MODEL_KINDS[config.model.kind].model(dataclasses.replace(settings, vocab_size=vocab_size))
     return Experiment(config, task, model, train)

@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
-from loglinear_jax.settings import setting_fields
+from loglinear_jax.settings import SettingError, setting_fields
 from loglinear_jax.tasks import find_task
 from loglinear_jax.train import TrainSettings
 
@@ -77,13 +77,13 @@ def language_config() -> ConfigDict:
 
 
 def add_settings(section: ConfigDict, settings_class: type) -> None:
-    """Adds a class's settings with their defaults. Raises ValueError for a field without one."""
+    """Adds a class's settings with their defaults. Raises SettingError for a field without one."""
     types = typing.get_type_hints(settings_class)
     for field in dataclasses.fields(settings_class):
         if field.name in NOT_IN_CONFIGS and "meaning" not in field.metadata:
             continue
         if field.default is dataclasses.MISSING:
-            raise ValueError(f"{settings_class.__name__}: its field {field.name} has no default value")
+            raise SettingError(f"{settings_class.__name__}: its field {field.name} has no default value")
         is_none = field.default is None
         section[field.name] = config_dict.placeholder(_only_type(types[field.name])) if is_none else field.default
 

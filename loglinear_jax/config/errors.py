@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from loglinear_jax.settings import SettingError
 
-class ConfigError(ValueError):
-    """A setting that does not exist or cannot be; the message is one line that names it."""
+
+class ConfigError(SettingError):
+    """A config or run that can't be used as it is; the message is one line that names what is wrong."""

@@ -18,6 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.settings import SettingError
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -118,7 +119,7 @@ def get_config(file: ConfigFile, presets: str = "") -> ConfigDict:
         raise ConfigError(f"the config {file.path} {'takes no' if presets else 'needs'} presets") from None
     try:
         config = file.get_config(*arguments)
-    except ValueError as error:  # a setting of it that can't be
+    except SettingError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(config, ConfigDict):
         raise ConfigError(
@@ -131,11 +132,12 @@ def _execute(path: Path) -> ModuleType:
     name = f"loglinear_jax_config_{path.stem}"
     loader = SourceFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    sys.modules[name] = module
     try:
-        loader.exec_module(module)
-    except (OSError, SyntaxError, UnicodeError, ImportError) as error:
+        code = loader.get_code(name)
+    except (OSError, SyntaxError, UnicodeError) as error:
         raise ConfigError(f"the config can't be read: {error}") from error
+    sys.modules[name] = module
+    exec(code, module.__dict__)  # what it raises is its own, and keeps its traceback
     return module
 
 

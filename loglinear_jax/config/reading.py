@@ -13,6 +13,7 @@ from loglinear_jax.config.defaults import MODEL_KINDS, default_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
+from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, Task, find_task
 from loglinear_jax.train import TrainSettings
 
@@ -39,7 +40,7 @@ def check_config(config: ConfigDict) -> None:
         raise ConfigError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {config.model.kind!r}")
     try:
         find_lam(config.model.lam)
-    except ValueError as error:
+    except SettingError as error:
         raise ConfigError(f"model.{error}") from error
     names = variant_names(config)
     if config.model.lam != MODEL_KINDS[config.model.kind].settings.lam and all(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MixerCache, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
-from loglinear_jax.settings import other_default, setting
+from loglinear_jax.settings import SettingError, other_default, setting
 
 REMAT = ("none", "block")
 small_normal = nn.initializers.normal(0.02)
@@ -58,17 +58,17 @@ class LanguageSettings(MixerSettings):
         return -(-(8 * self.hidden // 3) // 256) * 256
 
     def check_decoding(self, max_length: int) -> None:
-        """Raises ValueError if λ has no levels for so many tokens."""
+        """Raises SettingError if λ has no levels for so many tokens."""
         if self.has_lam and max_length > self.max_length:
-            raise ValueError(
+            raise SettingError(
                 f"{max_length} tokens, prompt included: the model's λ has levels for {self.max_length}; train with a "
                 "larger model.max_length, or generate less"
             )
 
     def check(self) -> None:
-        """Raises ValueError naming the first invalid setting."""
+        """Raises SettingError naming the first invalid setting."""
         if self.heads is None:
-            raise ValueError(
+            raise SettingError(
                 f"model.hidden must be a multiple of head_dim where heads is None, got hidden={self.hidden}, "
                 f"head_dim={self.head_dim}"
             )

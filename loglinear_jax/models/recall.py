@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.losses import token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
-from loglinear_jax.settings import setting
+from loglinear_jax.settings import SettingError, setting
 
 NORMS = ("post", "pre")
 
@@ -36,12 +36,12 @@ class RecallSettings(MixerSettings):
     dt_max: float = setting(DT_MAX, "largest initial step size Δ", above=0)
 
     def check(self) -> None:
-        """Raises ValueError naming the first invalid setting."""
+        """Raises SettingError naming the first invalid setting."""
         super().check()
         if self.conv_width < 0:
-            raise ValueError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
+            raise SettingError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
         if self.dt_min > self.dt_max:
-            raise ValueError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
+            raise SettingError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 
 
 class RecallLayer(nn.Module):

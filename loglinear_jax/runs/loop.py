@@ -29,6 +29,7 @@ from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
 from loglinear_jax.runs.provenance import device, provenance, versions
 from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 from pallas_kernels import UnsupportedError
@@ -60,7 +61,7 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
     task = next(iter(experiments.values())).task  # the same for all variants
     try:
         task.check_sequences()
-    except (ValueError, NotImplementedError) as error:
+    except SettingError as error:
         raise ConfigError(f"task {config.task.name}: {error}") from error
     try:
         sizes = {variant: describe_size(x.model, x.task.seq_len) for variant, x in experiments.items()}

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from loglinear_jax.settings import check_fields, setting
+from loglinear_jax.settings import SettingError, check_fields, setting
 from loglinear_jax.tasks.data import Data, DrawnData
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class BaseTask:
         """Raises ValueError, naming the settings, if they admit no sequence."""
 
     def check_sequences(self) -> None:
-        """Raises ValueError if the sequences are not what they should be; nothing to say of those that are read."""
+        """Raises SettingError if the sequences are not what they should be; nothing to say of those that are read."""
 
     def open(self, batch_size: int, seeds: list[int]) -> None:
-        """Opens what the sequences are read from. Raises ValueError if it can't be used. Drawn ones need nothing."""
+        """Opens what the sequences are read from. Raises SettingError if it can't be used. Drawn ones need nothing."""
 
     @property
     def corpus_read(self) -> Any | None:
@@ -153,7 +153,7 @@ class Task(BaseTask):
         raise NotImplementedError(f"{type(self).__name__} has no method sample(key, num)")
 
     def check_sequences(self) -> None:
-        """Draws a few sequences; raises ValueError if they are not what `sample` promises, or nothing in them is scored."""
+        """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored."""
         check_sample(self)
 
     def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
@@ -178,56 +178,79 @@ def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
 def find_task(name: str) -> type[BaseTask]:
     """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
-    Raises ValueError if there is no such module, or it names no TASK.
+    Raises SettingError if there is no such module, or its TASK is none. What the import of the module raises is not caught.
     """
     own = f"loglinear_jax.tasks.{name}"
     path = own if _exists(own) else name
     if not _exists(path):
-        raise ValueError(f"task.name: no task {name!r}: there is no module {own} and no module {name}")
+        raise SettingError(
+            f"task.name: no task {name!r}: there is no module {own}, and no module {name} here: put the folder that holds it "
+            "in PYTHONPATH"
+        )
     module = importlib.import_module(path)
     if not hasattr(module, "TASK"):
-        raise ValueError(f"task.name: {path} names no TASK, the Task subclass to use")
-    return module.TASK
+        raise SettingError(f"task.name: {path} names no TASK, the Task subclass to use")
+    found = module.TASK
+    if not (isinstance(found, type) and issubclass(found, BaseTask) and dataclasses.is_dataclass(found)):
+        raise SettingError(f"task.name: TASK of {path} is {found!r}: expected a dataclass that is a subclass of Task")
+    return found
 
 
 def load_task(name: str, **settings: Any) -> BaseTask:
-    """The task of that name (see `find_task`) with these settings. Raises ValueError if they are unknown or impossible."""
+    """The task of that name (see `find_task`) with these settings.
+
+    Raises SettingError if they are unknown or impossible: of its `check`, every ValueError counts as that.
+    """
     task_class = find_task(name)
     known = {field.name for field in dataclasses.fields(task_class)}
     if unknown := sorted(set(settings) - known):
-        raise ValueError(f"task.{unknown[0]}: {name} has no such setting; it has {', '.join(sorted(known))}")
+        raise SettingError(f"task.{unknown[0]}: {name} has no such setting; it has {', '.join(sorted(known))}")
     task = task_class(**settings)
     check_fields(task, "task")
-    task.check()
+    try:
+        task.check()
+    except ValueError as error:
+        raise SettingError(str(error)) from error
     return task
 
 
 def check_sample(task: Task, num: int = 4) -> None:
-    """Draws `num` sequences; raises ValueError if they are not what `Task.sample` promises, or nothing in them is scored."""
+    """Draws `num` sequences; raises SettingError if they are not what `Task.sample` promises, or nothing in them is scored.
+
+    What `sample` itself raises is not caught.
+    """
+    if type(task).sample is Task.sample:
+        raise SettingError(f"{type(task).__name__} has no method sample(key, num)")
     drawn = jax.jit(task.sample, static_argnums=1)(jax.random.key(0), num)
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
-        raise ValueError(f"sample returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
+        raise SettingError(f"sample returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
     for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
         if ids.shape != (num, task.seq_len) or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(
+            raise SettingError(
                 f"sample({num} sequences) returns {name} of shape {ids.shape} and dtype {ids.dtype}: expected integers "
                 f"[{num}, task.seq_len={task.seq_len}]"
             )
         if ids.min() < lowest or ids.max() >= task.vocab_size:
-            raise ValueError(
+            raise SettingError(
                 f"sample returns {name} from {ids.min()} to {ids.max()}: expected {lowest} to task.vocab_size - 1 = "
                 f"{task.vocab_size - 1}"
             )
     scored = np.asarray(drawn[1]) >= 0
     if not scored.any():
-        raise ValueError("sample returns no target ≥ 0: expected something to predict")
+        raise SettingError("sample returns no target ≥ 0: expected something to predict")
     scored[:, task.scored] = False
     if scored.any():
-        raise ValueError(f"sample has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}")
+        raise SettingError(
+            f"sample has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
+        )
 
 
 def _exists(path: str) -> bool:
+    if not all(part.isidentifier() for part in path.split(".")):
+        return False
     try:
         return importlib.util.find_spec(path) is not None
-    except (ImportError, ValueError):  # no such package on the way, or no module's name
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise  # a package on the way is there; something that it imports is not
         return False

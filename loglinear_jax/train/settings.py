@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from loglinear_jax.settings import check_fields, setting
+from loglinear_jax.settings import SettingError, check_fields, setting
 
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensorfloat32"}  # of matrix products
@@ -57,23 +57,23 @@ class TrainSettings:
         return list(range(self.first_seed, self.first_seed + self.num_seeds))
 
     def check(self) -> None:
-        """Raises ValueError naming the first invalid setting."""
+        """Raises SettingError naming the first invalid setting."""
         check_fields(self, "train")
         if self.first_seed < 0 or self.first_seed + self.num_seeds > 2**31:
-            raise ValueError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {self.first_seed}")
+            raise SettingError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {self.first_seed}")
         if self.schedule == "cosine" and self.warmup_steps >= self.num_steps:
-            raise ValueError(
+            raise SettingError(
                 f"train.warmup_steps={self.warmup_steps} must be less than train.num_steps={self.num_steps}"
             )
         if self.batch_size % self.grad_accumulation:
-            raise ValueError(
+            raise SettingError(
                 f"train.batch_size={self.batch_size} must be a multiple of "
                 f"train.grad_accumulation={self.grad_accumulation}"
             )
         if self.stop_at is not None and not 0 <= self.stop_at <= 1:
-            raise ValueError(f"train.stop_at is an accuracy from 0 (never) to 1, got {self.stop_at}")
+            raise SettingError(f"train.stop_at is an accuracy from 0 (never) to 1, got {self.stop_at}")
         if self.checkpoint_every % self.eval_every:
-            raise ValueError(
+            raise SettingError(
                 f"train.checkpoint_every={self.checkpoint_every} must be a multiple of "
                 f"train.eval_every={self.eval_every}"
             )

@@ -21,6 +21,7 @@ from loglinear_jax.config import (
     variant_names,
 )
 from loglinear_jax.lam import make_lam
+from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -129,7 +130,7 @@ def test_bad_presets(name, preset, message):
 def test_any_task_by_its_module():
     config = get_config("task", "mqar")
     assert config.task.to_dict() == {"name": "mqar", "seq_len": 128, "vocab_size": 128, "num_pairs": 8}
-    with pytest.raises(ValueError, match="no task 'nowhere.mine'"):
+    with pytest.raises(ValueError, match="no task 'nowhere.mine': .* put the folder that holds it in PYTHONPATH"):
         get_config("task", "nowhere.mine")
 
 
@@ -146,7 +147,7 @@ def test_a_task_of_ones_own_may_leave_out_its_check(monkeypatch):
     monkeypatch.setitem(sys.modules, "delays", module)
     assert build(get_config("task", "delays"), "linear").task.delays == (1, 2)
     module.TASK = Listed
-    with pytest.raises(ConfigError, match="Listed: its field delays has no default value"):
+    with pytest.raises(SettingError, match="Listed: its field delays has no default value"):
         get_config("task", "delays")
 
 
@@ -269,6 +270,29 @@ def test_a_lam_that_cannot_be_found_is_named(lam, message):
     config.model.lam = lam
     with pytest.raises(ConfigError, match=message):
         check_config(config)
+
+
+def test_a_plain_function_is_no_lam(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_lams", types.SimpleNamespace(bounded=lambda d: d))
+    config = get_config("mqar")
+    config.model.lam = "my_lams:bounded"
+    with pytest.raises(ConfigError, match="expected the class of a Linen module, got a function"):
+        check_config(config)
+
+
+def test_a_bug_in_a_lam_or_task_of_ones_own_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_here.py").write_text("int('a bug')\n")
+    config = get_config("mqar")
+    config.model.lam = "broken_here:Lam"
+    for wrong in (
+        lambda: check_config(config),
+        lambda: build(config, "broken_here:Lam"),
+        lambda: get_config("task", "broken_here"),
+    ):
+        with pytest.raises(ValueError, match="a bug") as caught:
+            wrong()
+        assert not isinstance(caught.value, SettingError)
 
 
 @pytest.mark.parametrize(

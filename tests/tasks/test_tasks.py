@@ -1,6 +1,9 @@
 """Every property that the tasks promise, on drawn sequences."""
 
 import collections
+import importlib.machinery
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task, check_sample, load_task
 from loglinear_jax.tasks.draws import distinct, increasing
 
@@ -112,7 +116,7 @@ def test_one_seed_is_one_data_set(name):
     ],
 )
 def test_bad_settings_are_named(name, settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SettingError, match=message):
         load_task(name, **settings)
 
 
@@ -164,7 +168,7 @@ def ids(num, value=1, length=8, dtype=jnp.int32):
     ],
 )  # fmt: skip
 def test_what_a_task_draws_is_checked(sample, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SettingError, match=message):
         check_sample(drawing(sample))
 
 
@@ -174,5 +178,30 @@ def test_targets_outside_of_what_is_scored_are_refused():
     type(task).scored = slice(4, 8)
     with pytest.raises(ValueError, match=r"a target at position 0, outside of scored = slice\(4, 8, None\)"):
         check_sample(task)
-    with pytest.raises(NotImplementedError, match="Task has no method sample"):
+    with pytest.raises(SettingError, match="Task has no method sample"):
         check_sample(Task())
+
+
+def test_what_a_sample_raises_is_a_bug():
+    def sample(self, key, num):
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug") as caught:
+        check_sample(drawing(sample))
+    assert not isinstance(caught.value, SettingError)
+
+
+@pytest.mark.parametrize("task", [Task(), lambda: None, int])
+def test_what_is_no_class_of_tasks_is_named(task, monkeypatch):
+    spec = importlib.machinery.ModuleSpec("own_task", None)
+    monkeypatch.setitem(sys.modules, "own_task", types.SimpleNamespace(TASK=task, __spec__=spec))
+    with pytest.raises(SettingError, match="TASK of own_task is .*: expected a dataclass"):
+        load_task("own_task")
+
+
+def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("import nothing_like_it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nothing_like_it"):
+        load_task("own_package.task")
