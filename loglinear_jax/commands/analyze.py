@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, comma_separated, whole_number
+from loglinear_jax.commands.arguments import BadInput, check_folder, comma_separated, integer, size, whole_number
 
 HELP = "figures, tables and a report of runs"
 EXTRA = "analysis"
@@ -42,17 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
-    add("max_seeds", "how many seeds of each variant are averaged over (default: all)", type=int)
-    add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=int)
-    add("head", "and its head", type=int)
-    add("example", "which of the drawn sequences", type=int)
+    add("max_seeds", "how many seeds of each variant are averaged over (default: all)", type=size)
+    add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=integer)
+    add("head", "and its head", type=integer)
+    add("example", "which of the drawn sequences", type=whole_number)
     add(
         "positions",
         "tokens whose attention rows are drawn (default: three scored ones)",
         type=comma_separated(whole_number),
     )
-    add("sequences", "sequences over which λ is averaged (default: %(default)s)", type=int)
-    add("evaluated", "sequences of each length in length generalisation (default: %(default)s)", type=int)
+    add("sequences", "sequences over which λ is averaged (default: %(default)s)", type=size)
+    add("evaluated", "sequences of each length in length generalisation (default: %(default)s)", type=size)
     add("which", "parameters at each seed's best evaluation, or at the end", choices=["best", "last"])
 
 
@@ -60,19 +60,42 @@ def run(args: argparse.Namespace) -> int:
     from absl import logging as absl_logging
 
     from loglinear_jax.analysis.report import Choices, make_report
+    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+    from loglinear_jax.settings import SettingError
 
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
-    choices = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
     try:
-        path, problems = make_report(
-            _matching(args.workdir), args.out, Choices(**choices | {"sections": tuple(args.sections)})
-        )
-    except (ValueError, OSError) as error:
+        choices = Choices(**given | {"sections": tuple(args.sections)})
+    except ValueError as error:
+        raise BadInput(error) from error
+    workdirs = _matching(args.workdir)
+    _check_any_run(workdirs)
+    check_folder(args.out, "--out")
+    try:
+        path, problems = make_report(workdirs, args.out, choices)
+    except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
     print(f"Written to {path}")
     return 1 if problems else 0
+
+
+def _check_any_run(workdirs: list[str]) -> None:
+    """Raises BadInput, saying what is wrong with each, if none of these can be read."""
+    from loglinear_jax.runs.loading import read_run
+    from loglinear_jax.settings import SettingError
+
+    problems = []
+    for workdir in workdirs:
+        try:
+            read_run(workdir)
+        except SettingError as error:
+            problems.append(str(error))
+        else:
+            return
+    raise BadInput("; ".join(problems))
 
 
 def _matching(patterns: list[str]) -> list[str]:

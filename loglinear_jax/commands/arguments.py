@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
@@ -68,6 +71,22 @@ def size(text: str) -> int:
     return whole_number(text, least=1)
 
 
+def integer(text: str) -> int:
+    """A whole number, also a negative one."""
+    return -whole_number(text[1:]) if text.startswith("-") else whole_number(text)
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return value
+
+
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:
@@ -80,3 +99,26 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 def comma_separated(item: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
     """A list, each item read by `item`."""
     return lambda text: [item(part.strip()) for part in text.split(",")]
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def check_folder(path: Path, name: str) -> None:
+    """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
+    if path.is_file():
+        raise BadInput(f"{name}: {path} is a file, expected a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error
+    check_writable(path, name)
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Raises BadInput if no file can be written to the folder that the argument `name` gives."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"{name}: {folder} can't be written: {error.strerror or error}") from error

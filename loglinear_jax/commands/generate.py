@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, whole_number
+from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
 
 HELP = "text from a trained language model"
 EXTRA = "text"
@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variant", help="which variant of it; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
     parser.add_argument("--prompt", required=True, help="text to go on from")
-    parser.add_argument("--num_tokens", type=int, default=100, help="tokens to add (default: %(default)s)")
+    parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, help="logits are divided by it; 0: the likeliest token"
+        "--temperature", type=number, default=1.0, help="logits are divided by it; 0: the likeliest token"
     )
-    parser.add_argument("--top_k", type=int, help="only that many likeliest tokens")
-    parser.add_argument("--top_p", type=float, help="only the fewest tokens with this probability together")
+    parser.add_argument("--top_k", type=size, help="only that many likeliest tokens")
+    parser.add_argument("--top_p", type=number, help="only the fewest tokens with this probability together")
     parser.add_argument("--seed", type=_sampling_seed, default=0, help="of the sampling")
     parser.add_argument("--stop", help="end after this token, given as its text")
 
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
     from loglinear_jax.runs.loading import load_run
+    from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer
 
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             stop_token=None if stop is None else stop[0],
         )
-    except (ConfigError, NoReadableCheckpoint, ValueError) as error:
+    except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     print(args.prompt, end="", flush=True)
     ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)

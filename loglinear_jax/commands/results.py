@@ -52,4 +52,17 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     for problem in problems:
         print(problem)
+    if args.check and not problems:
+        print(_checked(args.folder, args.all))
     return 1 if problems else 0
+
+
+def _checked(folder: Path, slow: bool) -> str:
+    """How much was found to agree, in words."""
+    from loglinear_jax.analysis.checked_pages import TABLE
+    from loglinear_jax.analysis.page_tables import SLOW
+
+    pages = [page.read_text() for page in folder.glob("*.md")]
+    tables = [match["call"].split()[0] for page in pages for match in TABLE.finditer(page)]
+    checked = [name for name in tables if slow or name not in SLOW]
+    return f"{len(pages)} pages, {len(checked)} tables agree with the runs"

@@ -15,7 +15,7 @@ import logging
 import textwrap
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, Parser
+from loglinear_jax.commands.arguments import BadInput, Parser, size, whole_number
 
 HELP = "train what a config says, or go on with it"
 
@@ -34,20 +34,20 @@ def add_arguments(parser: Parser) -> None:
         help="join the other processes of this job; under SLURM nothing else is needed",
     )
     parser.add_argument("--coordinator", help="without SLURM: host:port of process 0, the same for all processes")
-    parser.add_argument("--num_processes", type=int, help="without SLURM: how many processes there are")
-    parser.add_argument("--process_id", type=int, help="without SLURM: which process this is, from 0")
+    parser.add_argument("--num_processes", type=size, help="without SLURM: how many processes there are")
+    parser.add_argument("--process_id", type=whole_number, help="without SLURM: which process this is, from 0")
 
 
 def run(args: argparse.Namespace) -> int:
     import matplotlib  # noqa: F401  # for the curves: if it is missing, that shows before training
 
-    from loglinear_jax.config import ConfigError
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main
     from loglinear_jax.runs import run as train
     from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
     from loglinear_jax.runs.outcome_table import outcome_table
     from loglinear_jax.runs.workdir import Workdir
+    from loglinear_jax.settings import SettingError
 
     try:
         chosen = read_config_arguments(args.aside)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         workdir = args.workdir or Path("runs") / chosen.name
         _show_log(is_main())
         result = train(chosen.config, workdir, args.called)
-    except (ConfigError, NoReadableCheckpoint) as error:
+    except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
@@ -108,15 +108,17 @@ def _config_help(arguments: list[str]) -> str:
         return f"\nconfigs by name: {', '.join(config_names())}\n"
     try:
         file = load_config_file(chosen.partition(":")[0])
-        config = read_config_arguments(arguments).config
     except ConfigError as error:
         raise BadInput(error) from error
+    try:
+        settings = describe_settings(read_config_arguments(arguments).config)
+    except ConfigError as error:  # a preset that there is not, or one that is needed
+        shown = f"settings: {error}\n"
+    else:
+        shown = "settings, each with its value here:\n"
+        shown += _definitions([(f"{s.name} = {s.default!r}", s.meaning) for s in settings])
     presets = [(f"{name}N" if name.endswith("=") else name, inspect.getdoc(f)) for name, f in file.presets.items()]
-    settings = [(f"{s.name} = {s.default!r}", s.meaning) for s in describe_settings(config)]
-    return (
-        f"\n{file.path}\n\n{file.docstring}\n\npresets, joined by commas:\n{_definitions(presets)}\n"
-        f"settings, each with its value here:\n{_definitions(settings)}"
-    )
+    return f"\n{file.path}\n\n{file.docstring}\n\npresets, joined by commas:\n{_definitions(presets)}\n{shown}"
 
 
 def _definitions(items: list[tuple[str, str]]) -> str:

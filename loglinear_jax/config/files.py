@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -98,7 +97,11 @@ def find_config_file(name: str) -> Path:
         return Path(name)
     if name in config_names():
         return configs_folder() / f"{name}.py"
-    raise ConfigError(f"there is no config file {name}, and the configs by name are {', '.join(config_names())}")
+    close = difflib.get_close_matches(name, config_names(), n=1)
+    raise ConfigError(
+        f"there is no config file {name}, and the configs by name are {', '.join(config_names())}"
+        + (f": did you mean {close[0]}?" if close else "")
+    )
 
 
 def load_config_file(name: str) -> ConfigFile:
@@ -143,18 +146,37 @@ def _execute(path: Path) -> ModuleType:
 
 def _change(config: ConfigDict, changes: Sequence[str]) -> None:
     """Applies "--config.train.num_seeds=3" and the like, and locks the config."""
-    values = flags.FlagValues()
-    argv = ["", *changes]
-    try:
-        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-        rest = values(argv)[1:]
-    except (AttributeError, LookupError) as error:
-        text = str(error)
-        with contextlib.suppress(SyntaxError, ValueError):
-            while text[:1] in ("'", '"'):  # ml_collections wraps messages in repr, sometimes twice
-                text = ast.literal_eval(text)
-        raise ConfigError(f"there is no setting {text}") from error
-    except (flags.Error, TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
-    if rest:
-        raise ConfigError(f"unexpected argument {rest[0]!r}")
+    for change in changes:
+        name, equals, text = change.partition("=")
+        name = re.sub(r"--?(no)?config\.?", "", name)
+        expected = _expected(config, name)
+        values = flags.FlagValues()
+        argv = ["", change]
+        try:
+            config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+            rest = values(argv)[1:]
+        except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"{name}: expected {expected}, got {text!r}" if equals else f"{name}: {error}") from error
+        if rest:
+            raise ConfigError(f"unexpected argument {rest[0]!r}")
+    config.lock()
+
+
+IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", ConfigDict: "a section"}
+
+
+def _expected(config: ConfigDict, name: str) -> str:
+    """What a setting takes, in words. Raises ConfigError, naming the nearest, if there is no setting of that name."""
+    known = dict(_settings_of(config))
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(f"there is no setting {name}" + (f": did you mean {close[0]}?" if close else ""))
+    return IN_WORDS.get(known[name], f"a {known[name].__name__}")
+
+
+def _settings_of(section: ConfigDict, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Every section and setting by its dotted name, with its type."""
+    for name in section:
+        yield prefix + name, section.get_type(name)
+        if isinstance(section[name], ConfigDict):
+            yield from _settings_of(section[name], f"{prefix}{name}.")

@@ -56,6 +56,8 @@ class Workdir:
 
         Raises ConfigError if it can't be written, or holds a run with another config (naming each differing field).
         """
+        if self.path.is_file():
+            raise ConfigError(f"workdir {self.path} is a file, expected a folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):

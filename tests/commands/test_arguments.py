@@ -5,7 +5,16 @@ import argparse
 import pytest
 
 from loglinear_jax.benchmarks.language_model import Shape
-from loglinear_jax.commands.arguments import BadInput, Parser, comma_separated, one_of, size, whole_number
+from loglinear_jax.commands.arguments import (
+    BadInput,
+    Parser,
+    comma_separated,
+    integer,
+    number,
+    one_of,
+    size,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +22,8 @@ from loglinear_jax.commands.arguments import BadInput, Parser, comma_separated, 
     [
         (whole_number, "0, 7", [0, 7]),
         (size, "12", [12]),
+        (integer, "-1,2", [-1, 2]),
+        (number, "1e-3,2", [0.001, 2.0]),
         (one_of(["a", "b"]), "b,a", ["b", "a"]),
         (Shape.read, "8x512", [(8, 512)]),
         (str, "tables,decays", ["tables", "decays"]),
@@ -28,6 +39,9 @@ def test_lists_are_read_item_by_item(item, text, value):
         (whole_number, "1,-2", "whole number from 0 on, got '-2'"),
         (whole_number, "", "got ''"),
         (size, "4,0", "whole number from 1 on, got '0'"),
+        (integer, "1,--2", "whole number"),
+        (number, "few", "expected a number, got 'few'"),
+        (number, "nan", "expected a number, got 'nan'"),
         (one_of(["a", "b"]), "a,c", "some of a, b, got 'c'"),
     ],
 )

@@ -38,6 +38,15 @@ def test_help_does_not_wait_for_jax():
         (["analyze", "--out=x"], "loglinear_jax analyze: the following arguments are required: --workdir"),
         (["generate", "--workdir=x", "--prompt=y"], "loglinear_jax generate: "),
         (["generate", "--workdir=x", "--prompt=y", "--seed=-1"], "loglinear_jax generate: argument --seed: expected"),
+        (
+            ["generate", "--workdir=x", "--prompt=y", "--num_tokens=x"],
+            "loglinear_jax generate: argument --num_tokens: expected a whole number from 1 on, got 'x'",
+        ),
+        (
+            ["analyze", "--workdir=x", "--out=y", "--sequences=x"],
+            "loglinear_jax analyze: argument --sequences: expected a whole number from 1 on, got 'x'",
+        ),
+        (["analyze", "--workdir=x", "--out=y", "--example=64"], "loglinear_jax analyze: example=64: expected 0 to 63"),
         (["benchmark", "atention"], "loglinear_jax benchmark: argument benchmark: invalid choice: 'atention'"),
     ],
 )
@@ -114,6 +123,36 @@ def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
     assert "\n  kv=N\n" in shown and "\n  robust\n" in shown
     assert "\n  task.num_pairs = 7\n" in shown and "\n  train.num_seeds = 3\n" in shown
     assert "optimiser steps" in shown
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [("task", "settings: name the task's module: "), ("mqar:nope", "settings: no preset 'nope': there are smoke, ")],
+)
+def test_help_of_a_config_without_its_presets_names_them(config, reason, capsys):
+    shown = help_of(capsys, f"--config={config}")
+    assert "python run.py --config=configs/" in shown and "\n  robust\n" in shown and reason in shown
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError])
+def test_a_bug_in_the_analysis_keeps_its_traceback(error, tmp_path, monkeypatch):
+    def make_report(*arguments):
+        raise error("a bug")
+
+    monkeypatch.setattr("loglinear_jax.analysis.report.make_report", make_report)
+    run = next((ROOT / "results").glob("*/summary.json")).parent
+    with pytest.raises(error, match="a bug"):
+        main(["analyze", f"--workdir={run}", f"--out={tmp_path}"])
+
+
+def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    run = next((ROOT / "results").glob("*/summary.json")).parent
+    assert main(["analyze", f"--workdir={run}", f"--out={tmp_path / 'file'}"]) == 2
+    assert "--out: " in (err := capsys.readouterr().err) and "is a file, expected a folder" in err
+    arguments = ["train", "--config=mqar:smoke", "--config.variants=linear", f"--workdir={tmp_path / 'file'}"]
+    assert main(arguments) == 2
+    assert "is a file, expected a folder" in capsys.readouterr().err
 
 
 def test_help_of_a_config_that_is_none_is_one_line(capsys):
