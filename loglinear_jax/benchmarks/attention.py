@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -27,6 +28,7 @@ from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops import gated_linear_attention, log_linear_attention
 from loglinear_jax.ops.log_linear.api import Implementation
+from pallas_kernels import UnsupportedError
 
 PRESETS = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
@@ -43,6 +45,10 @@ GROWTH = 8
 
 class Skip(Exception):
     """Why a peer cannot be timed here."""
+
+
+# Where errors of peers come from, by the start of a module's name.
+PEERS_CODE = ("torch", "triton", "fla", "jax._src.cudnn")
 
 
 def shape_of(preset: dict, length: int) -> dict[str, tuple[int, ...]]:
@@ -202,13 +208,15 @@ def measure(
     repeats: int = 10,
     max_scores: int = MAX_SCORES,
     save: Callable[[dict], None] = lambda results: None,
-) -> dict[str, dict[int, dict]]:
-    """peer -> length -> times and bytes; a length that cannot run is left out, and the reason printed.
+) -> tuple[dict[str, dict[int, dict]], bool]:
+    """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
+    all went well if that was only what `Skip` says.
 
     repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
     called with what there is after each length.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
+    well = True
     for length in lengths:
         for peer in peers:
             try:
@@ -220,10 +228,23 @@ def measure(
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
             except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
+                if not isinstance(reason, Skip):
+                    if not _of_peer(reason):
+                        raise
+                    well = False
                 print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
             release_memory()
         save(results)
-    return results
+    return results, well
+
+
+def _of_peer(error: Exception) -> bool:
+    """Whether an error is the device's or a peer's; any other is a bug here."""
+    if isinstance(error, (jax.errors.JaxRuntimeError, UnsupportedError)):
+        return True
+    raised_in = list(traceback.walk_tb(error.__traceback__))[-1][0].f_globals.get("__name__", "")
+    modules = (type(error).__module__, raised_in)
+    return any(f"{module}.".startswith(f"{peer}.") for module in modules for peer in PEERS_CODE)
 
 
 def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
@@ -338,7 +359,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output:
             draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", args.output.with_suffix(".png"))
 
-    results = measure(preset, lengths, args.peers, args.repeats, args.max_scores, save)
+    results, well = measure(preset, lengths, args.peers, args.repeats, args.max_scores, save)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())
@@ -346,4 +367,4 @@ def run(args: argparse.Namespace) -> int:
     print(table(results | {"copy": copy()}, lengths, "ms", 1))
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))
-    return 0
+    return 0 if well else 1

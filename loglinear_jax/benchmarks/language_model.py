@@ -166,9 +166,11 @@ def run(args: argparse.Namespace) -> int:
     def settings_of(mixer: str, max_length: int) -> LanguageSettings:
         return LanguageSettings(
             args.vocab, max_length, mixer=mixer, lam=args.lam, hidden=args.hidden, layers=args.layers,
-            heads=args.hidden // 64, dtype="bfloat16" if args.precision == "bfloat16" else "float32", remat=args.remat,
+            dtype="bfloat16" if args.precision == "bfloat16" else "float32", remat=args.remat,
         )  # fmt: skip
 
+    for mixer in args.mixers:
+        settings_of(mixer, max(args.lengths)).check()
     model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
     record: dict[str, Any] = common.origin(args.called) | {"model": model}
     machine = record["machine"]

@@ -116,6 +116,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for task in args.tasks:
+        build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
     record = common.origin(args.called) | {"variant": args.variant}
     rows = record["training"] = []
     for task in args.tasks:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 
+from loglinear_jax.commands.arguments import BadInput, check_writable
+
 HELP = "time and memory on this machine"
 
 
@@ -27,4 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return args.measure(args)
+    from loglinear_jax.settings import SettingError
+
+    if getattr(args, "output", None) is not None:
+        check_writable(args.output.parent, "--output")
+    try:
+        return args.measure(args)
+    except SettingError as error:
+        raise BadInput(error) from error

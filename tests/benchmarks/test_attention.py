@@ -4,20 +4,60 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from loglinear_jax.benchmarks import attention, timing
 from loglinear_jax.commands.main import main
+from pallas_kernels import UnsupportedError
 
 SMALL = dict(batch=1, heads=1, groups=1, key_dim=16, value_dim=16, dtype="float32")
 
 
 def test_what_can_run_is_measured_and_the_rest_named(capsys):
-    found = attention.measure(SMALL, [32], ["xla", "parallel", "flash"], repeats=1, max_scores=100)
+    found, well = attention.measure(SMALL, [32], ["xla", "parallel", "flash"], repeats=1, max_scores=100)
     assert found["xla"][32]["forward_ms"] > 0 and found["xla"][32]["both_ms"] > 0
-    assert found["parallel"] == {} and found["flash"] == {}
+    assert found["parallel"] == {} and found["flash"] == {} and well
     out = capsys.readouterr().out
     assert "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, " in out
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"), UnsupportedError("memory")]
+)
+def test_a_peer_that_fails_is_left_out_and_that_is_told(error, monkeypatch, capsys):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(attention, "time_jax", fail)
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
+    assert main(["benchmark", "attention", "--lengths=32", "--peers=xla"]) == 1
+    assert "T=32 xla: not measured, " in capsys.readouterr().out
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def fail(*arguments):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(attention, "time_jax", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        attention.measure(SMALL, [32], ["xla"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["language", "--lam=nope"], "model.lam must be one of fixed"),
+        (["language", "--hidden=32"], "model.hidden must be a multiple of head_dim"),
+        (["language", "--remat=nope"], "model.remat must be one of none, block"),
+        (["training", "--variant=nope"], "variants: 'nope' is no λ"),
+        (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments, message, capsys):
+    assert main(["benchmark", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"loglinear_jax benchmark: {message}") and err.count("\n") == 1
 
 
 def test_bytes_that_must_be_moved():
