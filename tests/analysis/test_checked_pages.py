@@ -91,6 +91,7 @@ def test_a_changed_outcome_is_found(folder):
 def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
     check = ["results", "--check", f"--folder={folder}"]
     assert main(check) == 0
+    assert capsys.readouterr().out.endswith(" tables agree with the runs\n")
     page = folder / "page.md"
     page.write_text(page.read_text().replace("| 93.7 ", "| 93.8 "))
     capsys.readouterr()
