@@ -92,7 +92,7 @@ def test_sources_that_lack_something(tmp_path, texts):
     assert f"source: there is no folder {tmp_path / 'nowhere'}" == message(folder=tmp_path / "nowhere")
     assert "holds no wikitext-2: expected wiki.{train,valid,test}.tokens, wikitext-2-v1.zip, or" in message()
     (tmp_path / "wikitext-2-v1.zip").write_bytes(b"PK, and then the connection was lost")
-    assert "no zip file, or a part of one: download it again" in message()
+    assert "not a zip file, or only part of one: download it again" in message()
     write_zip(tmp_path, {"train": "a\n"}, "wikitext-2", "tokens")
     assert "expected one wiki.valid.tokens in it, got 0" in message()
     write_plain(tmp_path, {"train": "a\n", "valid": "b\n"}, "wikitext-2", "tokens")
@@ -104,7 +104,7 @@ def test_sources_that_lack_something(tmp_path, texts):
     assert "wiki.valid.tokens is not UTF-8 text: byte 0xe9 at position 2" in message()
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}-0.parquet").write_bytes(b"nothing")
-    assert "no parquet file with a column 'text'" in message(name="wikitext-2-raw")
+    assert "not a parquet file with a column 'text'" in message(name="wikitext-2-raw")
 
 
 def test_damaged_zip(tmp_path, texts):
