@@ -162,7 +162,7 @@ class Workdir:
                     found.append(values)
             except (ValueError, KeyError, TypeError):
                 if number < len(lines):
-                    raise ConfigError(f"{path}, line {number}: not a line of a run") from None
+                    raise ConfigError(f"{path}, line {number}: not a record of a run") from None
         return found
 
     def drop_metrics_after(self, variant: str, step: int) -> None:

@@ -123,7 +123,7 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     for part in (
         "half/config.json can't be read", "foreign/config.json is not a config", "none holds no run",
-        "metrics.jsonl, line 1: not a line of a run", "summary.json can't be read: not a summary",
+        "metrics.jsonl, line 1: not a record of a run", "summary.json can't be read: not a summary",
             "types/config.json is not a config",
     ):  # fmt: skip
         assert any(part in line for line in lines), (part, lines)

@@ -50,7 +50,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         (["language", "--lam=nope"], "model.lam must be one of fixed"),
         (["language", "--hidden=32"], "model.hidden must be a multiple of head_dim"),
         (["language", "--remat=nope"], "model.remat must be one of none, block"),
-        (["training", "--variant=nope"], "variants: 'nope' is no λ"),
+        (["training", "--variant=nope"], "variants: 'nope' is not a λ"),
         (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
     ],
 )
