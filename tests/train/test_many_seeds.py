@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.tasks import load_task
-from loglinear_jax.train import ManySeeds, SeedTrainer, TrainSettings, device_mesh, mean_loss, scored_sums
+from loglinear_jax.train import (
+    PRECISIONS,
+    ManySeeds,
+    SeedTrainer,
+    TrainSettings,
+    device_mesh,
+    mean_loss,
+    scored_sums,
+)
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
 MODEL = RecallModel(
@@ -255,10 +264,17 @@ def test_gradient_clipping_is_by_global_norm():
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_lower_precision_still_learns_about_the_same(precision):
-    _, exact, _, _ = train([0])
-    settings = dataclasses.replace(SETTINGS, precision=precision)
-    model = dataclasses.replace(MODEL.settings, dtype="bfloat16" if precision == "bfloat16" else "float32")
-    many = ManySeeds(SeedTrainer(RecallModel(model), TASK, settings), [0], device_mesh(1, devices=jax.devices()[:1]))
-    state = many.train_steps(many.init(many.seeds), many.data(many.seeds), 3)
-    np.testing.assert_allclose(state.loss_sum, exact[0], rtol=2e-2)
+def test_gradients_in_lower_precision_are_close(precision):
+    """Of a model whose weights are large enough for every part of it to matter."""
+
+    def gradient(precision, dtype):
+        model = RecallModel(dataclasses.replace(MODEL.settings, dtype=dtype, weight_std=0.3, embed_std=1.0))
+        params = model.init(jax.random.key(0), jnp.zeros((1, TASK.seq_len), jnp.int32))
+        with jax.default_matmul_precision(PRECISIONS[precision]):
+            return jax.jit(jax.grad(lambda p: mean_loss(model, p, TASK.sample(jax.random.key(1), 8))))(params)
+
+    exact = gradient("float32", "float32")
+    lower = gradient(precision, "bfloat16" if precision == "bfloat16" else "float32")
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, lower, exact))
+    assert difference < 5e-2 * optax.tree.norm(exact)
+    assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
