@@ -44,9 +44,8 @@ def check_fields(settings: Any, section: str) -> None:
             continue
         if limits["choices"] is not None and value not in limits["choices"]:
             raise SettingError(f"{section}.{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
-        if limits["above"] is not None and not value > limits["above"]:
+        not_finite = isinstance(value, float) and not math.isfinite(value)
+        if not_finite or (limits["above"] is not None and not value > limits["above"]):
             raise SettingError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
         if limits["least"] is not None and value < limits["least"]:
             of_floats = isinstance(limits["least"], float)

@@ -1,6 +1,6 @@
 """Configs: every setting, presets, reading and checking, and what is built from them."""
 
-from loglinear_jax.config.building import Experiment, build
+from loglinear_jax.config.building import Experiment, build, task_of
 from loglinear_jax.config.defaults import Setting, default_config, describe_settings, language_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.presets import (
@@ -41,6 +41,7 @@ __all__ = [
     "set_hidden",
     "set_seq_len",
     "smoke_config",
+    "task_of",
     "variant_config",
     "variant_names",
     "with_none",

@@ -40,8 +40,7 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     try:
         train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
         train.check()
-        task_settings = config.task.to_dict()
-        task = load_task(**with_none(task_settings, find_task(task_settings["name"])))
+        task = task_of(config)
         settings = _model_settings(
             config.model, task.seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
         )
@@ -55,6 +54,12 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
         raise ConfigError(str(error)) from error
     model = MODEL_KINDS[config.model.kind].model(dataclasses.replace(settings, vocab_size=vocab_size))
     return Experiment(config, task, model, train)
+
+
+def task_of(config: ConfigDict) -> BaseTask:
+    """The task of a config. Raises SettingError for one that does not exist, and for settings that it can't have."""
+    settings = config.task.to_dict()
+    return load_task(**with_none(settings, find_task(settings["name"])))
 
 
 def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> Any:

@@ -75,7 +75,8 @@ def chosen_file(arguments: Sequence[str]) -> str | None:
 def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     """The config that a command line asks for; arguments that are not about the config are left out.
 
-    Raises ConfigError for a config file that can't be read, a preset or setting that does not exist, and a value that is none.
+    Raises ConfigError for a config file that can't be read, a preset or setting that does not exist, and a value of
+    another type.
     """
     arguments, _ = split_arguments(argv)
     chosen = chosen_file(arguments)

@@ -23,7 +23,7 @@ def check_config(config: ConfigDict) -> None:
     would use. Settings that a variant can change are checked by `build`."""
     try:
         of_training = set(default_config(task=config.task.get("name")).train)
-    except ValueError as error:
+    except SettingError as error:
         raise ConfigError(str(error)) from error
     needed = {
         "task": {"name"},
@@ -74,7 +74,7 @@ def read_config(path: Path) -> ConfigDict:
     try:
         task_class = BaseTask if task is None else find_task(task)
         known = default_config(kind, task)
-    except ValueError as error:
+    except SettingError as error:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
     classes = {"model": MODEL_KINDS[kind].settings, "train": TrainSettings}
     for section, settings_class in classes.items():

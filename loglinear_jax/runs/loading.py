@@ -15,13 +15,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, read_config, variant_names, with_none
+from loglinear_jax.config import ConfigError, build, read_config, task_of, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
-from loglinear_jax.tasks import BaseTask, find_task, load_task
+from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import SeedTrainer
 from pallas_kernels import runs_on_gpu
 
@@ -65,7 +65,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
     variant_names(config)
     summary = directory.read_summary()
     try:
-        task = load_task(**with_none(config.task.to_dict(), find_task(config.task.name)))
+        task = task_of(config)
     except (SettingError, TypeError) as error:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))

@@ -137,8 +137,11 @@ class Workdir:
         if not self.writes:
             return
         with path.open("a+b") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+            if size := file.tell():
+                file.seek(size - 1)
+                if file.read() != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
             file.write((to_json(line) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())

@@ -178,7 +178,8 @@ def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
 def find_task(name: str) -> type[BaseTask]:
     """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
-    Raises SettingError if there is no such module, or its TASK is none. What the import of the module raises is not caught.
+    Raises SettingError if there is no such module, or its TASK is not a task. What the import of the module
+    raises is not caught.
     """
     own = f"loglinear_jax.tasks.{name}"
     path = own if _exists(own) else name
