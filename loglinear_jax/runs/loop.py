@@ -56,17 +56,9 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
 
     Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used.
     """
-    check_config(config)
-    experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    experiments = checked_experiments(config)
     task = next(iter(experiments.values())).task  # the same for all variants
-    try:
-        task.check_sequences()
-    except SettingError as error:
-        raise ConfigError(f"task {config.task.name}: {error}") from error
-    try:
-        sizes = {variant: describe_size(x.model, x.task.seq_len) for variant, x in experiments.items()}
-    except UnsupportedError as error:
-        raise ConfigError(f"model.implementation={config.model.implementation}: {error}") from error
+    sizes = {variant: describe_size(x.model, x.task.seq_len) for variant, x in experiments.items()}
     directory = Workdir(workdir, writes=is_main())
     resumed = directory.prepare(config)
     if task.corpus_read is not None:
@@ -110,6 +102,27 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
     )
     directory.write_summary(summary)
     return RunResult(summary=summary)
+
+
+def checked_experiments(config: ConfigDict) -> dict[str, Experiment]:
+    """What each variant stands for, by its name, after every check that can be made before training and writing.
+
+    Raises ConfigError naming the first setting that can't be.
+    """
+    check_config(config)
+    experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    task = next(iter(experiments.values())).task
+    try:
+        task.check_sequences()
+    except SettingError as error:
+        raise ConfigError(f"task {config.task.name}: {error}") from error
+    for variant, experiment in experiments.items():
+        try:
+            describe_size(experiment.model, experiment.task.seq_len)
+        except UnsupportedError as error:
+            implementation = experiment.config.model.implementation
+            raise ConfigError(f"{variant}: model.implementation={implementation}: {error}") from error
+    return experiments
 
 
 def describe_size(model: nn.Module, seq_len: int) -> str:
