@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from absl import logging as absl_logging
 
     from loglinear_jax.analysis.report import Choices, make_report
-    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+    from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
 
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes

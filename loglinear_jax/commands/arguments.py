@@ -18,6 +18,10 @@ class BadInput(Exception):
     """What the user gave cannot be used; the message is shown as one line, and the exit code is 2."""
 
 
+class Failed(Exception):
+    """The machine did not let the command go on; the message is shown as one line, and the exit code is 1."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, which raises BadInput instead of printing its usage.
 

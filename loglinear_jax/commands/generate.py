@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.config import ConfigError
     from loglinear_jax.generate import stream
     from loglinear_jax.models import LanguageModel
-    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+    from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer

@@ -1,11 +1,11 @@
 """The command `loglinear_jax`: finds the file beside this one that the first argument names, and runs it.
 
 A command is a file with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
-BadInput; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
+BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
 `loglinear_jax --help` is quick.
 
-Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out; 2 bad input, with one line on stderr;
-130 interrupted with nothing to save.
+Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out, or ended by a full disk or too little
+memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from loglinear_jax import commands
-from loglinear_jax.commands.arguments import BadInput, Parser
+from loglinear_jax.commands.arguments import BadInput, Failed, Parser
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {
@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         args = parser.parse_args(argv)
         args.called = [*called.split(), *argv]
         return args.run(args)
-    except BadInput as error:
+    except (BadInput, Failed) as error:
         print(f"{name}:", " ".join(str(error).split()), file=sys.stderr)
-        return BAD_INPUT
+        return BAD_INPUT if isinstance(error, BadInput) else FAILED
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -15,7 +15,9 @@ import logging
 import textwrap
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, Parser, size, whole_number
+from absl import logging as absl_logging
+
+from loglinear_jax.commands.arguments import BadInput, Failed, Parser, size, whole_number
 
 HELP = "train what a config says, or go on with it"
 
@@ -28,6 +30,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="what to train")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
     parser.add_argument("--workdir", type=Path, help="folder to write to (default: runs/CONFIG-PRESETS)")
+    parser.add_argument(
+        "--retrain",
+        action="store_true",
+        help="train finished variants again whose newest checkpoint is gone or damaged; what was recorded is kept in copies",
+    )
     parser.add_argument(
         "--distributed",
         action="store_true",
@@ -44,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main
     from loglinear_jax.runs import run as train
-    from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+    from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.runs.outcome_table import outcome_table
     from loglinear_jax.runs.workdir import Workdir
+    from loglinear_jax.runs.writing import writing
     from loglinear_jax.settings import SettingError
 
     try:
@@ -54,18 +62,22 @@ def run(args: argparse.Namespace) -> int:
         _join_others(args)
         workdir = args.workdir or Path("runs") / chosen.name
         _show_log(is_main())
-        result = train(chosen.config, workdir, args.called)
+        result = train(chosen.config, workdir, args.called, args.retrain)
+        if result.summary is not None and is_main():
+            print(outcome_table(result.summary.variants))
+            curves = Workdir(workdir).curves_file
+            if result.trained or not curves.exists():
+                from loglinear_jax.analysis.figures import draw_learning_curves
+
+                with writing(curves):
+                    draw_learning_curves(workdir, curves)
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
+    except RunFailed as error:
+        raise Failed(error) from error
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
     elif is_main():
-        curves = Workdir(workdir).curves_file
-        if result.trained or not curves.exists():
-            from loglinear_jax.analysis.figures import draw_learning_curves
-
-            draw_learning_curves(workdir, curves)
-        print(outcome_table(result.summary.variants))
         print(f"\nWritten to {workdir.absolute()}")
     return 0
 
@@ -74,6 +86,8 @@ log = logging.getLogger("loglinear_jax")
 
 
 def _show_log(shown: bool) -> None:
+    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs with its traceback what it raises, too,
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and so do its event loops
     log.setLevel(logging.INFO if shown else logging.ERROR)
     log.propagate = False
     handler = logging.StreamHandler()

@@ -3,7 +3,7 @@
 A *run* is a folder, a *variant* one trained setting in it, a *record* one line of its metrics.jsonl.
 """
 
-from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
 from loglinear_jax.runs.loop import RunResult, run
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome

@@ -1,48 +1,117 @@
-"""Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past a damaged newest one."""
+"""Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past damaged ones.
+
+    <directory>/<step>/             one checkpoint, as Orbax writes it
+    <directory>/<step>/SHA256SUMS   of its files, as `sha256sum` writes and checks it
+
+A checkpoint without SHA256SUMS (its process was killed before it was written, or it is of an earlier version) is read as it is.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import absl.logging
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from loglinear_jax.distributed import any_process, is_main
+from loglinear_jax.runs.errors import NoReadableCheckpoint
+from loglinear_jax.runs.writing import keep_aside, replace_file, writing
 
 log = logging.getLogger(__name__)
 
 KEEP = 3
-
-
-class NoReadableCheckpoint(Exception):
-    """Checkpoints exist, but none can be read."""
+_SUMS = "SHA256SUMS"
+_ITEM = "default"  # Orbax's name of the one thing in a checkpoint
 
 
 class Checkpoints:
-    """The checkpoints in one directory, one a step; the newest KEEP stay."""
+    """The checkpoints in one directory, one a step; the newest KEEP stay. read_only: nothing is touched."""
 
     def __init__(self, directory: Path, read_only: bool = False):
         self.directory = directory.absolute()
         self._read_only = read_only
-        policy = {"read_only": True, "create": False, "save_interval_steps": 0} if read_only else {"max_to_keep": KEEP}
-        options = ocp.CheckpointManagerOptions(**policy)
-        verbosity = absl.logging.get_verbosity()
-        if read_only:
-            absl.logging.set_verbosity(absl.logging.ERROR)  # it warns that it will only read
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
-        absl.logging.set_verbosity(verbosity)
+        self._manager: ocp.CheckpointManager | None = None
+        self._unsummed: int | None = None
+
+    def __enter__(self) -> Checkpoints:
+        self._previous_hook, sys.unraisablehook = sys.unraisablehook, _without_closed_loops
+        return self
+
+    def __exit__(self, kind: type | None, *exc: Any) -> None:
+        try:
+            self._exit(kind)
+        finally:
+            sys.unraisablehook = self._previous_hook
+
+    def _exit(self, kind: type | None) -> None:
+        if kind is None:
+            self.close()
+        elif self._manager is not None:  # Orbax waits for what it was writing, and says again what went wrong with it
+            with contextlib.suppress(Exception):
+                self._manager.close()
 
     def save(self, step: int, state: Any) -> None:
-        """Start saving `state` (arrays are copied off the devices before this returns)."""
-        self._manager.save(step, args=ocp.args.StandardSave(state))
+        """Start saving `state` (arrays are copied off the devices before this returns). Raises CannotWrite, maybe for the
+        checkpoint before, which was still being written."""
+        self._finish()
+        with writing(self.directory / str(step)):
+            if self._manager is None:  # not before: it would not open a directory with damaged checkpoints
+                options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
+                self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+        self._unsummed = step
 
     def close(self) -> None:
-        """Wait, and free the manager's threads."""
-        self._manager.close()
+        """Wait until all is on disk, and free Orbax's threads. Raises CannotWrite."""
+        self._finish()
+        if self._manager is not None:
+            self._manager.close()
+
+    def _finish(self) -> None:
+        """Waits for the checkpoint that is being written, and writes its sums."""
+        if self._manager is None or self._unsummed is None:
+            return
+        path = self.directory / str(self._unsummed)
+        with writing(path):
+            self._manager.wait_until_finished()
+        if is_main():
+            lines = [f"{_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
+            replace_file(path / _SUMS, lambda file: file.writelines(lines))
+        self._unsummed = None
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, damaged or not, the newest first."""
+        if not self.directory.is_dir():
+            return []
+        names = [path.name for path in self.directory.iterdir()]
+        return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name, re.ASCII)), reverse=True)
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with the files of a checkpoint, as its sums tell; None if nothing, or if it has no sums."""
+        path = self.directory / str(step)
+        if not (path / _ITEM).is_dir():
+            return f"there is no folder {_ITEM} in it"
+        if not (path / _SUMS).exists():
+            return None
+        try:
+            for line in (path / _SUMS).read_text().splitlines():
+                sha256, _, name = line.partition("  ")
+                if not name or not (path / name).is_file():
+                    return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"
+                if _sha256(path / name) != sha256:
+                    return f"its file {name} has changed since it was written"
+        except (OSError, UnicodeError) as error:
+            return str(error)
+        return None
 
     def restore_latest(self, abstract_state: Any) -> Any | None:
         """The newest readable state, or None if there is no checkpoint.
@@ -51,36 +120,71 @@ class Checkpoints:
         it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but
         none can be read.
         """
-        steps, reasons = sorted(self._manager.all_steps(), reverse=True), []
-        for index, step in enumerate(steps):
-            try:
-                state = self._manager.restore(step, args=ocp.args.StandardRestore(abstract_state))
-            except Exception as error:  # Orbax and TensorStore raise many types for damaged files
-                reasons.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
+        reasons: dict[int, str] = {}
+        for step in self.steps():
+            state, reason = self._restore(step, abstract_state)
+            if any_process(reason is not None):
+                reasons[step] = reason or "another process can't read it"
                 log.warning(
-                    "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reasons[-1]
+                    "Checkpoint %s/%d can't be read (%s): trying the one before it.",
+                    self.directory,
+                    step,
+                    reasons[step],
                 )
             else:
                 if not self._read_only:
-                    for damaged in steps[:index]:
-                        self._set_aside(damaged)
+                    self.set_aside(list(reasons))
                 return state
-        if steps:
+        if reasons:
             raise NoReadableCheckpoint(
-                f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(steps)))}) can be read: they are "
-                f"damaged, or of another version of this project ({reasons[0]})"
+                f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(reasons)))}) can be read: they are "
+                f"damaged, or of another version of this project ({next(iter(reasons.values()))})"
             )
         return None
 
-    def _set_aside(self, step: int) -> None:
-        path = self.directory / str(step)
-        target, count = path.with_name(f"{step}.damaged"), 1
-        while target.exists():
-            target, count = path.with_name(f"{step}.damaged{count}"), count + 1
-        if is_main():
-            path.rename(target)
+    def _restore(self, step: int, abstract_state: Any) -> tuple[Any, str | None]:
+        """(state, None) or (None, why it can't be read)."""
+        if reason := self.damage(step):
+            return None, reason
+        reader = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        try:
+            path = self.directory / str(step) / _ITEM
+            return reader.restore(path, args=ocp.args.StandardRestore(abstract_state)), None
+        except Exception as error:  # Orbax and TensorStore raise many types for damaged files
+            if _out_of_memory(error):
+                raise
+            log.debug("Checkpoint %s/%d", self.directory, step, exc_info=error)
+            return None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        finally:
+            reader.close()
+
+    def set_aside(self, steps: list[int]) -> None:
+        """Renames checkpoints to <step>.damaged."""
+        for step in steps:
+            if is_main():
+                keep_aside(self.directory / str(step))
         any_process(False)  # the others go on when it is done
-        self._manager.reload()
+
+
+def _without_closed_loops(unraisable: Any) -> None:
+    """For sys.unraisablehook: when one of many writes fails, Orbax raises that, and closes the event loop that TensorStore's
+    threads report the others to. Each of those would print a traceback, which says nothing more."""
+    if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    for folder, _, names in sorted(os.walk(path)):
+        yield from (Path(folder, name) for name in sorted(names) if name != _SUMS)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def on_this_machine(abstract_state: Any) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from loglinear_jax.distributed import is_main, to_host
 from loglinear_jax.progress import progress_bar
+from loglinear_jax.runs.writing import writing
 from loglinear_jax.tasks import Score
 from loglinear_jax.train import SeedState
 
@@ -19,12 +23,21 @@ log = logging.getLogger(__name__)
 
 
 class Live:
-    """Shows one variant's training from a step on. Processes other than the main one show nothing."""
+    """Shows one variant's training from a step on. Processes other than the main one show nothing.
+
+    tensorboard: the folder of its events. They are written as they come, not in a thread, so that a full disk is noticed.
+    """
 
     def __init__(self, variant: str, score: Score, num_steps: int, step: int, tensorboard: Path):
         self._score = score
         self._bar = progress_bar(variant, num_steps, step, shown=is_main())
-        self._writer = SummaryWriter(str(tensorboard), purge_step=step + 1) if is_main() else None
+        self._tensorboard = tensorboard
+        self._writer: EventsWriter | None = None
+        if is_main():
+            with writing(tensorboard):
+                self._writer = EventsWriter(str(tensorboard / "events"))
+            # What an earlier process showed past this step is shown no more.
+            self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def __enter__(self) -> Live:
         self._bar.__enter__()
@@ -33,7 +46,8 @@ class Live:
     def __exit__(self, *exc: Any) -> None:
         self._bar.__exit__(*exc)
         if self._writer is not None:
-            self._writer.close()
+            with writing(self._tensorboard):
+                self._writer.close()
 
     def steps(self, num_steps: int) -> None:
         """So many more steps are done."""
@@ -57,7 +71,12 @@ class Live:
         }
         for name, value in scalars.items():
             if value is not None and self._writer is not None:
-                self._writer.add_scalar(name, value, record["step"])
+                self._write(step=record["step"], summary=scalar(name, value))
+
+    def _write(self, **event: Any) -> None:
+        with writing(self._tensorboard):
+            self._writer.write_event(Event(wall_time=time.time(), **event))
+            self._writer.flush()
 
 
 class DivergedSeeds:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import ConfigError, build, read_config, task_of, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
+from loglinear_jax.runs.lines import CURVES
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
@@ -25,13 +26,12 @@ from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import SeedTrainer
 from pallas_kernels import runs_on_gpu
 
-CURVES = ("step", "train_loss", "val_loss", "val_accuracy")
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a run wrote besides checkpoints: enough for its tables and curves. config: every field of its task filled in.
-    summary: None while it goes on. label: tells it from other runs of the same task, in titles."""
+    summary: of the variants that are finished, None while there is none. label: tells it from other runs of the same task, in
+    titles."""
 
     workdir: Path
     config: ConfigDict
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def outcomes(self) -> dict[str, VariantOutcome]:
-        """By variant; none while the run goes on."""
+        """By variant; of those that are finished."""
         return {} if self.summary is None else self.summary.variants
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
@@ -117,8 +117,8 @@ class TrainedVariant:
 
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
         """Parameters of one seed, ready for model.apply(params, tokens). Raises KeyError for a seed that was not run."""
-        if seed not in self.seeds:
-            raise KeyError(f"seed {seed} is not in this run: it has {self.seeds}")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed not in self.seeds:
+            raise KeyError(f"seed {seed!r} is not in this run: it has {self.seeds}")
         if which not in ("best", "last"):
             raise ValueError(f"which must be 'best' or 'last', got {which!r}")
         index = self.seeds.index(seed)
@@ -151,9 +151,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         model = type(model)(dataclasses.replace(model.settings, implementation=None))
     trainer = SeedTrainer(model, experiment.task, experiment.train)
     abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
-    checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
-    state = checkpoints.restore_latest(on_this_machine(abstract))
-    checkpoints.close()
+    state = Checkpoints(directory.checkpoints(variant), read_only=True).restore_latest(on_this_machine(abstract))
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
@@ -184,5 +182,5 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
 
 def load_metrics(directory: Workdir, variant: str) -> dict[str, np.ndarray]:
     """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]."""
-    records = [record for record in directory.read_metrics() if record["variant"] == variant]
+    records = directory.read_metrics(variant)
     return {name: np.array([record[name] for record in records], np.float64) for name in CURVES}

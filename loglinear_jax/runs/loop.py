@@ -24,6 +24,7 @@ from loglinear_jax.config import ConfigError, Experiment, build, check_config, v
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.runs.checkpoints import Checkpoints
+from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.idle_seeds import IdleSeeds
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
@@ -31,7 +32,7 @@ from loglinear_jax.runs.provenance import device, provenance, versions
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
+from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh
 from pallas_kernels import UnsupportedError
 
 log = logging.getLogger(__name__)
@@ -49,24 +50,43 @@ class RunResult:
     trained: bool = True
 
 
-def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None) -> RunResult:
+def run(
+    config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None, retrain: bool = False
+) -> RunResult:
     """Trains every variant of the config with the same seeds and data; goes on from where an earlier call stopped.
 
-    command: the command line that asked for it, for summary.json.
+    A variant whose outcome is recorded in summary.json is finished, whether its checkpoints are still there or not.
 
-    Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used.
+    command: the command line that asked for it, for summary.json. retrain: train finished variants again whose newest
+    checkpoint is gone or damaged; what was recorded of them is kept in copies, *.earlier.
+
+    Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used; NoReadableCheckpoint;
+    RunFailed if the machine does not let the run go on: CannotWrite, OutOfMemory.
     """
     experiments = checked_experiments(config)
     task = next(iter(experiments.values())).task  # the same for all variants
     sizes = {variant: describe_size(x.model, x.task.seq_len) for variant, x in experiments.items()}
     directory = Workdir(workdir, writes=is_main())
-    resumed = directory.prepare(config)
-    if task.corpus_read is not None:
-        directory.keep_corpus(task.corpus_read)
-    log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
-    for variant, size in sizes.items():
-        log.info("%s: %s", variant, size)
+    with directory.hold(), StopOnSignal() as stop:
+        resumed = directory.prepare(config)
+        directory.repair()
+        any_process(False)  # the others go on when it is done
+        if task.corpus_read is not None:
+            directory.keep_corpus(task.corpus_read)
+        log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
+        for variant, size in sizes.items():
+            log.info("%s: %s", variant, size)
+        return _train_variants(directory, experiments, config, command, retrain, stop)
 
+
+def _train_variants(
+    directory: Workdir,
+    experiments: dict[str, Experiment],
+    config: ConfigDict,
+    command: Sequence[str] | None,
+    retrain: bool,
+    stop: StopOnSignal,
+) -> RunResult:
     started = time.monotonic()
     process = {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -75,33 +95,107 @@ def run(config: ConfigDict, workdir: str | Path, command: Sequence[str] | None =
         "device": device(),
         "versions": versions(),
     }
-    outcomes: dict[str, VariantOutcome] = {}
-    finished = directory.read_summary()
+    summary = directory.read_summary()
+    finished = finished_variants(directory, experiments, summary, retrain)
+    if summary is not None and finished.keys() == experiments.keys():
+        return RunResult(summary=summary, trained=False)
+    if retrain:
+        directory.keep_copies()
     loop = None
-    with StopOnSignal() as stop:
-        for variant, experiment in experiments.items():
-            loop = VariantLoop(directory, variant, experiment, stop, process, None if loop is None else loop.many)
-            state = loop.run()
+    for variant, experiment in experiments.items():
+        if variant in finished:
+            continue
+        loop = VariantLoop(directory, variant, experiment, stop, process, None if loop is None else loop.many)
+        with reporting_memory(variant, experiment):
+            state = loop.run(retrain)
             if loop.stopping:
                 return RunResult(summary=None, interrupted_at=directory.checkpoints(variant))
-            if finished is not None and not loop.trained:  # before, maybe on another machine
-                outcomes[variant] = finished.variants[variant]
-            else:
-                outcomes[variant] = loop.outcome(state)
-    if finished is not None and outcomes == finished.variants:
-        return RunResult(summary=finished, trained=False)
-    commits = dict.fromkeys(earlier["provenance"]["commit"] for earlier in directory.read_processes())
-    several = {"commits_of_all_processes": ", ".join(commits)} if len(commits) > 1 else {}
-    summary = RunSummary(
-        variants=outcomes,
-        command=process["command"],
-        provenance=process["provenance"] | several,
-        device=process["device"],
-        versions=process["versions"],
-        seconds_in_this_process=time.monotonic() - started,
-    )
-    directory.write_summary(summary)
+            finished[variant] = loop.outcome(state)
+        commits = dict.fromkeys(earlier["provenance"]["commit"] for earlier in directory.read_processes())
+        several = {"commits_of_all_processes": ", ".join(commits)} if len(commits) > 1 else {}
+        summary = RunSummary(
+            variants={name: finished[name] for name in experiments if name in finished},
+            command=process["command"],
+            provenance=process["provenance"] | several,
+            device=process["device"],
+            versions=process["versions"],
+            seconds_in_this_process=time.monotonic() - started,
+        )
+        directory.write_summary(summary)
     return RunResult(summary=summary)
+
+
+def finished_variants(
+    directory: Workdir, experiments: dict[str, Experiment], summary: RunSummary | None, retrain: bool
+) -> dict[str, VariantOutcome]:
+    """The outcomes that stand, by variant. Warns of those whose newest checkpoint is gone or damaged, and with `retrain` leaves
+    them out.
+
+    Raises NoReadableCheckpoint for a variant that is finished, as its metrics say, and of which nothing else is left.
+    """
+    finished = {}
+    for variant, experiment in experiments.items():
+        outcome = None if summary is None else summary.variants.get(variant)
+        if outcome is not None and outcome.seeds != experiment.seeds:
+            log.warning("%s: %s: its seeds are not those of the config; derived again", directory.summary_file, variant)
+            outcome = None
+        checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
+        steps, records = checkpoints.steps(), directory.read_metrics(variant)
+        if outcome is None:
+            if not retrain and not steps and records and _is_last(records[-1], experiment.train):
+                raise NoReadableCheckpoint(
+                    f"{directory.path}: {variant} is finished, as its metrics say, but its checkpoints are gone, and "
+                    "summary.json has no outcome of it: --retrain trains it again"
+                )
+            continue
+        problem = "is gone"
+        if outcome.last_step in steps:
+            problem = checkpoints.damage(outcome.last_step)
+            problem = problem and f"is damaged ({problem})"
+        if problem:
+            log.warning(
+                "%s: its checkpoint of step %d, the last, %s. Its outcome stands%s",
+                variant, outcome.last_step, problem,
+                " till it is trained again." if retrain else "; --retrain trains it again.",
+            )  # fmt: skip
+        if not (problem and retrain):
+            finished[variant] = outcome
+            if missing := missing_evaluations(records, experiment.train, outcome.last_step):
+                log.warning("%s: %s", variant, missing)
+    return finished
+
+
+def missing_evaluations(records: list[dict[str, Any]], train: TrainSettings, last_step: int) -> str | None:
+    """Which evaluations up to a step are not recorded, in words; None if all are."""
+    expected = {*range(train.eval_every, last_step + 1, train.eval_every)}
+    if last_step == train.num_steps:
+        expected.add(last_step)
+    missing = sorted(expected - {record["step"] for record in records})
+    if not missing:
+        return None
+    shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return f"metrics.jsonl lacks the evaluations at step {shown} ({len(missing)} of {len(expected)})"
+
+
+def _is_last(record: dict[str, Any], train: TrainSettings) -> bool:
+    return record["step"] >= train.num_steps or not any(record["active"])
+
+
+@contextlib.contextmanager
+def reporting_memory(variant: str, experiment: Experiment) -> Iterator[None]:
+    """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        train, task = experiment.train, experiment.task
+        raise OutOfMemory(
+            f"{variant}: {jax.devices()[0].device_kind} has too little memory: reduce train.num_seeds={train.num_seeds}, "
+            f"train.batch_size={train.batch_size} (or raise train.grad_accumulation={train.grad_accumulation}), "
+            f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "
+            f"is kept ({(str(error).strip().splitlines() or ['MemoryError'])[0][:200]})"
+        ) from error
 
 
 def checked_experiments(config: ConfigDict) -> dict[str, Experiment]:
@@ -154,36 +248,53 @@ class VariantLoop:
         mesh = mesh_for(variant, experiment)
         self.many = ManySeeds(SeedTrainer(experiment.model, self.task, self.settings), experiment.seeds, mesh, other)
 
-    def run(self) -> SeedState:
-        """The last state, which is also the newest checkpoint."""
-        checkpoints = Checkpoints(self.directory.checkpoints(self.variant))
-        state = checkpoints.restore_latest(self.many.abstract_state())
-        saved = None if state is None else step_of(state)
-        if state is None:
-            state = self._despite_signal(self.many.init, self.many.seeds)
-        self._begin(state)
-        if not self._finished(state):
-            if saved is not None:
-                log.info("%s: going on from step %d", self.variant, saved)
-            log.info("%s: %d seed(s) on %d device(s)", self.variant, len(self.many.seeds), self.many.mesh.size)
-            self._warn_of_idle_devices()
-            with contextlib.closing(self._train(state)) as states:
-                for state in states:
-                    if step_of(state) % self.settings.checkpoint_every == 0:
-                        checkpoints.save(saved := step_of(state), state)
-            if self.stopping:
-                log.info("%s: stopping at step %d", self.variant, step_of(state))
-        if saved != step_of(state):
-            checkpoints.save(step_of(state), state)
-        checkpoints.close()
+    def run(self, retrain: bool = False) -> SeedState:
+        """The last state, which is also the newest checkpoint.
+
+        retrain: begin with the first step if there are checkpoints, but none can be read.
+        """
+        self.directory.make_folders(self.variant)
+        with Checkpoints(self.directory.checkpoints(self.variant)) as checkpoints:
+            try:
+                state = checkpoints.restore_latest(self.many.abstract_state())
+            except NoReadableCheckpoint:
+                if not retrain:
+                    raise
+                checkpoints.set_aside(checkpoints.steps())
+                state = None
+            saved = None if state is None else step_of(state)
+            if state is None:
+                state = self._despite_signal(self.many.init, self.many.seeds)
+            self._begin(state)
+            if not self._finished(state):
+                if saved is not None:
+                    log.info("%s: going on from step %d", self.variant, saved)
+                log.info("%s: %d seed(s) on %d device(s)", self.variant, len(self.many.seeds), self.many.mesh.size)
+                self._warn_of_idle_devices()
+                with contextlib.closing(self._train(state)) as states:
+                    for state in states:
+                        if step_of(state) % self.settings.checkpoint_every == 0:
+                            checkpoints.save(saved := step_of(state), state)
+                if self.stopping:
+                    log.info("%s: stopping at step %d", self.variant, step_of(state))
+            if saved != step_of(state):
+                checkpoints.save(step_of(state), state)
         return state
 
     def _begin(self, state: SeedState) -> None:
-        """Brings what is recorded to where the state is."""
+        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced."""
         step = step_of(state)
-        self.directory.drop_metrics_after(self.variant, step)
-        # Another process may not have dropped the later ones yet.
+        self.replaces_after: int | None = step
+        ahead = [record["step"] for record in self._records() if record["step"] > step]
+        if ahead and max(ahead) - step > 2 * self.settings.checkpoint_every:  # more than a kill can lose
+            log.warning(
+                "%s: recorded up to step %d, but there is no checkpoint after step %d: trained again from there",
+                self.variant, max(ahead), step,
+            )  # fmt: skip
+            self.directory.keep_copies()
         records = [record for record in self._records() if record["step"] <= step]
+        if missing := missing_evaluations(records, self.settings, step):
+            log.warning("%s: %s", self.variant, missing)
         self.idle = IdleSeeds(self.many, self.settings.num_steps, self.settings.eval_every, records)
         self.diverged = DivergedSeeds(self.variant, self.many.numbers)
         self.diverged.report(state)
@@ -257,7 +368,8 @@ class VariantLoop:
             "seed_steps_per_second": rate,
             "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
         }
-        self.directory.append_metrics(record)
+        self.directory.append_metrics(record, self.replaces_after)
+        self.replaces_after = None
         self.idle.count(record)
         self.diverged.report(state)
         live.evaluation(record)
@@ -284,7 +396,7 @@ class VariantLoop:
 
     def _records(self) -> list[dict[str, Any]]:
         """This variant's evaluations so far."""
-        return [r for r in self.directory.read_metrics() if r["variant"] == self.variant]
+        return self.directory.read_metrics(self.variant)
 
     def outcome(self, state: SeedState) -> VariantOutcome:
         """The outcome of the trained variant.
@@ -298,8 +410,10 @@ class VariantLoop:
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")
         }
+        whole = missing_evaluations(records, self.settings, step_of(state)) is None
+        seconds = sum(record["seconds"] for record in records) if whole else None
         tested = self.task.test(self.many, state.best_params)
-        return outcome_of(state, self.task.score.metric, seconds=sum(r["seconds"] for r in records), **rates, **tested)
+        return outcome_of(state, self.task.score.metric, seconds=seconds, **rates, **tested)
 
 
 def mesh_for(variant: str, experiment: Experiment) -> jax.sharding.Mesh:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,16 +114,27 @@ class VariantOutcome:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> VariantOutcome:
-        """What `to_json` gave, now or in an earlier version. Raises ValueError naming what is missing."""
+        """What `to_json` gave, now or in an earlier version. Raises ValueError naming what is missing, or can't be."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if not isinstance(values, Mapping):
-            raise ValueError(f"expected the outcome of a variant, got {values!r}")
+            raise ValueError(f"expected the outcome of a variant, got {_shown(values)}")
         if lacking := [name for name in required if name not in values]:
             raise ValueError(f"there is no {lacking[0]}")
-        return cls(**{name: value for name, value in values.items() if name in fields})
+        _check_types(cls, values)
+        outcome = cls(**{name: value for name, value in values.items() if name in fields})
+        if outcome.metric not in (ACCURACY.metric, PERPLEXITY.metric):
+            raise ValueError(f"metric is {outcome.metric!r}")
+        if not outcome.seeds or outcome.params <= outcome.lam_params:
+            raise ValueError("it has no seeds, or no parameters but λ's")
+        lists = {name: getattr(outcome, name) for name in (*OF_SEEDS, "test_loss")}
+        for name, entries in (lists | (outcome.test_loss_from_position or {})).items():
+            if entries is not None and len(entries) != len(outcome.seeds):
+                raise ValueError(f"{name} has {len(entries)} entries for {len(outcome.seeds)} seeds")
+        return outcome
 
 
+OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
 OF_TEXTS = ("predicts", "test_loss", "test_loss_from_position")
 DERIVED = (
     "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
@@ -161,6 +174,7 @@ class RunSummary:
         """Raises ValueError naming what is missing."""
         if not isinstance(values, dict) or not isinstance(values.get("variants"), dict):
             raise ValueError("not a summary of a run: it has no variants")
+        _check_types(cls, {name: value for name, value in values.items() if name != "variants"})
         variants = {}
         for name, outcome in values["variants"].items():
             try:
@@ -169,6 +183,33 @@ class RunSummary:
                 raise ValueError(f"of another version: {name}: {error}") from error
         known = {field.name for field in dataclasses.fields(cls)} - {"variants"}
         return cls(variants=variants, **{name: value for name, value in values.items() if name in known})
+
+
+def _check_types(of: type, values: Mapping[str, Any]) -> None:
+    """Raises ValueError naming the first value that is not of its field's type."""
+    hints = typing.get_type_hints(of)
+    for name, value in values.items():
+        if name in hints and not _is_a(hints[name], value):
+            raise ValueError(f"{name} is {_shown(value)}")
+
+
+def _is_a(hint: Any, value: Any) -> bool:
+    """Whether a value of JSON is of a type such as `list[float | None]`."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(_is_a(part, value) for part in inner)
+    if kind is list:
+        return isinstance(value, list) and all(_is_a(inner[0], item) for item in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_is_a(inner[1], item) for item in value.values())
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def outcome_of(state: SeedState, metric: str, **measured: Any) -> VariantOutcome:

@@ -4,31 +4,49 @@
     corpus.json, tokenizer.json   of a text: what its tokens were made from, and the tokenizer
     processes.jsonl       one line for each variant and process that trained it: when, command, code, device
     metrics.jsonl         one line an evaluation: variant, step, and per-seed lists
-    summary.json          outcomes of every variant, per seed and together
+    summary.json          outcomes of the variants that are finished, per seed and together
     learning_curves.png   accuracy against step, every seed
     tensorboard/<variant>/
     checkpoints/<variant>/<step>/
+    lock                  held by the process that trains
+    *.damaged             what could not be read and was made again
+    *.earlier             what was recorded before a variant was trained again
 
 Files are replaced whole or appended line by line, so that a kill at any moment leaves something to go on from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
+import logging
 import os
-import tempfile
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config
+from loglinear_jax.runs.lines import check_metrics, check_process, read_lines
+from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
+from loglinear_jax.runs.writing import (
+    append_line,
+    free_name,
+    keep_aside,
+    refusal,
+    replace_file,
+    to_json,
+    write_json,
+    writing,
+)
 
 if TYPE_CHECKING:
     from loglinear_jax.text import Corpus
+
+log = logging.getLogger(__name__)
 
 
 class Workdir:
@@ -44,6 +62,7 @@ class Workdir:
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "learning_curves.png"
+        self.lock_file = self.path / "lock"
 
     def checkpoints(self, variant: str) -> Path:
         return self.path / "checkpoints" / variant
@@ -51,19 +70,33 @@ class Workdir:
     def tensorboard(self, variant: str) -> Path:
         return self.path / "tensorboard" / variant
 
-    def prepare(self, config: ConfigDict) -> bool:
-        """Makes the directory ready for a run with this config; True if there is a run of it to go on with.
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Makes the folder, unless it is there, and keeps other processes from training in it while entered.
 
-        Raises ConfigError if it can't be written, or holds a run with another config (naming each differing field).
+        Raises ConfigError if it can't be written, holds something else than a run, or another process trains in it.
         """
         if self.path.is_file():
             raise ConfigError(f"workdir {self.path} is a file, expected a folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
+            others = {path.name for path in self.path.iterdir()} - {self.lock_file.name, "config.json.partial"}
+            self.lock_file.open("a").close()
         except OSError as error:
-            raise ConfigError(f"workdir {self.path} can't be written: {error.strerror or error}") from error
+            raise ConfigError(f"workdir {self.path} can't be written: {refusal(error)}") from error
+        if others and not self.config_file.exists():
+            raise ConfigError(
+                f"workdir {self.path} holds no run, as there is no config.json, but {', '.join(sorted(others)[:3])}"
+                f"{' and more' if len(others) > 3 else ''}: expected a run, an empty folder or none"
+            )
+        with only_process(self.lock_file, self.writes):
+            yield
+
+    def prepare(self, config: ConfigDict) -> bool:
+        """Makes the folder ready for a run with this config; True if there is a run of it to go on with.
+
+        Raises ConfigError if it holds a run with another config (naming each differing field), and CannotWrite.
+        """
         if self.config_file.exists():
             as_written = ConfigDict(json.loads(to_json(config.to_dict())))
             differences = config_differences(read_config(self.config_file), as_written)
@@ -77,9 +110,45 @@ class Workdir:
             write_json(self.config_file, config.to_dict())
         return False
 
+    def make_folders(self, variant: str) -> None:
+        """Makes the folders of a variant, so that what is in their way shows before training. Raises CannotWrite."""
+        for folder in (self.checkpoints(variant), self.tensorboard(variant)):
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+
     def written_config(self) -> dict[str, Any]:
         """The content of config.json."""
         return json.loads(self.config_file.read_text())
+
+    def repair(self) -> None:
+        """Keeps aside records that can't be read, and goes on with what can; a warning says what is lost of each.
+
+        summary.json is derived again from checkpoints and metrics; corpus.json and tokenizer.json from the text that is given.
+        """
+        if not self.writes:
+            return
+        for file, read, then in (
+            (self.summary_file, self.read_summary, "outcomes are derived again from checkpoints and metrics"),
+            (self.corpus_file, self.read_corpus, "that the text is still the same can't be checked"),
+        ):
+            try:
+                read()
+            except ConfigError as error:
+                log.warning("%s: %s; kept as %s", error, then, keep_aside(file).name)
+        for file, check in ((self.metrics_file, check_metrics), (self.processes_file, check_process)):
+            try:
+                records, damaged = read_lines(file, check)
+            except OSError as error:
+                log.warning("%s can't be read: %s; kept as %s", file, refusal(error), keep_aside(file).name)
+                continue
+            if damaged:
+                kept = keep_aside(file)
+                replace_file(file, lambda out, records=records: out.writelines(to_json(r) + "\n" for r in records))
+                log.warning(
+                    "%s: line%s %s can't be read and %s left out; the file is kept as %s",
+                    file, "s" * (len(damaged) > 1), ", ".join(map(str, damaged[:10])) + ", ..." * (len(damaged) > 10),
+                    "are" if len(damaged) > 1 else "is", kept.name,
+                )  # fmt: skip
 
     def keep_corpus(self, corpus: Corpus) -> None:
         """Writes what a text was made from, and its tokenizer, so that the run can be read without the text.
@@ -87,119 +156,103 @@ class Workdir:
         Raises ConfigError if the run was started with another text or tokenizer.
         """
         known = self.read_corpus()
-        if known is None:
-            if self.writes:
-                corpus.tokenizer.save(str(self.tokenizer_file))
-                write_json(self.corpus_file, corpus.manifest)
-            return
         for name, what in (("splits", "the text"), ("tokenizer_sha256", "the tokenizer")):
-            if known[name] != corpus.manifest[name]:
+            if known is not None and known[name] != corpus.manifest[name]:
                 raise ConfigError(
                     f"workdir {self.path} holds a run in which {what} was another one: give the same, or another --workdir"
                 )
+        if self.writes:
+            text = corpus.tokenizer.to_str(pretty=True)
+            if not self._holds(self.tokenizer_file, text):
+                replace_file(self.tokenizer_file, lambda file: file.write(text))
+            if known is None:
+                write_json(self.corpus_file, corpus.manifest)
+
+    def _holds(self, path: Path, text: str) -> bool:
+        try:
+            return path.read_text() == text
+        except (OSError, UnicodeError):
+            return False
 
     def read_corpus(self) -> dict[str, Any] | None:
-        """The manifest of the text that the run was started with; None if there is none."""
-        if not self.corpus_file.exists():
+        """The manifest of the text that the run was started with; None if there is none. Raises ConfigError if it can't be
+        read."""
+        manifest = self._read_json(self.corpus_file)
+        if manifest is None:
             return None
-        try:
-            return json.loads(self.corpus_file.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.corpus_file} can't be read: {error}") from error
+        needed = {"splits": dict, "tokenizer_sha256": str, "vocab_size": int}
+        if not isinstance(manifest, dict) or any(type(manifest.get(key)) is not kind for key, kind in needed.items()):
+            raise ConfigError(
+                f"{self.corpus_file} can't be read: expected an object with {', '.join(needed)} of a tokenised text"
+            )
+        return manifest
 
     def read_summary(self) -> RunSummary | None:
-        """summary.json, or None while the run goes on. Raises ConfigError if it can't be read."""
-        if not self.summary_file.exists():
-            return None
+        """summary.json, or None while no variant is finished. Raises ConfigError if it can't be read."""
+        values = self._read_json(self.summary_file)
         try:
-            return RunSummary.from_json(json.loads(self.summary_file.read_text()))
-        except (OSError, ValueError) as error:
+            return None if values is None else RunSummary.from_json(values)
+        except ValueError as error:
             raise ConfigError(f"{self.summary_file} can't be read: {error}") from error
 
+    def _read_json(self, path: Path) -> Any:
+        """The content of a JSON file; None if there is no file. Raises ConfigError if it can't be read."""
+        if not os.path.lexists(path):
+            return None
+        try:
+            value = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {refusal(error)}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} can't be read: {error}") from error
+        if value is None:
+            raise ConfigError(f"{path} can't be read: it holds null")
+        return value
+
     def write_summary(self, summary: RunSummary) -> None:
+        """Raises CannotWrite."""
         if self.writes:
             write_json(self.summary_file, summary.to_json())
 
     def append_process(self, process: dict[str, Any]) -> None:
-        """Adds a line to processes.jsonl, on disk when this returns."""
-        self._append(self.processes_file, process)
+        """Adds a line to processes.jsonl, on disk when this returns. Raises CannotWrite."""
+        if self.writes:
+            append_line(self.processes_file, process)
 
     def read_processes(self) -> list[dict[str, Any]]:
         """The lines of processes.jsonl, the first process first; none of a run of an earlier version."""
-        return self._read_lines(self.processes_file, ("variant", "provenance"))
+        return read_lines(self.processes_file, check_process)[0]
 
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Adds a line to metrics.jsonl, on disk when this returns."""
-        self._append(self.metrics_file, record)
+    def append_metrics(self, record: dict[str, Any], after: int | None = None) -> None:
+        """Adds a line to metrics.jsonl, on disk when this returns. Raises CannotWrite.
 
-    def _append(self, path: Path, line: dict[str, Any]) -> None:
-        """Adds a line to a file, in place of one that a kill cut off."""
+        after: the step of the checkpoint that the variant goes on from. What was recorded of it past that step is replaced by
+        this line, so that nothing is gone before there is something new.
+        """
         if not self.writes:
             return
-        with path.open("a+b") as file:
-            if size := file.tell():
-                file.seek(size - 1)
-                if file.read() != b"\n":
-                    file.seek(0)
-                    file.truncate(file.read().rfind(b"\n") + 1)
-            file.write((to_json(line) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        records = [] if after is None else self.read_metrics()
+        kept = [r for r in records if r["variant"] != record["variant"] or r["step"] <= after]
+        if len(kept) < len(records):
+            lines = [to_json(r) + "\n" for r in (*kept, record)]
+            replace_file(self.metrics_file, lambda file: file.writelines(lines))
+        else:
+            append_line(self.metrics_file, record)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return self._read_lines(self.metrics_file, ("variant", "step"))
+    def read_metrics(self, variant: str | None = None) -> list[dict[str, Any]]:
+        """The records in metrics.jsonl, of one variant or of all; damaged lines are left out, with a warning."""
+        try:
+            records, damaged = read_lines(self.metrics_file, check_metrics)
+        except OSError as error:
+            raise ConfigError(f"{self.metrics_file} can't be read: {refusal(error)}") from error
+        if damaged:
+            log.warning("%s: line %d is not a record of a run: left out", self.metrics_file, damaged[0])
+        return [record for record in records if variant in (None, record["variant"])]
 
-    def _read_lines(self, path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The lines of a file, each with these keys; a last line cut off by a kill is left out."""
-        if not path.exists():
-            return []
-        found = []
-        lines = path.read_text().split("\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                if line:
-                    values = json.loads(line)
-                    for key in keys:
-                        values[key]
-                    found.append(values)
-            except (ValueError, KeyError, TypeError):
-                if number < len(lines):
-                    raise ConfigError(f"{path}, line {number}: not a record of a run") from None
-        return found
-
-    def drop_metrics_after(self, variant: str, step: int) -> None:
-        """Removes what was recorded of a variant past the checkpoint that its run goes on from."""
-        if not self.writes:
-            return
-        kept = [r for r in self.read_metrics() if r["variant"] != variant or r["step"] <= step]
-        _replace(self.metrics_file, lambda file: file.writelines(to_json(record) + "\n" for record in kept))
-
-
-def to_json(value: Any, **kwargs: Any) -> str:
-    """Strict JSON; numbers that are not finite become null."""
-    return json.dumps(_finite(value), allow_nan=False, **kwargs)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file, whole or not at all."""
-    _replace(path, lambda file: file.write(to_json(value, indent=2) + "\n"))
-
-
-def _replace(path: Path, write: Callable) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    def keep_copies(self) -> None:
+        """Copies metrics.jsonl and summary.json to *.earlier, before something of them is made again. Raises CannotWrite."""
+        for path in (self.metrics_file, self.summary_file):
+            if self.writes and path.exists():
+                copy = free_name(path, "earlier")
+                with writing(copy):
+                    shutil.copy2(path, copy)

@@ -9,7 +9,7 @@ import pytest
 
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
 from loglinear_jax.runs.outcome_table import outcome_table
-from loglinear_jax.runs.workdir import to_json
+from loglinear_jax.runs.writing import to_json
 from loglinear_jax.train import SeedState
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,78 +17,9 @@ from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, default_config
 from loglinear_jax.runs import load_run, read_run
 from loglinear_jax.runs import loop as experiment
-from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
 from loglinear_jax.runs.provenance import config_sha256
 from loglinear_jax.train import ManySeeds
-
-ROOT = Path(__file__).parents[2]
-TINY = (
-    "--config=configs/mqar.py",
-    "--config.variants=linear,mlp_softplus",
-    "--config.task.seq_len=16",
-    "--config.task.vocab_size=16",
-    "--config.task.num_pairs=2",
-    "--config.model.hidden=16",
-    "--config.model.head_dim=8",
-    "--config.model.key_dim=8",
-    "--config.model.layers=1",
-    "--config.model.implementation=parallel",
-    "--config.train.num_seeds=2",
-    "--config.train.num_steps=60",
-    "--config.train.batch_size=8",
-    "--config.train.num_train=100",
-    "--config.train.num_validation=50",
-    "--config.train.eval_every=5",
-    "--config.train.checkpoint_every=10",
-    "--config.train.steps_per_dispatch=5",
-)
-
-
-def start(workdir, *overrides, **kwargs):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
-    env |= kwargs.pop("env", {})
-    command = [sys.executable, "run.py", *TINY, *overrides, f"--workdir={workdir}"]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
-
-
-def finish(process):
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
-
-
-def wait_for_lines(path, count, process):
-    """Until metrics.jsonl has `count` lines (or the process has ended)."""
-    deadline = time.monotonic() + 240
-    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < count):
-        assert time.monotonic() < deadline, f"no {count} lines in {path}"
-        time.sleep(0.002)
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    code, out, err = finish(start(workdir))
-    assert code == 0, err
-    return workdir, out, err
-
-
-def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
-    """Bit-identical parameters, optimizer outcomes and metrics; only the throughput may differ."""
-    for variant in variants:
-        x, y = load_run(a, variant), load_run(b, variant)
-        jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
-
-    def records(workdir):
-        lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
-
-    assert records(a) == records(b)
-    outcomes = [json.loads((Path(w) / "summary.json").read_text())["variants"] for w in (a, b)]
-    for outcome in outcomes:
-        for summary in outcome.values():
-            del summary["seconds"], summary["seed_steps_per_second"], summary["tokens_per_second"]
-    assert outcomes[0] == outcomes[1]
+from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
 
 
 def test_what_a_run_writes(undisturbed):
@@ -153,8 +83,9 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             load_run(*arguments)
-    with pytest.raises(KeyError, match="seed 7 is not in this run"):
-        load_run(workdir, "linear").params(7)
+    for seed in (7, "0", True):
+        with pytest.raises(KeyError, match=f"seed {seed!r} is not in this run"):
+            load_run(workdir, "linear").params(seed)
 
 
 def test_a_finished_run_only_shows_its_table_again(undisturbed):
@@ -215,7 +146,8 @@ def test_signals_save_say_where_and_exit(tmp_path):
         assert saved is None or saved < max(steps)
         saved = max(steps)
         assert saved < 800 and f"linear: stopping at step {saved}" in err
-        assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 200
+        metrics = workdir / "metrics.jsonl"
+        assert (metrics.read_text().count("\n") if metrics.exists() else 0) == saved // 200
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
     processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
@@ -246,47 +178,6 @@ def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeyp
         assert main(run) == 0
         assert len(calls) == 2  # what it was at is done, and then the run stops
         assert [path.name for path in (tmp_path / "run" / "checkpoints" / "linear").iterdir()] == ["5"]
-
-
-@pytest.fixture
-def copied(undisturbed, tmp_path):
-    """A copy of the finished run to damage."""
-    workdir = tmp_path / "copy"
-    shutil.copytree(undisturbed[0], workdir)
-    return workdir
-
-
-def truncate(step_directory):
-    for path in step_directory.rglob("*"):
-        if path.is_file():
-            os.truncate(path, path.stat().st_size // 2)
-
-
-def test_a_truncated_newest_checkpoint_falls_back(undisturbed, copied):
-    truncate(copied / "checkpoints" / "mlp_softplus" / "60")
-    summary = json.loads((copied / "summary.json").read_text())
-    summary["variants"]["linear"]["test_loss"] = [1.0, 2.0]  # as of a text, of a variant that is not trained again
-    (copied / "summary.json").write_text(json.dumps(summary))
-    code, _, err = finish(start(copied))
-    assert code == 0, err
-    assert "mlp_softplus/60 can't be read" in err and "trying the one before it" in err
-    assert "mlp_softplus: going on from step 50" in err
-    summary = json.loads((copied / "summary.json").read_text())
-    assert summary["variants"]["linear"].pop("test_loss") == [1.0, 2.0]
-    (copied / "summary.json").write_text(json.dumps(summary))
-    assert_same_run(copied, undisturbed[0])
-
-
-def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied):
-    for path in (copied / "checkpoints" / "linear").iterdir():
-        truncate(path)
-    before = sorted(copied.rglob("*"))
-    code, _, err = finish(start(copied))
-    assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
-    assert sorted(copied.rglob("*")) == before
-    with pytest.raises((NoReadableCheckpoint, ConfigError)):
-        load_run(copied, "linear")
-    assert load_run(copied, "mlp_softplus").seeds == [0, 1]
 
 
 def test_another_config_is_refused_by_field(undisturbed):
@@ -419,6 +310,6 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
         for path in (resumed / "checkpoints" / "linear").glob(f"{step}*"):
             shutil.rmtree(path)
     sizes.clear()
-    experiment.run(config, resumed)
+    experiment.run(config, resumed, retrain=True)
     assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
     assert_same_run(some, resumed, ["linear"])

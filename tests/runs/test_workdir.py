@@ -1,14 +1,64 @@
 """Files of a run's folder."""
 
+import errno
+import os
+
+import pytest
+
 from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.runs.writing import CannotWrite, keep_aside, replace_file, writing
+
+
+def record(step, variant="linear"):
+    per_seed = {name: [0.5, None] for name in ("train_loss", "val_loss", "val_accuracy", "active")}
+    rates = {name: 1.5 for name in ("seconds", "seed_steps_per_second", "tokens_per_second")}
+    return {"variant": variant, "step": step} | per_seed | rates
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out_and_replaced(tmp_path):
     directory = Workdir(tmp_path)
-    first, second = ({"variant": "linear", "step": step} for step in (5, 10))
+    first, second = record(5), record(10)
     directory.append_metrics(first)
     with directory.metrics_file.open("a") as file:
         file.write('{"variant": "lin')
     assert directory.read_metrics() == [first]
     directory.append_metrics(second)
     assert directory.read_metrics() == [first, second]
+
+
+def test_what_is_past_a_checkpoint_is_replaced_by_what_comes_anew(tmp_path):
+    directory = Workdir(tmp_path)
+    for made in (record(5), record(10), record(15), record(5, "rope"), record(15, "rope")):
+        directory.append_metrics(made)
+    directory.append_metrics(record(8), after=5)
+    assert directory.read_metrics() == [record(5), record(5, "rope"), record(15, "rope"), record(8)]
+    assert [made["step"] for made in directory.read_metrics("linear")] == [5, 8]
+
+
+def test_nothing_is_kept_under_a_name_that_is_taken(tmp_path):
+    names = []
+    for _ in range(3):
+        (tmp_path / "a.json").write_text("")
+        names.append(keep_aside(tmp_path / "a.json").name)
+    assert names == ["a.json.damaged", "a.json.damaged2", "a.json.damaged3"]
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    replace_file(path, lambda file: file.write("before"))
+
+    def full(file):
+        file.write("half of")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device \([\d.,]+ MB free in "):
+        replace_file(path, full)
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["file"]
+
+
+def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
+    # As TensorStore says it: no OSError, but the words of the operating system.
+    with pytest.raises(CannotWrite, match="Disk quota exceeded"), writing(tmp_path):
+        raise ValueError('Error writing "params/0": Failed to write 46208 bytes to file 4: Disk quota exceeded')
+    with pytest.raises(ZeroDivisionError), writing(tmp_path):
+        1 / 0  # noqa: B018

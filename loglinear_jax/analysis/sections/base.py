@@ -18,7 +18,7 @@ from loglinear_jax.analysis.html import Report, slug
 from loglinear_jax.analysis.labels import describe_run, sentence
 from loglinear_jax.analysis.lam_values import mixer_values
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
+from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 if TYPE_CHECKING:

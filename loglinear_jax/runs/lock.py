@@ -1,0 +1,51 @@
+"""Only one process trains in a folder at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from loglinear_jax.config import ConfigError
+from loglinear_jax.distributed import any_process
+from loglinear_jax.runs.writing import writing
+
+log = logging.getLogger(__name__)
+
+_NOT_SUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+@contextlib.contextmanager
+def only_process(file: Path, tries: bool = True) -> Iterator[None]:
+    """Holds the lock `file` while entered; it goes with the process, however that ends.
+
+    tries: of several processes of one run, only one takes the lock; all of them must ask. Raises ConfigError, in all of
+    them, if another run holds it: with its process and host.
+    """
+    holder = None
+    with contextlib.ExitStack() as stack:
+        if tries:
+            with writing(file):
+                lock = stack.enter_context(file.open("a+"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "another process"
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+                log.warning("%s: this file system has no locks: start no second process in this folder", file.parent)
+            else:
+                with writing(file):
+                    lock.truncate(0)
+                    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+                    lock.flush()
+        if any_process(holder is not None):
+            raise ConfigError(f"workdir {file.parent} is in use: {holder or 'another process'} trains in it")
+        yield

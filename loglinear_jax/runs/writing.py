@@ -1,0 +1,130 @@
+"""Writing a run's files: whole or not at all, and one line when the disk does not take them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from loglinear_jax.runs.errors import RunFailed
+
+
+class CannotWrite(RunFailed):
+    """The file system did not take a file; the message is one line with its path, the reason and the space that is free."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"{path} can't be written: {reason} ({_free_space(path)}); what was saved before is kept")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises CannotWrite for what the file system refuses inside: an OSError, or an error of a library that quotes one."""
+    try:
+        yield
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        raise CannotWrite(path, reason) from error
+
+
+# What TensorStore says in the words of the operating system alone, without an OSError.
+_REFUSALS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG", "ENOTDIR", "EISDIR", "ESTALE", "EMFILE")
+
+
+def refusal(error: BaseException | None) -> str | None:
+    """Why the file system refused, if that is what this error, or one that it came from, is about; else None."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno is not None:
+            return os.strerror(error.errno)
+        for name in _REFUSALS:
+            reason = os.strerror(getattr(errno, name))
+            if reason.lower() in str(error).lower():
+                return reason
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _free_space(path: Path) -> str:
+    folder = path
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free in {folder}"
+    except OSError as error:
+        return f"free space of {folder} not known: {error.strerror}"
+
+
+def replace_file(path: Path, write: Callable[[IO[str]], Any]) -> None:
+    """Replaces a text file by what `write(file)` writes, whole or not at all. Raises CannotWrite."""
+    partial = path.with_name(path.name + ".partial")
+    with writing(path):
+        try:
+            with partial.open("w") as file:
+                write(file)
+                to_disk(file)
+            partial.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):  # that it could not be written is what is reported
+                partial.unlink()
+            raise
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line of JSON to a file, in place of one that a kill cut off, and on disk when this returns. Raises CannotWrite."""
+    with writing(path), path.open("a+b") as file:
+        if size := file.tell():
+            file.seek(size - 1)
+            if file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((to_json(line) + "\n").encode())
+        to_disk(file)
+
+
+def to_disk(file: IO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def keep_aside(path: Path, ending: str = "damaged") -> Path:
+    """Renames a file or folder to <name>.<ending>, or <name>.<ending>2 and so on; returns what it is called now."""
+    target = free_name(path, ending)
+    with writing(target):
+        path.rename(target)
+    return target
+
+
+def free_name(path: Path, ending: str) -> Path:
+    target, count = path.with_name(f"{path.name}.{ending}"), 2
+    while target.exists():
+        target, count = path.with_name(f"{path.name}.{ending}{count}"), count + 1
+    return target
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file, whole or not at all."""
+    replace_file(path, lambda file: file.write(to_json(value, indent=2) + "\n"))
+
+
+def to_json(value: Any, **kwargs: Any) -> str:
+    """Strict JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(value), allow_nan=False, **kwargs)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

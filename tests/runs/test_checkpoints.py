@@ -1,0 +1,142 @@
+"""Checkpoints by themselves: the newest good one is found, whatever happened to those after it."""
+
+import pickle
+import random
+import shutil
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine
+from loglinear_jax.runs.errors import NoReadableCheckpoint
+
+
+def state(step):
+    return {"step": jnp.asarray(step), "params": jnp.arange(3000.0).reshape(50, 60) + step}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints of steps 10, 20 and 30."""
+    directory = tmp_path_factory.mktemp("checkpoints") / "variant"
+    with Checkpoints(directory) as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, state(step))
+    return directory
+
+
+def some_file(rng, step):
+    return rng.choice(sorted(path for path in step.rglob("*") if path.is_file()))
+
+
+def delete_file(rng, step):
+    some_file(rng, step).unlink()
+
+
+def cut_file(rng, step):
+    path = some_file(rng, step)
+    path.write_bytes(path.read_bytes()[: rng.randrange(max(path.stat().st_size, 1))])
+
+
+def fill_file(rng, step):
+    some_file(rng, step).write_bytes(rng.choice([b"{}", b"[]", b"null", rng.randbytes(100)]))
+
+
+def flip_byte(rng, step):
+    path = rng.choice(sorted(p for p in step.rglob("*") if p.is_file() and p.stat().st_size))
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def empty_folder(rng, step):
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+def delete_item(rng, step):
+    shutil.rmtree(step / "default")
+
+
+def file_in_its_place(rng, step):
+    shutil.rmtree(step)
+    step.write_text("")
+
+
+def link_to_nothing(rng, step):
+    shutil.rmtree(step)
+    step.symlink_to(step.with_name("nothing"))
+
+
+def newer_folder(rng, step):
+    step.with_name(str(int(step.name) + 100)).mkdir()
+    flip_byte(rng, step)
+
+
+DAMAGES = [
+    delete_file, cut_file, fill_file, flip_byte, empty_folder, delete_item, file_in_its_place, link_to_nothing, newer_folder
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_newest_good_checkpoint_is_found_after_random_damage(saved, tmp_path, seed):
+    rng = random.Random(seed)
+    directory = tmp_path / "variant"
+    shutil.copytree(saved, directory)
+    good = rng.choice([10, 20])
+    for step in (30, 20)[: 2 if good == 10 else 1]:
+        rng.choice(DAMAGES)(rng, directory / str(step))
+    abstract = on_this_machine(state(0))
+    before = sorted(directory.rglob("*"))
+    read = Checkpoints(directory, read_only=True).restore_latest(abstract)
+    assert sorted(directory.rglob("*")) == before
+    with Checkpoints(directory) as checkpoints:
+        restored = checkpoints.restore_latest(abstract)
+        checkpoints.save(40, state(40))
+    # Damage to nothing but the list of sums leaves a checkpoint good; else it is the one before.
+    assert read["step"] == restored["step"] >= good
+    np.testing.assert_array_equal(restored["params"], state(restored["step"])["params"])
+    assert Checkpoints(directory, read_only=True).restore_latest(abstract)["step"] == 40
+
+
+def test_sums_are_those_of_sha256sum(saved):
+    checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=saved / "30", capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_checkpoint_without_sums_is_read(saved, tmp_path):
+    directory = tmp_path / "variant"
+    shutil.copytree(saved, directory)
+    (directory / "30" / "SHA256SUMS").unlink()
+    assert Checkpoints(directory, read_only=True).restore_latest(on_this_machine(state(0)))["step"] == 30
+
+
+def test_when_none_can_be_read_all_stay_where_they_are(saved, tmp_path):
+    directory = tmp_path / "variant"
+    shutil.copytree(saved, directory)
+    for step in (10, 20, 30):
+        flip_byte(random.Random(step), directory / str(step))
+    before = sorted(directory.rglob("*"))
+    with pytest.raises(NoReadableCheckpoint, match=r"none of its checkpoints \(10, 20, 30\) can be read"):
+        Checkpoints(directory).restore_latest(on_this_machine(state(0)))
+    assert sorted(directory.rglob("*")) == before
+
+
+def test_pickles_in_a_checkpoint_are_not_loaded(saved, tmp_path):
+    class Planted:
+        def __reduce__(self):
+            return (tmp_path.joinpath("planted").touch, ())
+
+    directory = tmp_path / "variant"
+    shutil.copytree(saved, directory)
+    (directory / "30" / "SHA256SUMS").unlink()
+    for name in ("default/state.pkl", "default/checkpoint", "default/_METADATA", "extra/data.pickle"):
+        path = directory / "30" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(Planted()))
+    restored = Checkpoints(directory, read_only=True).restore_latest(on_this_machine(state(0)))
+    assert restored["step"] == 20 and not (tmp_path / "planted").exists()
+    pickle.loads((directory / "30" / "default" / "state.pkl").read_bytes())
+    assert (tmp_path / "planted").exists()  # it would have shown

@@ -1,0 +1,273 @@
+"""Damaged folders, full disks, two processes: nothing recorded is lost, nothing is made up, and one line says what is wrong."""
+
+import json
+import os
+import re
+import shutil
+import signal
+
+import jax
+import pytest
+
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs import load_run, read_run
+from loglinear_jax.runs.errors import NoReadableCheckpoint
+from loglinear_jax.train import ManySeeds
+from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
+
+
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """A command line in this process: (exit code, standard error)."""
+    monkeypatch.chdir(ROOT)
+
+    def call(workdir, *arguments):
+        code = main(["train", *TINY, *arguments, f"--workdir={workdir}"])
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def truncate(step_directory):
+    for path in step_directory.rglob("*"):
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+
+
+def is_one_line(text):
+    return text.count("\n") == 1 and "Traceback" not in text
+
+
+def without_outcome(workdir, *variants):
+    """As if the run had been stopped before it recorded their outcomes."""
+    summary = json.loads((workdir / "summary.json").read_text())
+    for variant in variants:
+        del summary["variants"][variant]
+    (workdir / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_damaged_newest_checkpoint_falls_back(undisturbed, copied):
+    truncate(copied / "checkpoints" / "mlp_softplus" / "60")
+    without_outcome(copied, "mlp_softplus")
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["variants"]["linear"]["test_loss"] = [1.0, 2.0]  # as of a text, of a variant that is not trained again
+    (copied / "summary.json").write_text(json.dumps(summary))
+    code, _, err = finish(start(copied))
+    assert code == 0, err
+    assert "mlp_softplus/60 can't be read" in err and "trying the one before it" in err
+    assert "mlp_softplus: going on from step 50" in err
+    summary = json.loads((copied / "summary.json").read_text())
+    assert summary["variants"]["linear"].pop("test_loss") == [1.0, 2.0]
+    (copied / "summary.json").write_text(json.dumps(summary))
+    assert_same_run(copied, undisturbed[0])
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied, train):
+    for path in (copied / "checkpoints" / "linear").iterdir():
+        truncate(path)
+    without_outcome(copied, "linear")
+    before = sorted(copied.rglob("*"))
+    code, err = train(copied)
+    assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
+    assert sorted(copied.rglob("*")) == before
+    with pytest.raises(NoReadableCheckpoint):
+        load_run(copied, "linear")
+    assert load_run(copied, "mlp_softplus").seeds == [0, 1]
+
+
+def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train):
+    shutil.rmtree(copied / "checkpoints")
+    kept = {name: (copied / name).read_bytes() for name in ("summary.json", "metrics.jsonl", "processes.jsonl")}
+    code, err = train(copied)
+    assert code == 0 and "linear: its checkpoint of step 60, the last, is gone. Its outcome stands; --retrain" in err
+    assert kept == {name: (copied / name).read_bytes() for name in kept}
+    with pytest.raises(ConfigError, match="'linear' has no checkpoint"):
+        load_run(copied, "linear")
+    code, _, err = finish(start(copied, "--retrain"))
+    assert code == 0 and "till it is trained again" in err
+    assert_same_run(copied, undisturbed[0])
+    assert (copied / "metrics.jsonl.earlier").read_bytes() == kept["metrics.jsonl"]
+    assert (copied / "summary.json.earlier").read_bytes() == kept["summary.json"]
+
+
+def test_finished_stays_finished_when_another_variant_goes_on(copied, train):
+    """One variant is finished, and its checkpoints are gone; the other one was stopped."""
+    without_outcome(copied, "mlp_softplus")
+    shutil.rmtree(copied / "checkpoints" / "linear")
+    shutil.rmtree(copied / "checkpoints" / "mlp_softplus" / "60")
+    curves, outcome = read_run(copied).metrics("linear"), read_run(copied).outcomes["linear"]
+    code, err = train(copied)
+    assert code == 0 and "linear: its checkpoint of step 60, the last, is gone" in err
+    assert "mlp_softplus: going on from step 50" in err and "linear: 2 seed(s)" not in err
+    run = read_run(copied)
+    assert run.outcomes["linear"] == outcome and list(run.outcomes) == ["linear", "mlp_softplus"]
+    jax.tree.map(lambda a, b: (a == b).all(), run.metrics("linear"), curves)
+    # Without a record of its outcome, nothing is left of what was finished but its curves.
+    without_outcome(copied, "linear")
+    before = (copied / "metrics.jsonl").read_bytes()
+    code, err = train(copied)
+    assert code == 2 and "linear is finished, as its metrics say, but its checkpoints are gone" in err
+    assert "--retrain" in err and (copied / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_without_a_config_is_no_run(copied, train, tmp_path):
+    (copied / "config.json").unlink()
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
+    code, err = train(copied)
+    assert code == 2 and is_one_line(err) and "there is no config.json" in err
+    assert before == {path: path.read_bytes() for path in before}
+    (tmp_path / "started").mkdir()  # killed before it wrote anything
+    for left in ("lock", "config.json.partial"):
+        (tmp_path / "started" / left).write_text("{")
+    code, err = train(tmp_path / "started", "--config.train.num_steps=10", "--config.variants=linear")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("where", ["checkpoints", "checkpoints/linear", "tensorboard/linear"])
+def test_a_file_where_a_folder_should_be(copied, train, where):
+    without_outcome(copied, "linear")
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines[:5]))  # stopped early on
+    shutil.rmtree(copied / where)
+    (copied / where).write_text("")
+    before = (copied / "metrics.jsonl").read_bytes()
+    code, err = train(copied)
+    assert code == 1 and "Traceback" not in err
+    assert re.search(rf"{copied}/{where}\S* can't be written: (File exists|Not a directory)", err.splitlines()[-1])
+    assert (copied / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"variants": {"linear": {}}}', b"\xff\x00\x93"])
+def test_a_damaged_summary_is_derived_again(undisturbed, copied, train, content):
+    (copied / "summary.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"summary\.json can't be read"):
+        read_run(copied)
+    code, err = train(copied)
+    assert code == 0 and "kept as summary.json.damaged" in err and "going on from" not in err
+    assert (copied / "summary.json.damaged").read_bytes() == content
+    assert read_run(copied).outcomes == read_run(undisturbed[0]).outcomes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("best_accuracy", [0.5]), ("seeds", "0"), ("best_loss", [None, "low"]), ("params", -1), ("metric", "speed")],
+)
+def test_an_outcome_that_cannot_be_is_damage(copied, name, value):
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["variants"]["linear"][name] = value
+    (copied / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match=r"summary\.json can't be read: of another version: linear: "):
+        read_run(copied)
+
+
+def test_damaged_metrics_are_named_and_kept(copied, train):
+    lines = (copied / "metrics.jsonl").read_bytes().split(b"\n")
+    damaged = [*lines[:3], b"\xff\x00", lines[4][:40], b'{"variant": "linear", "step": 30}', *lines[6:]]
+    (copied / "metrics.jsonl").write_bytes(b"\n".join(damaged))
+    assert len(read_run(copied).metrics("linear")["step"]) == 9
+    code, err = train(copied)
+    assert (
+        code == 0 and "lines 4, 5, 6 can't be read and are left out; the file is kept as metrics.jsonl.damaged" in err
+    )
+    assert "linear: metrics.jsonl lacks the evaluations at step 20, 25, 30 (3 of 12)" in err
+    assert (copied / "metrics.jsonl").read_bytes().split(b"\n") == [*lines[:3], *lines[6:]]
+    assert (copied / "metrics.jsonl.damaged").read_bytes().split(b"\n") == damaged
+    # And an outcome that is derived then does not claim seconds that it does not know.
+    without_outcome(copied, "linear")
+    assert train(copied)[0] == 0 and read_run(copied).outcomes["linear"].seconds is None
+
+
+def test_metrics_that_end_too_early_are_told(copied, train):
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines[:20]))
+    code, err = train(copied)
+    assert code == 0 and "mlp_softplus: metrics.jsonl lacks the evaluations at step 45, 50, 55, 60 (4 of 12)" in err
+
+
+def test_damaged_processes_do_not_keep_a_run_from_its_end(copied, train):
+    (copied / "processes.jsonl").write_text('{"variant": "linear"}\n[]\nnot a line\n')
+    without_outcome(copied, "mlp_softplus")
+    shutil.rmtree(copied / "checkpoints" / "mlp_softplus" / "60")
+    code, err = train(copied)
+    assert code == 0 and "lines 1, 2, 3 can't be read" in err
+    assert len(json.loads((copied / "processes.jsonl").read_text())["provenance"]) == 2
+
+
+# --- The machine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "blocks", "settings"),
+    [
+        ("checkpoints/linear/10", 24, []),
+        ("tensorboard/linear", 6, ["--config.train.checkpoint_every=60"]),
+        ("metrics.jsonl", 8, ["--config.train.num_seeds=64", "--config.train.num_steps=10"]),
+    ],
+)
+def test_what_the_disk_does_not_take_is_one_line(tmp_path, what, blocks, settings):
+    """Files of more than so many blocks of 512 bytes are refused."""
+    workdir, settings = tmp_path / "run", ("--config.variants=linear", *settings)
+    limited = ("sh", "-c", f'ulimit -S -f {blocks}; exec "$@"', "sh")
+    code, _, err = finish(start(workdir, *settings, within=limited, env={"JAX_ENABLE_COMPILATION_CACHE": "false"}))
+    last = err.splitlines()[-1]
+    assert code == 1 and "Traceback" not in err and len(err.splitlines()) < 20
+    assert f"run.py: {workdir / what} can't be written: File too large (" in last and "MB free in" in last
+    code, _, err = finish(start(workdir, *settings))
+    assert code == 0, err
+    assert read_run(workdir).outcomes["linear"].last_step == int(sorted(os.listdir(workdir / "checkpoints/linear"))[-1])
+
+
+def test_too_little_memory_names_the_settings_to_reduce(tmp_path, train, monkeypatch):
+    def too_much(*arguments):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.\nmore")
+
+    monkeypatch.setattr(ManySeeds, "train_steps", too_much)
+    code, err = train(tmp_path / "run")
+    assert code == 1 and "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert "linear: cpu has too little memory: reduce train.num_seeds=2, train.batch_size=8" in last
+    assert "Out of memory while trying to allocate 123 bytes." in last
+
+
+# --- Two processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train):
+    workdir = tmp_path / "run"
+    first = start(workdir, "--config.train.num_steps=100000")
+    wait_for_lines(workdir / "metrics.jsonl", 1, first)
+    before = (workdir / "config.json").stat().st_mtime_ns
+    code, err = train(workdir, "--config.train.num_steps=100000")
+    assert code == 2 and is_one_line(err), err
+    assert f"{workdir} is in use: process {first.pid} on {os.uname().nodename} trains in it" in err
+    assert (workdir / "config.json").stat().st_mtime_ns == before
+    first.send_signal(signal.SIGTERM)
+    assert finish(first)[0] == 0
+
+
+def test_a_dead_process_holds_no_lock(tmp_path, train):
+    workdir = tmp_path / "run"
+    first = start(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    wait_for_lines(workdir / "lock", 0, first)
+    first.kill()
+    first.communicate()
+    code, err = train(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    assert code == 0, err
+
+
+def test_as_users_run_it_a_kill_changes_no_bit(tmp_path):
+    """With the compiler's optimisations, which other tests leave out as compiling takes long."""
+    env = {"XLA_FLAGS": ""}
+    fewer = ("--config.variants=linear", "--config.train.num_steps=400")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    code, _, err = finish(start(whole, *fewer, env=env))
+    assert code == 0, err
+    process = start(killed, *fewer, env=env)
+    wait_for_lines(killed / "metrics.jsonl", 7, process)
+    process.kill()
+    process.communicate()
+    assert not (killed / "summary.json").exists()
+    code, _, err = finish(start(killed, *fewer, env=env))
+    assert code == 0, err
+    assert_same_run(killed, whole, ["linear"])

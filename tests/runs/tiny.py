@@ -1,0 +1,74 @@
+"""A run small enough for tests, started as users start it, and what it is compared by."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from loglinear_jax.runs import load_run
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "--config=configs/mqar.py",
+    "--config.variants=linear,mlp_softplus",
+    "--config.task.seq_len=16",
+    "--config.task.vocab_size=16",
+    "--config.task.num_pairs=2",
+    "--config.model.hidden=16",
+    "--config.model.head_dim=8",
+    "--config.model.key_dim=8",
+    "--config.model.layers=1",
+    "--config.model.implementation=parallel",
+    "--config.train.num_seeds=2",
+    "--config.train.num_steps=60",
+    "--config.train.batch_size=8",
+    "--config.train.num_train=100",
+    "--config.train.num_validation=50",
+    "--config.train.eval_every=5",
+    "--config.train.checkpoint_every=10",
+    "--config.train.steps_per_dispatch=5",
+)
+
+
+def start(workdir, *overrides, env=None, within=()):
+    """within: a command that runs the command line which follows it."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"} | (env or {})
+    command = [*within, sys.executable, "run.py", *TINY, *overrides, f"--workdir={workdir}"]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def wait_for_lines(path, count, process):
+    """Until metrics.jsonl has `count` lines (or the process has ended)."""
+    deadline = time.monotonic() + 240
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < count):
+        assert time.monotonic() < deadline, f"no {count} lines in {path}"
+        time.sleep(0.002)
+
+
+def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
+    """Bit-identical parameters, optimizer outcomes and metrics; only the throughput may differ."""
+    for variant in variants:
+        x, y = load_run(a, variant), load_run(b, variant)
+        jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
+
+    def records(workdir):
+        lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if line["variant"] in variants]
+        return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
+
+    assert records(a) == records(b)
+    for variant in variants:
+        outcomes = [json.loads((Path(w) / "summary.json").read_text())["variants"][variant] for w in (a, b)]
+        for outcome in outcomes:
+            del outcome["seconds"], outcome["seed_steps_per_second"], outcome["tokens_per_second"]
+        assert outcomes[0] == outcomes[1]
