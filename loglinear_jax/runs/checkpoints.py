@@ -48,16 +48,15 @@ class Checkpoints:
 
     def __exit__(self, kind: type | None, *exc: Any) -> None:
         try:
-            self._exit(kind)
+            if kind is None:
+                self.close()
+                self._manager = None
         finally:
-            sys.unraisablehook = self._previous_hook
-
-    def _exit(self, kind: type | None) -> None:
-        if kind is None:
-            self.close()
-        elif self._manager is not None:  # Orbax waits for what it was writing, and says again what went wrong with it
+            # After an error or a second Ctrl-C: Orbax still waits for what it was writing, and says again what went wrong.
             with contextlib.suppress(Exception):
-                self._manager.close()
+                if self._manager is not None:
+                    self._manager.close()
+            sys.unraisablehook = self._previous_hook
 
     def save(self, step: int, state: Any) -> None:
         """Start saving `state` (arrays are copied off the devices before this returns). Raises CannotWrite, maybe for the

@@ -53,6 +53,8 @@ def check_process(record: Any) -> None:
     """Raises ValueError, KeyError or TypeError for what is not the record of a process."""
     if not isinstance(record["variant"], str) or not isinstance(record["provenance"]["commit"], str):
         raise ValueError("variant or commit")
+    if "text" in record:
+        record["text"]["splits"], record["text"]["tokenizer_sha256"]
 
 
 def _is_number(value: Any) -> bool:

@@ -55,7 +55,7 @@ class Run:
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
-        return load_metrics(Workdir(self.workdir), variant)
+        return load_metrics(Workdir(self.workdir), variant, self.config.train.num_seeds)
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
@@ -155,13 +155,13 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
-    metrics = load_metrics(directory, variant)
+    metrics = load_metrics(directory, variant, len(experiment.seeds))
     until_saved = metrics["step"] <= state.step[0]  # a run that goes on is ahead of its checkpoints
     saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
     identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
     for part in (state.best_loss, state.best_accuracy, state.loss_sum):
         identity.update(np.asarray(part).tobytes())
-    if saved.exists():
+    if saved.is_file():
         identity.update(saved.read_bytes())
     return TrainedVariant(
         workdir=directory.path,
@@ -180,7 +180,12 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     )
 
 
-def load_metrics(directory: Workdir, variant: str) -> dict[str, np.ndarray]:
-    """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]."""
-    records = directory.read_metrics(variant)
-    return {name: np.array([record[name] for record in records], np.float64) for name in CURVES}
+def load_metrics(directory: Workdir, variant: str, num_seeds: int) -> dict[str, np.ndarray]:
+    """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]; records of another number
+    of seeds are left out."""
+    records = [record for record in directory.read_metrics(variant) if len(record["active"]) == num_seeds]
+    shapes = dict.fromkeys(CURVES, (len(records), num_seeds)) | {"step": (len(records),)}
+    return {
+        name: np.array([record[name] for record in records], np.float64).reshape(shape)
+        for name, shape in shapes.items()
+    }

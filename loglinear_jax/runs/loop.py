@@ -95,6 +95,9 @@ def _train_variants(
         "device": device(),
         "versions": versions(),
     }
+    corpus = next(iter(experiments.values())).task.corpus_read
+    if corpus is not None:
+        process["text"] = {name: corpus.manifest[name] for name in ("splits", "tokenizer_sha256")}
     summary = directory.read_summary()
     finished = finished_variants(directory, experiments, summary, retrain)
     if summary is not None and finished.keys() == experiments.keys():

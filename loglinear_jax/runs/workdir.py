@@ -129,7 +129,7 @@ class Workdir:
             return
         for file, read, then in (
             (self.summary_file, self.read_summary, "outcomes are derived again from checkpoints and metrics"),
-            (self.corpus_file, self.read_corpus, "that the text is still the same can't be checked"),
+            (self.corpus_file, self.read_corpus, "made again from the text that is given"),
         ):
             try:
                 read()
@@ -155,7 +155,8 @@ class Workdir:
 
         Raises ConfigError if the run was started with another text or tokenizer.
         """
-        known = self.read_corpus()
+        written = self.read_corpus()
+        known = written or next((p["text"] for p in self.read_processes() if "text" in p), None)
         for name, what in (("splits", "the text"), ("tokenizer_sha256", "the tokenizer")):
             if known is not None and known[name] != corpus.manifest[name]:
                 raise ConfigError(
@@ -165,7 +166,7 @@ class Workdir:
             text = corpus.tokenizer.to_str(pretty=True)
             if not self._holds(self.tokenizer_file, text):
                 replace_file(self.tokenizer_file, lambda file: file.write(text))
-            if known is None:
+            if written is None:
                 write_json(self.corpus_file, corpus.manifest)
 
     def _holds(self, path: Path, text: str) -> bool:

@@ -183,6 +183,12 @@ def test_metrics_that_end_too_early_are_told(copied, train):
     (copied / "metrics.jsonl").write_bytes(b"".join(lines[:20]))
     code, err = train(copied)
     assert code == 0 and "mlp_softplus: metrics.jsonl lacks the evaluations at step 45, 50, 55, 60 (4 of 12)" in err
+    (copied / "metrics.jsonl").unlink()
+    (copied / "learning_curves.png").unlink()
+    code, err = train(copied)
+    assert code == 0 and "linear: metrics.jsonl lacks the evaluations at step 5, 10, 15, 20, 25, ... (12 of 12)" in err
+    assert (copied / "learning_curves.png").exists()
+    assert read_run(copied).metrics("linear")["val_loss"].shape == (0, 2)
 
 
 def test_damaged_processes_do_not_keep_a_run_from_its_end(copied, train):

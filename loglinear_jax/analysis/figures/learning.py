@@ -50,7 +50,8 @@ def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLi
                 low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
                 axis.plot(metrics["step"], np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
                 axis.plot(metrics["step"], median, color="0.15", linewidth=2.4)
-        name = f"{describe_variant(variant)}\n{_best_seeds(score, values)}"
+        best = run.outcomes[variant].best if variant in run.outcomes else _best_of(score, values)
+        name = f"{describe_variant(variant)}\n{_best_seeds(score, best)}"
         axis.set_title(wrap(name, width / columns - 0.4, 10), fontsize=10)
         axis.set_xlabel("training step")
         axis.xaxis.set_tick_params(labelbottom=True)
@@ -72,15 +73,24 @@ def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLi
     return figure
 
 
-def _best_seeds(score: Score, values: Float[np.ndarray, "evaluations seeds"]) -> str:
+def _best_of(score: Score, values: Float[np.ndarray, "evaluations seeds"]) -> Float[np.ndarray, " seeds"]:
+    """Each seed's best; nan where there is none."""
+    finite = values[np.isfinite(values).any(1)]
+    if not len(finite):
+        return np.full(values.shape[1], np.nan)
+    worst = -np.inf if score.higher_is_better else np.inf
+    best = (np.max if score.higher_is_better else np.min)(np.nan_to_num(finite, nan=worst), axis=0)
+    return np.where(np.isinf(best), np.nan, best)
+
+
+def _best_seeds(score: Score, best: Float[np.ndarray, " seeds"]) -> str:
     """ "2 of 4 seeds reach 90 %", or "best: 71.5"."""
-    best = values[np.isfinite(values).any(1)]
-    if not len(best):
+    if np.isnan(best).all():
         return "no evaluation yet"
     if not score.thresholds:
         return f"best {score.name}: {score.text(np.nanmax(best) if score.higher_is_better else np.nanmin(best))}"
-    reached = (np.nan_to_num(best, nan=-np.inf).max(0) >= 100 * score.thresholds[0]).sum()
-    return f"{reached} of {best.shape[1]} seeds reach {100 * score.thresholds[0]:.0f} %"
+    reached = (best >= 100 * score.thresholds[0]).sum()
+    return f"{reached} of {len(best)} seeds reach {100 * score.thresholds[0]:.0f} %"
 
 
 def draw_convergence(run: Run) -> Figure | None:
