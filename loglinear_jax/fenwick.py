@@ -109,7 +109,8 @@ class FenwickState:
 
     levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
               partition, decayed up to that token; zero where the partition has no bucket.
-    position: int32 scalar, the number of tokens seen, which is also the next token's position.
+    position: int32 scalar, the number of tokens seen, which is also the next token's position. It stops at 2^31 - 1, where
+      outputs are NaN.
     """
 
     levels: Float[Array, "B H L K V"]

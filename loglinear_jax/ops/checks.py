@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.fenwick import FenwickState, num_levels
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
+from loglinear_jax.ops.positions import END
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
@@ -65,7 +66,10 @@ def check_shapes(**named) -> None:
 
 
 def check_levels(lam, end: int, what: str) -> None:
-    """Raises ValueError if lam [..., L] has too few levels for `end` tokens; `what` says what they are."""
+    """Raises ValueError if lam [..., L] has too few levels for `end` tokens, or positions are too small for them; `what` says
+    what they are."""
+    if end > END:
+        raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
     levels = jnp.shape(lam)[-1]
     if levels < num_levels(end):
         raise ValueError(
@@ -96,4 +100,9 @@ def check_state(state: FenwickState, q, v, name: str) -> int | None:
     position = None if isinstance(position, jax.core.Tracer) else int(position)
     if position is not None and position < 0:
         raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
+    if position is not None and position > capacity(shape[2]):
+        raise ValueError(
+            f"{name}.levels has {shape[2]} levels, room for {capacity(shape[2])} tokens: expected at least "
+            f"{num_levels(position)} levels for {name}.position = {position}"
+        )
     return position
