@@ -201,6 +201,51 @@ def test_no_output_depends_on_later_tokens(form):
         np.testing.assert_array_equal(a, b)
 
 
+def with_bad_token(inputs, index, token, value):
+    """The inputs with `value` in all of one argument's token, in the first sequence's first head or group."""
+    return [x.at[0, token, 0].set(value) if i == index else x for i, x in enumerate(inputs)]
+
+
+@every_form()
+def test_what_is_not_finite_never_leaves_its_chunk_backwards_nor_its_sequence_or_group(form):
+    inputs = form.inputs(6, 2, 70, 2, 4)
+    attend = jax.jit(lambda inputs: form(inputs))
+    clean = np.asarray(attend(inputs))
+    for index, argument in enumerate(form.operation.arguments):
+        for token, value in ((37, np.nan), (63, np.inf)):
+            out = np.array(attend(with_bad_token(inputs, index, token, value)))
+            first = form.first_reached(argument, token)
+            assert not np.isfinite(out[0, [first, token], 0]).any(), argument
+            out[0, first:, :2] = clean[0, first:, :2]
+            np.testing.assert_array_equal(out, clean, err_msg=f"{argument} of token {token}")
+
+
+@every_form(lambda form: form.operation.has_state)
+def test_gradients_of_other_sequences_and_groups_and_of_earlier_queries_and_lambda_stay_finite(form):
+    """For a loss of tokens before the chunk that has the NaN."""
+    inputs, before = form.inputs(6, 2, 36, 2, 4), 16
+    gradients = jax.jit(jax.grad(lambda inputs: jnp.sum(form(inputs)[:, :before] ** 2)))
+    clean = gradients(inputs)
+    for index, argument in enumerate(form.operation.arguments):
+        got = gradients(with_bad_token(inputs, index, 23, np.nan))
+        for name, x, expected in zip(form.operation.arguments, map(np.array, got), clean, strict=True):
+            own = 0, slice(before if name in ("q", "lam") and form.name != "parallel" else 0, None)
+            half = x.shape[2] // 2
+            x[own][:, :half] = expected[own][:, :half]
+            np.testing.assert_array_equal(x, expected, err_msg=f"NaN in {argument}, d {name}")
+
+
+@every_form(lambda form: form.operation.has_state)
+def test_nan_in_an_initial_state_reaches_its_head_alone(form):
+    inputs = form.inputs(6, 2, 9, 2, 4)
+    values = form.operation.draw_state(1, inputs)
+    attend = jax.jit(lambda values: form(inputs, initial_state=form.operation.make_state(values, 7)))
+    clean, out = np.asarray(attend(values)), np.array(attend(values.at[0, 0].set(np.nan)))
+    assert np.isnan(out[0, :, 0]).all()
+    out[0, :, 0] = clean[0, :, 0]
+    np.testing.assert_array_equal(out, clean)
+
+
 @every_form(lambda form: len(form.chunk_sizes) > 1)
 def test_chunk_size_does_not_matter(form):
     inputs = form.inputs(12, 1, 45, 1, 2)

@@ -34,7 +34,8 @@ def gated_linear_attention(
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s (Mamba-2's SSD, Dao & Gu 2024): a baseline.
 
-    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array.
+    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array. NaN and inf reach what
+    they reach there.
 
     Args:
       q, k, v, log_decay, return_state, chunk_size, precision: as in `log_linear_attention`.

@@ -46,6 +46,13 @@ def log_linear_attention(
     with level(t, s) = bit_length(t XOR s). Nothing is scaled or normalised: divide q by √K beforehand if you want that.
     Differentiable in every array and in the initial state.
 
+    NaN or inf in a token's arguments shows in the outputs that depend on it. Where matrices are multiplied it also reaches
+    earlier tokens, for 0 · NaN is NaN, as in softmax attention: from k or v, the tokens of its chunk (with "parallel", of the
+    sequence); with "pallas" from log_decay, too; never from q or lam, never with "recurrent", and never an earlier chunk,
+    another sequence of the batch, or heads of another group. In the initial state it reaches every token of its head.
+    Gradients are kept apart less: from a later q, log_decay or lam, NaN reaches those of every earlier k, v and log_decay of
+    its heads, in every form, even if the loss is of earlier tokens alone.
+
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
         or (under x64) float64.

@@ -22,6 +22,8 @@ def softmax_attention(
 ) -> Float[Array, "B T H V"]:
     """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
 
+    NaN or inf in a token's v also reaches earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
+
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
