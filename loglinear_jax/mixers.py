@@ -61,8 +61,9 @@ class TokenMixer(nn.Module):
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
-    cache, it takes the next token, T = 1, and returns the next cache. Beyond max_length outputs are NaN, except of "linear",
-    whose state has room for any number of tokens. Raises ValueError for a cache and T other than 1.
+    cache, it takes the next token, T = 1, and returns the next cache. A token for which the cache has no room
+    (softmax: from max_length on; log-linear: from the next power of two on; linear: never) gets NaN. Raises ValueError for a
+    cache and T other than 1.
 
     λ is sown as ("intermediates", "lam_value"), and q, k and log decays as "queries", "keys" and "log_decay": apply the
     model with mutable=["intermediates"] to read them; otherwise free.

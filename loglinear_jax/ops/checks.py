@@ -42,11 +42,8 @@ def check_shapes(**named) -> None:
     for name, (x, axes) in named.items():
         axes = axes.split()
         spelled = f"[{', '.join(axes)}]"
-        if not hasattr(x, "dtype"):
-            raise ValueError(f"{name} is of type {type(x).__name__}: expected an array {spelled}")
+        check_floating(x, name, spelled)
         shape = jnp.shape(x)
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise ValueError(f"{name} has dtype {jnp.result_type(x)}: expected a floating dtype")
         if len(shape) != len(axes):
             raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
         for axis, size in zip(axes, shape, strict=True):
@@ -63,6 +60,14 @@ def check_shapes(**named) -> None:
             f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups "
             "of q and k"
         )
+
+
+def check_floating(x, name: str, spelled: str) -> None:
+    """Raises ValueError unless x is an array that JAX takes, of floats of 16 bits or more."""
+    if not isinstance(x, (jax.Array, np.ndarray)) or isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{name} is of type {type(x).__name__}: expected an array {spelled}")
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
+        raise ValueError(f"{name} has dtype {x.dtype}: expected a floating dtype, of 16 bits or more")
 
 
 def check_levels(lam, end: int, what: str) -> None:
@@ -83,17 +88,19 @@ def check_state(state: FenwickState, q, v, name: str) -> int | None:
     v [B, ..., H, V]."""
     if not isinstance(state, FenwickState):
         raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
-    if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
-        raise ValueError(f"{name}.levels has dtype {jnp.result_type(state.levels)}: expected a floating dtype")
+    check_floating(state.levels, f"{name}.levels", "[B, H, L, K, V]")
     shape = jnp.shape(state.levels)
     expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
-    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
+    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected or shape[2] < 1:
         batch, heads, key_dim, value_dim = expected
         raise ValueError(
             f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
         )
     position = state.position
-    if not isinstance(position, int) and not jnp.issubdtype(getattr(position, "dtype", type(position)), jnp.integer):
+    if hasattr(position, "dtype"):
+        if not jnp.issubdtype(position.dtype, jnp.integer):
+            raise ValueError(f"{name}.position has dtype {position.dtype}: expected an integer")
+    elif not isinstance(position, int) or isinstance(position, bool):
         raise ValueError(f"{name}.position is {position!r}: expected an integer")
     if jnp.shape(position) != ():
         raise ValueError(f"{name}.position has shape {jnp.shape(position)}: expected one scalar for the whole batch")

@@ -363,6 +363,23 @@ def bad(**changes):
             "initial_state.position is 3.7: expected an integer",
         ),
         (bad(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
+        (bad(q=np.ma.ones((2, 9, 2, 3), np.float32)), "q is of type MaskedArray: expected an array"),
+        (bad(q=np.full((2, 9, 2, 3), "1")), r"q has dtype <U1: expected a floating dtype"),
+        (bad(v=np.ones((2, 9, 4, 5), object)), "v has dtype object: expected a floating dtype"),
+        (bad(k=np.ones((2, 9, 2, 3), jnp.float8_e4m3fn)), "k has dtype float8_e4m3fn: .* of 16 bits or more"),
+        (bad(initial_state=FenwickState([1.0], 0)), "initial_state.levels is of type list: expected an array"),
+        (
+            bad(initial_state=FenwickState(np.zeros((2, 4, 0, 3, 5), np.float32), 0)),
+            r"initial_state.levels has shape \(2, 4, 0, 3, 5\): expected \[2, 4, L, 3, 5\]",
+        ),
+        (
+            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=True)),
+            "initial_state.position is True: expected an integer",
+        ),
+        (
+            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jax.random.key(0))),
+            "initial_state.position has dtype key<fry>: expected an integer",
+        ),
         (
             bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jnp.asarray(16))),
             r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
@@ -381,6 +398,8 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
         (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
         (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
+        (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
+        (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
         (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
         (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
         (
@@ -408,6 +427,14 @@ def test_bad_arguments_of_softmax_attention_are_named(changes, message):
     arguments = {name: bad()[name] for name in ("q", "k", "v")}
     with pytest.raises(ValueError, match=message):
         softmax_attention(**arguments | changes)
+
+
+def test_softmax_attention_takes_the_wider_of_mixed_dtypes():
+    q, k, v = (bad()[name] for name in "qkv")
+    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    expected = softmax_attention(low[0].astype(jnp.float32), k, v)
+    np.testing.assert_array_equal(softmax_attention(low[0], k, v), expected)
+    assert softmax_attention(*low[:2], v).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("attention", [log_linear_attention, gated_linear_attention])

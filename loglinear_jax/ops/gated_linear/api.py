@@ -19,7 +19,6 @@ from loglinear_jax.ops.heads import accumulation_dtype
 Implementation = Literal["parallel", "recurrent", "xla"]
 
 
-@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision", "implementation"))
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -55,6 +54,14 @@ def gated_linear_attention(
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
     check_implementation(implementation, Implementation)
+    out, state = _attend(
+        q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision, implementation=implementation
+    )
+    return (out, state) if return_state else out
+
+
+@functools.partial(jax.jit, static_argnames=("chunk_size", "precision", "implementation"))
+def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, implementation):
     dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     if initial_state is not None:
@@ -66,5 +73,4 @@ def gated_linear_attention(
         out, state = recurrent(q, k, v, log_decay, **kwargs)
     else:
         out, state = chunkwise(q, k, v, log_decay, chunk_size=chunk_size, **kwargs)
-    out = out.astype(v.dtype)
-    return (out, state) if return_state else out
+    return out.astype(v.dtype), state
