@@ -30,6 +30,14 @@ def _check_positive(name: str, value) -> None:
         raise ValueError(f"{name} must be an integer ≥ 1, got {value!r}")
 
 
+def _check_positions(name: str, x) -> None:
+    dtype = x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"{name} has dtype {dtype}: expected integers")
+    if not isinstance(x, jax.Array) and np.min(x, initial=0) < 0:
+        raise ValueError(f"{name} has {np.min(x)}: expected positions, at least 0")
+
+
 def capacity(levels: int) -> int:
     """The most positions for which so many levels are enough: 2^(levels - 1)."""
     return 1 << (levels - 1)
@@ -44,9 +52,10 @@ def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:
 def bit_length(x):
     """Number of bits of each non-negative integer in `x` (0 for 0); int32, vectorised. Plain NumPy in, NumPy out."""
     if isinstance(x, (int, np.integer, np.ndarray)):
-        x = np.asarray(x)
-        # frexp is exact for every integer below 2**53: x = m * 2**e with 0.5 <= m < 1.
-        return np.frexp(x.astype(np.float64))[1].astype(np.int32)
+        x = np.asarray(x).astype(np.int64)
+        # frexp is exact for every integer below 2**53, so for each half: x = m * 2**e with 0.5 <= m < 1.
+        high, low = (np.frexp(half.astype(np.float64))[1].astype(np.int32) for half in (x >> 32, x & 0xFFFFFFFF))
+        return np.where(high > 0, high + 32, low)[()]
     x = jnp.asarray(x)
     return jnp.iinfo(x.dtype).bits - jax.lax.clz(x).astype(jnp.int32)
 
@@ -56,7 +65,11 @@ def fenwick_level(t, s):
 
     t, s: integers or integer arrays that broadcast, t ≥ s ≥ 0. Returns an int32 array of the broadcast shape: 0 where
     t == s, otherwise one plus the index of the highest bit in which they differ.
+
+    Raises ValueError for what is not of integers, or known to be negative.
     """
+    for name, x in (("t", t), ("s", s)):
+        _check_positions(name, x)
     if all(isinstance(x, (int, np.integer, np.ndarray)) for x in (t, s)):
         return bit_length(np.bitwise_xor(t, s))
     return bit_length(jnp.bitwise_xor(t, s))
@@ -109,7 +122,8 @@ class FenwickState:
 
     levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
               partition, decayed up to that token; zero where the partition has no bucket.
-    position: int32 scalar, the number of tokens seen, which is also the next token's position.
+    position: int32 scalar, the number of tokens seen, which is also the next token's position. It stops at 2^31 - 1, where
+      outputs are NaN.
     """
 
     levels: Float[Array, "B H L K V"]

@@ -59,13 +59,15 @@ class MlpLam(nn.Module):
 
     out is softplus (levels independent; b2 = 0.54, so λ ≈ 1.0 at the start) or softmax over the levels (b2 = 0: uniform at
     the start). 2·L·d_h weights and d_h + L biases. With init_scheme = "released" every weight is normal(0.02) and every bias 0.
+
+    implementation, as of log_linear_attention: "pallas" is one kernel, or pallas_kernels.UnsupportedError where it cannot run
+    (it takes L to 31, d_h to 128); None is that kernel on a GPU, or where it cannot run there, plain JAX with one warning.
     """
 
     out: str
     hidden: int | None = 64  # d_h; None: 2 L
     activation: str = "gelu"
     init_scheme: str = "text"
-    # As of log_linear_attention: with "pallas", and None on a GPU, one kernel if it can.
     implementation: str | None = None
 
     @nn.compact
@@ -79,14 +81,16 @@ class MlpLam(nn.Module):
         w1, b1 = _Affine(levels, width, hidden_init, name="hidden")()
         w2, b2 = _Affine(width, levels, out_init, start, name="out_proj")()
         d = d.astype(jnp.float32)
-        if self._takes_kernel(levels, width):
+        if self.implementation == "pallas" or (self.implementation is None and self._kernel_is_best(levels, width)):
             return pallas_kernels.lam_mlp(d, w1, b1, w2, b2, out=self.out, activation=self.activation)
         logits = ACTIVATIONS[self.activation](d @ w1 + b1) @ w2 + b2
         return nn.softplus(logits) if self.out == "softplus" else nn.softmax(logits, axis=-1)
 
-    def _takes_kernel(self, levels: int, width: int) -> bool:
-        asked = self.implementation == "pallas" or (self.implementation is None and pallas_kernels.runs_on_gpu())
-        return asked and pallas_kernels.why_lam_mlp_unsupported(levels, width, self.out, self.activation) is None
+    def _kernel_is_best(self, levels: int, width: int) -> bool:
+        return pallas_kernels.are_best(
+            "the MLP of λ",
+            lambda: pallas_kernels.why_lam_mlp_unsupported(levels, width, self.out, self.activation),
+        )
 
 
 class _Affine(nn.Module):

@@ -61,7 +61,9 @@ class TokenMixer(nn.Module):
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
-    cache, it takes the next token, T = 1, and returns the next cache.
+    cache, it takes the next token, T = 1, and returns the next cache. A token for which the cache has no room
+    (softmax: from max_length on; log-linear: from the next power of two on; linear: never) gets NaN. Raises ValueError for a
+    cache and T other than 1.
 
     λ is sown as ("intermediates", "lam_value"), and q, k and log decays as "queries", "keys" and "log_decay": apply the
     model with mutable=["intermediates"] to read them; otherwise free.
@@ -93,6 +95,8 @@ class TokenMixer(nn.Module):
         cache: MixerCache | None = None,
         max_length: int | None = None,
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
+        if cache is not None and q.shape[1] != 1:
+            raise ValueError(f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected 1, the next, with a cache")
         if self.mixer == "softmax":
             if self.learned_scale:
                 log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3])

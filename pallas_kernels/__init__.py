@@ -2,10 +2,18 @@
 
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
-from pallas_kernels.support import UnsupportedError, interpret, interpreting, runs_on_gpu, why_unsupported
+from pallas_kernels.support import (
+    UnsupportedError,
+    are_best,
+    interpret,
+    interpreting,
+    runs_on_gpu,
+    why_unsupported,
+)
 
 __all__ = [
     "UnsupportedError",
+    "are_best",
     "fenwick_attention",
     "interpret",
     "interpreting",

@@ -292,13 +292,15 @@ def _sum_over_reads(x):
 
 def since_block_start(chunk_decay):
     """[..., N, heights]: the sum of chunks' log decays [..., N] from the start of the chunk's block of 2**height chunks
-    up to the chunk. Linear, and never a difference."""
+    up to the chunk. Linear in what is finite, and never a difference."""
     num_chunks = chunk_decay.shape[-1]
     heights = (num_chunks - 1).bit_length()
     size = min(1 << heights, MASK_CHUNKS)
     local = (size - 1).bit_length()
     blocks = -(-num_chunks // size)
-    padded = _pad(chunk_decay, (chunk_decay.ndim - 1, blocks * size))
+    # A decay that is not finite is in the states of its chunk already; times the masks' zeros it would reach earlier chunks.
+    finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
+    padded = _pad(finite, (chunk_decay.ndim - 1, blocks * size))
     padded = padded.reshape(*chunk_decay.shape[:-1], blocks, size)
 
     # One height more than the block has: the sum over all of the block before each chunk.

@@ -107,16 +107,21 @@ def _decay_parts(decay_ref, head, tokens, sizes: Sizes):
     return [decay_ref[part, head, tokens] for part in range(sizes.decay_parts)]
 
 
+def _at_most_zero(x):
+    """min(x, 0), and NaN of NaN: the minimum of a kernel on a GPU would make 0 of it, a decay of 1."""
+    return jnp.where(x > 0.0, 0.0, x)
+
+
 def _decay_tile(parts):
     """Decay from key (column) to query (row) for each pair of a chunk; 1 where the key comes later."""
     between = sum(part[:, None] - part[None, :] for part in parts)
-    return jnp.exp2(jnp.minimum(between, 0.0))
+    return jnp.exp2(_at_most_zero(between))
 
 
 def _decay_until_end(parts, last):
     """Decay from each token to the end of the chunk; `last` are the parts at its last token."""
     after = sum(end - part for part, end in zip(parts, last, strict=True))
-    return jnp.exp2(jnp.minimum(after, 0.0))
+    return jnp.exp2(_at_most_zero(after))
 
 
 def _level_tile(size: int):

@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common import call, dot, fold_mapped_axes
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run
+from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run, why_not_precise
 from pallas_kernels.tiles import Launch, tile_for
 
 MAX_LEVELS, MAX_HIDDEN = 31, 128
@@ -99,9 +99,7 @@ def why_lam_mlp_unsupported(levels: int, hidden: int, out: str, activation: str,
     ):
         if not 1 <= size <= largest:
             return f"{name} is {size}: the kernel of the λ MLP takes 1 to {largest}"
-    if dot_mode(jnp.float32, precision) is None:
-        return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
-    return why_cannot_run()
+    return why_not_precise(jnp.float32, precision) or why_cannot_run()
 
 
 @functools.cache

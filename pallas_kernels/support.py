@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +68,17 @@ def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None 
             f"chunk_size is {chunk_size}: the Pallas kernels take powers of two from {MIN_CHUNK} to {max_chunk} for "
             f"{jnp.dtype(dtype)}"
         )
-    if dot_mode(dtype, precision) is None:
-        return f"precision is {precision!r}: the Pallas kernels multiply float32 in full precision or TF32"
-    return why_cannot_run()
+    return why_not_precise(dtype, precision) or why_cannot_run()
+
+
+def why_not_precise(dtype, precision) -> str | None:
+    """Why the kernels cannot multiply this dtype under `precision`; None if they can."""
+    if dot_mode(dtype, precision) is not None:
+        return None
+    named = f"precision is {precision!r}"
+    if precision is None:
+        named = f"jax_default_matmul_precision is {jax.config.jax_default_matmul_precision!r}"
+    return f"{named}: the Pallas kernels multiply float32 in full precision or TF32"
 
 
 def why_cannot_run() -> str | None:
@@ -76,6 +86,22 @@ def why_cannot_run() -> str | None:
     if triton is None:
         return f"JAX {jax.__version__} has no Triton lowering of Pallas, which the kernels are written for: JAX 0.12 has it"
     return None if interpreting() else why_no_device()
+
+
+def are_best(what: str, why_not: Callable[[], str | None]) -> bool:
+    """Whether to take kernels for `what` where no implementation is asked for: on a GPU, unless `why_not` gives a reason why
+    they cannot run, of which there is one warning."""
+    if interpreting() or not runs_on_gpu():
+        return False
+    reason = why_not()
+    if reason is not None:
+        _warn_once(f"{what} falls back to implementation='xla', which is slower: {reason}")
+    return reason is None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=5)
 
 
 def _platform() -> str:

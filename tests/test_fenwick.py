@@ -57,6 +57,25 @@ def test_bit_length_of_numpy_and_jax(x):
     assert bit_length(x) == bit_length(jnp.int32(x)) == x.bit_length()
 
 
+@given(st.integers(0, 2**63 - 1))
+def test_bit_length_of_numpys_wide_integers(x):
+    assert bit_length(x) == x.bit_length()
+
+
+@pytest.mark.parametrize(
+    ("t", "s", "message"),
+    [
+        (1.0, 0, "t has dtype float64: expected integers"),
+        (3, True, "s has dtype bool: expected integers"),
+        (np.array([4, -1]), 0, "t has -1: expected positions, at least 0"),
+        (jnp.float32(2), 0, "t has dtype float32: expected integers"),
+    ],
+)
+def test_what_is_no_position_has_no_level(t, s, message):
+    with pytest.raises(ValueError, match=message):
+        fenwick_level(t, s)
+
+
 def test_level_is_vectorised_and_traceable():
     t, s = np.arange(16)[:, None], np.arange(16)
     expected = fenwick_level(t, s)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.fenwick import FenwickState, num_levels
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
+from loglinear_jax.ops.positions import END
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
@@ -41,11 +42,8 @@ def check_shapes(**named) -> None:
     for name, (x, axes) in named.items():
         axes = axes.split()
         spelled = f"[{', '.join(axes)}]"
-        if not hasattr(x, "dtype"):
-            raise ValueError(f"{name} is of type {type(x).__name__}: expected an array {spelled}")
+        check_floating(x, name, spelled)
         shape = jnp.shape(x)
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise ValueError(f"{name} has dtype {jnp.result_type(x)}: expected a floating dtype")
         if len(shape) != len(axes):
             raise ValueError(f"{name} has shape {shape} of rank {len(shape)}: expected {spelled}")
         for axis, size in zip(axes, shape, strict=True):
@@ -64,8 +62,19 @@ def check_shapes(**named) -> None:
         )
 
 
+def check_floating(x, name: str, spelled: str) -> None:
+    """Raises ValueError unless x is an array that JAX takes, of floats of 16 bits or more."""
+    if not isinstance(x, (jax.Array, np.ndarray)) or isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{name} is of type {type(x).__name__}: expected an array {spelled}")
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
+        raise ValueError(f"{name} has dtype {x.dtype}: expected a floating dtype, of 16 bits or more")
+
+
 def check_levels(lam, end: int, what: str) -> None:
-    """Raises ValueError if lam [..., L] has too few levels for `end` tokens; `what` says what they are."""
+    """Raises ValueError if lam [..., L] has too few levels for `end` tokens, or positions are too small for them; `what` says
+    what they are."""
+    if end > END:
+        raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
     levels = jnp.shape(lam)[-1]
     if levels < num_levels(end):
         raise ValueError(
@@ -79,21 +88,28 @@ def check_state(state: FenwickState, q, v, name: str) -> int | None:
     v [B, ..., H, V]."""
     if not isinstance(state, FenwickState):
         raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
-    if not jnp.issubdtype(jnp.result_type(state.levels), jnp.floating):
-        raise ValueError(f"{name}.levels has dtype {jnp.result_type(state.levels)}: expected a floating dtype")
+    check_floating(state.levels, f"{name}.levels", "[B, H, L, K, V]")
     shape = jnp.shape(state.levels)
     expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
-    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected:
+    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected or shape[2] < 1:
         batch, heads, key_dim, value_dim = expected
         raise ValueError(
             f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
         )
     position = state.position
-    if not isinstance(position, int) and not jnp.issubdtype(getattr(position, "dtype", type(position)), jnp.integer):
+    if hasattr(position, "dtype"):
+        if not jnp.issubdtype(position.dtype, jnp.integer):
+            raise ValueError(f"{name}.position has dtype {position.dtype}: expected an integer")
+    elif not isinstance(position, int) or isinstance(position, bool):
         raise ValueError(f"{name}.position is {position!r}: expected an integer")
     if jnp.shape(position) != ():
         raise ValueError(f"{name}.position has shape {jnp.shape(position)}: expected one scalar for the whole batch")
     position = None if isinstance(position, jax.core.Tracer) else int(position)
     if position is not None and position < 0:
         raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
+    if position is not None and position > capacity(shape[2]):
+        raise ValueError(
+            f"{name}.levels has {shape[2]} levels, room for {capacity(shape[2])} tokens: expected at least "
+            f"{num_levels(position)} levels for {name}.position = {position}"
+        )
     return position

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import FenwickState, bucket_level_after, fenwick_level, num_levels
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
+from loglinear_jax.ops.positions import advanced
 
 
 def run_from(
@@ -30,7 +31,7 @@ def run_from(
         out, levels = aligned(*tokens, length - 1)
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
     out, levels = _continue(initial, tokens, aligned, return_state, precision)
-    return out, FenwickState(levels, initial.position + length) if return_state else None
+    return out, FenwickState(levels, advanced(initial.position, length)) if return_state else None
 
 
 def _continue(initial: FenwickState, tokens, aligned, return_state, precision):

@@ -45,6 +45,18 @@ def test_causal_and_every_parameter_learns(settings):
         assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
 
 
+@pytest.mark.parametrize(("settings", "room"), [({"lam": "mlp_softmax"}, 8), ({"mixer": "softmax"}, 6)], ids=str)
+def test_steps_without_room_give_nan_and_never_logits(settings, room):
+    model, params = build(**settings, layers=1)
+    _, caches = model.apply(params, TOKENS[:, :5], 6, method="prefill")
+    step = jax.jit(lambda token, caches: model.apply(params, token, caches, method="step"))
+    for position in range(5, 11):
+        logits, caches = step(TOKENS[:, position], caches)
+        assert np.isnan(logits).all() if position >= room else np.isfinite(logits).all()
+    with pytest.raises(ValueError, match=r"q has shape .* T = 2 tokens: expected 1, the next, with a cache"):
+        model.apply(params, TOKENS[:, :2], caches, method="features")
+
+
 @pytest.mark.parametrize("settings", [{"lam": "mlp_softmax"}, {"mixer": "linear"}, {"mixer": "softmax"}], ids=str)
 @pytest.mark.parametrize("prompt", [1, 11])
 def test_decoding_is_the_full_pass(settings, prompt):

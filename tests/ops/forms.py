@@ -100,7 +100,8 @@ class Form:
     """One form, and what it supports.
 
     dtype: the widest that it takes. tolerance, gradient_tolerance: relative, in that dtype; bfloat16_tolerance: in bfloat16.
-    dims: K and V that tests take (kernels have a smallest). chunk_sizes: none where a form has no chunks.
+    dims: K and V that tests take (kernels have a smallest). chunk_sizes: none where a form has no chunks. spreads: arguments
+    from which NaN reaches earlier tokens of the same chunk, or of the sequence where a form has no chunks.
     """
 
     operation: Operation
@@ -111,11 +112,18 @@ class Form:
     bfloat16_tolerance: float = 1e-2
     dims: tuple[int, int] = (3, 5)
     chunk_sizes: tuple[int, ...] = ()
+    spreads: tuple[str, ...] = ()
 
     @property
     def chunk_size(self) -> int | None:
         """What tests take that do not look at chunks."""
         return self.chunk_sizes[0] if self.chunk_sizes else None
+
+    def first_reached(self, argument, token):
+        """The first token whose output NaN in this token's argument reaches."""
+        if argument not in self.spreads:
+            return token
+        return token // self.chunk_size * self.chunk_size if self.chunk_sizes else 0
 
     def __call__(self, inputs, **kwargs):
         if self.chunk_sizes:
@@ -130,16 +138,25 @@ class Form:
 
 
 FORMS = (
-    Form(LOG_LINEAR, "parallel"),
+    Form(LOG_LINEAR, "parallel", spreads=("k", "v")),
     Form(LOG_LINEAR, "recurrent"),
-    Form(LOG_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32)),
+    Form(LOG_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
     # The kernels: compiled on a GPU, elsewhere in Pallas's interpreter.
-    Form(LOG_LINEAR, "pallas", np.float32, 1e-5, 1e-5, dims=(16, 24), chunk_sizes=(16, 32)),
-    Form(GATED_LINEAR, "parallel"),
+    Form(
+        LOG_LINEAR,
+        "pallas",
+        np.float32,
+        1e-5,
+        1e-5,
+        dims=(16, 24),
+        chunk_sizes=(16, 32),
+        spreads=("k", "v", "log_decay"),
+    ),
+    Form(GATED_LINEAR, "parallel", spreads=("k", "v")),
     Form(GATED_LINEAR, "recurrent"),
-    Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32)),
+    Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
     # Angles are computed in float32.
-    Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
+    Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2, spreads=("v",)),
     Form(SOFTMAX, "recurrent", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
 )
 

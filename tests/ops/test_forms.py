@@ -201,6 +201,51 @@ def test_no_output_depends_on_later_tokens(form):
         np.testing.assert_array_equal(a, b)
 
 
+def with_bad_token(inputs, index, token, value):
+    """The inputs with `value` in all of one argument's token, in the first sequence's first head or group."""
+    return [x.at[0, token, 0].set(value) if i == index else x for i, x in enumerate(inputs)]
+
+
+@every_form()
+def test_what_is_not_finite_never_leaves_its_chunk_backwards_nor_its_sequence_or_group(form):
+    inputs = form.inputs(6, 2, 70, 2, 4)
+    attend = jax.jit(lambda inputs: form(inputs))
+    clean = np.asarray(attend(inputs))
+    for index, argument in enumerate(form.operation.arguments):
+        for token, value in ((37, np.nan), (63, np.inf)):
+            out = np.array(attend(with_bad_token(inputs, index, token, value)))
+            first = form.first_reached(argument, token)
+            assert not np.isfinite(out[0, [first, token], 0]).any(), argument
+            out[0, first:, :2] = clean[0, first:, :2]
+            np.testing.assert_array_equal(out, clean, err_msg=f"{argument} of token {token}")
+
+
+@every_form(lambda form: form.operation.has_state)
+def test_gradients_of_other_sequences_and_groups_and_of_earlier_queries_and_lambda_stay_finite(form):
+    """For a loss of tokens before the chunk that has the NaN."""
+    inputs, before = form.inputs(6, 2, 36, 2, 4), 16
+    gradients = jax.jit(jax.grad(lambda inputs: jnp.sum(form(inputs)[:, :before] ** 2)))
+    clean = gradients(inputs)
+    for index, argument in enumerate(form.operation.arguments):
+        got = gradients(with_bad_token(inputs, index, 23, np.nan))
+        for name, x, expected in zip(form.operation.arguments, map(np.array, got), clean, strict=True):
+            own = 0, slice(before if name in ("q", "lam") and form.name != "parallel" else 0, None)
+            half = x.shape[2] // 2
+            x[own][:, :half] = expected[own][:, :half]
+            np.testing.assert_array_equal(x, expected, err_msg=f"NaN in {argument}, d {name}")
+
+
+@every_form(lambda form: form.operation.has_state)
+def test_nan_in_an_initial_state_reaches_its_head_alone(form):
+    inputs = form.inputs(6, 2, 9, 2, 4)
+    values = form.operation.draw_state(1, inputs)
+    attend = jax.jit(lambda values: form(inputs, initial_state=form.operation.make_state(values, 7)))
+    clean, out = np.asarray(attend(values)), np.array(attend(values.at[0, 0].set(np.nan)))
+    assert np.isnan(out[0, :, 0]).all()
+    out[0, :, 0] = clean[0, :, 0]
+    np.testing.assert_array_equal(out, clean)
+
+
 @every_form(lambda form: len(form.chunk_sizes) > 1)
 def test_chunk_size_does_not_matter(form):
     inputs = form.inputs(12, 1, 45, 1, 2)
@@ -318,6 +363,23 @@ def bad(**changes):
             "initial_state.position is 3.7: expected an integer",
         ),
         (bad(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
+        (bad(q=np.ma.ones((2, 9, 2, 3), np.float32)), "q is of type MaskedArray: expected an array"),
+        (bad(q=np.full((2, 9, 2, 3), "1")), r"q has dtype <U1: expected a floating dtype"),
+        (bad(v=np.ones((2, 9, 4, 5), object)), "v has dtype object: expected a floating dtype"),
+        (bad(k=np.ones((2, 9, 2, 3), jnp.float8_e4m3fn)), "k has dtype float8_e4m3fn: .* of 16 bits or more"),
+        (bad(initial_state=FenwickState([1.0], 0)), "initial_state.levels is of type list: expected an array"),
+        (
+            bad(initial_state=FenwickState(np.zeros((2, 4, 0, 3, 5), np.float32), 0)),
+            r"initial_state.levels has shape \(2, 4, 0, 3, 5\): expected \[2, 4, L, 3, 5\]",
+        ),
+        (
+            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=True)),
+            "initial_state.position is True: expected an integer",
+        ),
+        (
+            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jax.random.key(0))),
+            "initial_state.position has dtype key<fry>: expected an integer",
+        ),
         (
             bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jnp.asarray(16))),
             r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
@@ -336,6 +398,8 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
         (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
         (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
+        (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
+        (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
         (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
         (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
         (
@@ -363,6 +427,14 @@ def test_bad_arguments_of_softmax_attention_are_named(changes, message):
     arguments = {name: bad()[name] for name in ("q", "k", "v")}
     with pytest.raises(ValueError, match=message):
         softmax_attention(**arguments | changes)
+
+
+def test_softmax_attention_takes_the_wider_of_mixed_dtypes():
+    q, k, v = (bad()[name] for name in "qkv")
+    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    expected = softmax_attention(low[0].astype(jnp.float32), k, v)
+    np.testing.assert_array_equal(softmax_attention(low[0], k, v), expected)
+    assert softmax_attention(*low[:2], v).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("attention", [log_linear_attention, gated_linear_attention])

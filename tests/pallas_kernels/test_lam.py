@@ -1,6 +1,7 @@
 """The fused λ MLP against plain float64 arithmetic: in Pallas's interpreter, or on the GPU where there is one."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from scipy import stats
 
 import pallas_kernels
 from loglinear_jax.lam import make_lam
+from pallas_kernels import support
 from pallas_kernels.lam import normal_distribution
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
@@ -116,6 +118,49 @@ def test_the_module_takes_the_kernel(name):
     assert "pallas_call" in str(jax.make_jaxpr(kernel.apply)(params, d))
     assert "pallas_call" not in str(jax.make_jaxpr(plainly.apply)(params, d))
     np.testing.assert_allclose(kernel.apply(params, d), plainly.apply(params, d), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("levels", "settings", "message"),
+    [(32, {}, "L, the number of levels, is 32"), (6, dict(hidden=129), "d_h, the hidden width, is 129")],
+)
+def test_the_module_raises_where_the_kernel_that_it_is_asked_for_cannot_run(levels, settings, message):
+    d = draw(0, (5, 2), levels, 1)[0]
+    with pytest.raises(pallas_kernels.UnsupportedError, match=message):
+        make_lam("mlp_softplus", implementation="pallas", **settings).init(jax.random.key(0), d)
+
+
+def test_the_module_asks_for_the_precision_that_it_runs_in():
+    d = draw(0, (5, 2), 6, 1)[0]
+    with (
+        jax.default_matmul_precision("bfloat16"),
+        pytest.raises(pallas_kernels.UnsupportedError, match="jax_default_matmul_precision is 'bfloat16'"),
+    ):
+        make_lam("mlp_softplus", implementation="pallas").init(jax.random.key(0), d)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_the_module_needs_a_gpu_for_the_kernel_and_says_nothing_without():
+    d = draw(0, (5, 2), 6, 1)[0]
+    with pallas_kernels.interpret(False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_lam("mlp_softplus").init(jax.random.key(0), d)
+        with pytest.raises(pallas_kernels.UnsupportedError, match="JAX runs on cpu"):
+            make_lam("mlp_softplus", implementation="pallas").init(jax.random.key(0), d)
+
+
+def test_a_module_that_falls_back_on_a_gpu_warns_once(monkeypatch):
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
+    support._warn_once.cache_clear()
+    d = draw(0, (5, 2), 6, 1)[0]
+    module, plainly = (make_lam("mlp_softplus", hidden=129, implementation=i) for i in (None, "xla"))
+    with pallas_kernels.interpret(False), pytest.warns(UserWarning) as caught:
+        params = module.init(jax.random.key(0), d)
+        np.testing.assert_array_equal(module.apply(params, d), plainly.apply(params, d))
+    assert [str(warning.message) for warning in caught] == [
+        "the MLP of λ falls back to implementation='xla', which is slower: d_h, the hidden width, is 129: the kernel of the λ "
+        "MLP takes 1 to 128"
+    ]
 
 
 @pytest.mark.parametrize("out", ["softplus", "softmax"])

@@ -19,7 +19,6 @@ from loglinear_jax.ops.heads import accumulation_dtype
 Implementation = Literal["parallel", "recurrent", "xla"]
 
 
-@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "precision", "implementation"))
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -34,7 +33,8 @@ def gated_linear_attention(
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s (Mamba-2's SSD, Dao & Gu 2024): a baseline.
 
-    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array.
+    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array. NaN and inf reach what
+    they reach there.
 
     Args:
       q, k, v, log_decay, return_state, chunk_size, precision: as in `log_linear_attention`.
@@ -54,6 +54,14 @@ def gated_linear_attention(
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
     check_implementation(implementation, Implementation)
+    out, state = _attend(
+        q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision, implementation=implementation
+    )
+    return (out, state) if return_state else out
+
+
+@functools.partial(jax.jit, static_argnames=("chunk_size", "precision", "implementation"))
+def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, implementation):
     dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     if initial_state is not None:
@@ -65,5 +73,4 @@ def gated_linear_attention(
         out, state = recurrent(q, k, v, log_decay, **kwargs)
     else:
         out, state = chunkwise(q, k, v, log_decay, chunk_size=chunk_size, **kwargs)
-    out = out.astype(v.dtype)
-    return (out, state) if return_state else out
+    return out.astype(v.dtype), state

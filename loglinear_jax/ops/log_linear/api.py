@@ -23,6 +23,7 @@ from loglinear_jax.ops.levels import with_levels
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
+from loglinear_jax.ops.positions import as_position, have_room
 
 
 def log_linear_attention(
@@ -45,6 +46,13 @@ def log_linear_attention(
     with level(t, s) = bit_length(t XOR s). Nothing is scaled or normalised: divide q by √K beforehand if you want that.
     Differentiable in every array and in the initial state.
 
+    NaN or inf in a token's arguments shows in the outputs that depend on it. Where matrices are multiplied it also reaches
+    earlier tokens, for 0 · NaN is NaN, as in softmax attention: from k or v, the tokens of its chunk (with "parallel", of the
+    sequence); with "pallas" from log_decay, too; never from q or lam, never with "recurrent", and never an earlier chunk,
+    another sequence of the batch, or heads of another group. In the initial state it reaches every token of its head.
+    Gradients are kept apart less: from a later q, log_decay or lam, NaN reaches those of every earlier k, v and log_decay of
+    its heads, in every form, even if the loss is of earlier tokens alone.
+
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
         or (under x64) float64.
@@ -54,6 +62,8 @@ def log_linear_attention(
       lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
         level_scales in flash-linear-attention. Used in float32 or wider.
       initial_state: state after earlier tokens; these tokens then start at initial_state.position, which may be traced.
+        A traced position can't be refused. Then every token beyond the levels of `lam` gets NaN, and those before keep their
+        outputs and gradients; at a negative position, or one beyond the state's own levels, all tokens get NaN.
       return_state: also return the state after the last token.
       chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
         does not depend on it.
@@ -104,14 +114,16 @@ def _attend(
     dtype = accumulation_dtype(q, k, v)
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = lam.astype(dtype)
+    room = capacity(lam.shape[-1])
     out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
     q, k, v = (x.astype(widest) for x in (q, k, v))
     if initial_state is not None:
-        levels = max(initial_state.levels.shape[2], lam.shape[-1])
+        held = initial_state.levels.shape[2]
+        levels = max(held, lam.shape[-1])
         lam = with_levels(lam, levels, axis=3)
         initial_state = FenwickState(
             levels=with_levels(initial_state.levels.astype(dtype), levels, axis=2),
-            position=jnp.asarray(initial_state.position, jnp.int32),
+            position=as_position(initial_state.position, capacity(held)),
         )
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
@@ -123,7 +135,12 @@ def _attend(
         out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
     else:
         out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
-    return out.astype(out_dtype), state
+    out = out.astype(out_dtype)
+    if initial_state is not None:
+        # Of the outputs, not of λ: so NaN reaches no gradient of the other tokens.
+        known = have_room(initial_state.position, out.shape[1], room)
+        out = jnp.where(known[:, None, None], out, jnp.nan)
+    return out, state
 
 
 def fenwick_step(
@@ -145,7 +162,8 @@ def fenwick_step(
 
     Raises:
       ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
-        lam's. A traced position cannot be checked: size the state by init_fenwick_state's max_length.
+        lam's. A traced position can't be refused: then o is NaN, and stays so for every later token of a state that has
+        outgrown its levels. Size the state by init_fenwick_state's max_length.
     """
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
     position = check_state(state, q, v, "state")
@@ -164,7 +182,9 @@ def fenwick_step(
 @jax.jit
 def _step(state, q, k, v, log_decay, lam):
     levels, dtype = state.levels.shape[2], state.levels.dtype
+    position = as_position(state.position)
+    known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
-    out, new_state = recurrent.step(state, q, k, v, log_decay, lam)
-    return out.astype(v.dtype), new_state
+    out, new_state = recurrent.step(state.replace(position=position), q, k, v, log_decay, lam)
+    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state

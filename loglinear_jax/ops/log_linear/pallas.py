@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-
 import jax.numpy as jnp
 
 import pallas_kernels
@@ -14,18 +11,11 @@ from loglinear_jax.ops.levels import levels_after
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
-    if pallas_kernels.interpreting() or not pallas_kernels.runs_on_gpu():
-        return False
     dtype = jnp.result_type(q, k, v)
-    reason = pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
-    if reason is not None:
-        _warn_once(reason)
-    return reason is None
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(f"log_linear_attention falls back to implementation='xla', which is slower: {reason}", stacklevel=4)
+    return pallas_kernels.are_best(
+        "log_linear_attention",
+        lambda: pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], dtype, chunk_size, precision),
+    )
 
 
 def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):

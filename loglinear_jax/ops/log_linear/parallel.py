@@ -9,6 +9,7 @@ from loglinear_jax.ops.continuation import read_initial_state
 from loglinear_jax.ops.decays import decay_matrix
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import levels_after, select_level
+from loglinear_jax.ops.positions import advanced
 
 
 def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
@@ -38,4 +39,4 @@ def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=
     if initial_state is not None:
         at_end = initial_at_end()
         levels += at_end.reshape(at_end.shape[0], -1, *at_end.shape[3:])
-    return out, FenwickState(levels=levels, position=jnp.asarray(end, jnp.int32))
+    return out, FenwickState(levels=levels, position=advanced(start, q.shape[2]))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
 from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.positions import advanced
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
@@ -18,7 +19,7 @@ def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
     levels = levels.at[:, :, 0].set(k[..., :, None] * v.astype(dtype)[..., None, :])
     weighted = jnp.einsum("bhl,bhlkv->bhkv", lam, levels, precision=precision)
     out = jnp.einsum("bhk,bhkv->bhv", q, weighted, precision=precision)
-    return out, FenwickState(levels=levels, position=state.position + 1)
+    return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
 def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from loglinear_jax.ops.checks import check_implementation, check_shapes
@@ -22,13 +23,15 @@ def softmax_attention(
 ) -> Float[Array, "B T H V"]:
     """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
 
+    NaN or inf in a token's v also reaches earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
+
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
       implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
         "recurrent" (a scan over tokens with a cache of every key and value).
 
-    Returns o [B, T, H, V] in q's and k's dtype.
+    Returns o [B, T, H, V] in q's and k's dtype, the wider if they differ.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
@@ -36,4 +39,6 @@ def softmax_attention(
     """
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"))
     check_implementation(implementation, Implementation)
+    widest = jnp.result_type(q, k)
+    q, k = q.astype(widest), k.astype(widest)
     return recurrent(q, k, v) if implementation == "recurrent" else parallel(q, k, v)

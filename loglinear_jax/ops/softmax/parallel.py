@@ -12,7 +12,7 @@ from pallas_kernels import runs_on_gpu
 def parallel(q, k, v):
     """Shapes as in `softmax_attention`, whose arguments these are after its checks."""
     # cuDNN's is FlashAttention; without it the scores take O(T²) memory.
-    fast = runs_on_gpu() and v.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
+    fast = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
     fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
     return dot_product_attention(
         rotate_by_position(q), rotate_by_position(k), v, is_causal=True, implementation="cudnn" if fast else None

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from loglinear_jax.ops.positions import advanced, as_position, have_room
 from loglinear_jax.ops.softmax.parallel import dot_product_attention
 from loglinear_jax.ops.softmax.rotary import rotate_by_position
 
@@ -21,7 +22,14 @@ class KeyValueCache:
 
 
 def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_length: int) -> KeyValueCache:
-    """The cache after these first tokens, with room for max_length."""
+    """The cache after these first tokens, with room for max_length.
+
+    Raises ValueError if there are more of them.
+    """
+    if k.shape[1] > max_length:
+        raise ValueError(
+            f"k has shape {k.shape} with T = {k.shape[1]} tokens: expected at most max_length = {max_length}"
+        )
     room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
     return KeyValueCache(jnp.pad(rotate_by_position(k), room), jnp.pad(v, room), jnp.asarray(k.shape[1], jnp.int32))
 
@@ -29,16 +37,21 @@ def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_
 def attend_to_cache(
     cache: KeyValueCache, q: Float[Array, "B 1 G K"], k: Float[Array, "B 1 G K"], v: Float[Array, "B 1 H V"]
 ) -> tuple[Float[Array, "B 1 H V"], KeyValueCache]:
-    """`softmax_attention` of the next token to all before and itself; and the cache with it."""
-    position = cache.position
+    """`softmax_attention` of the next token to all before and itself; and the cache with it.
+
+    Where the cache has no room for it (or a negative position), the output is NaN, and so are all after it.
+    """
+    room = cache.keys.shape[1]
+    position = as_position(cache.position, room)
     q, k = (rotate_by_position(x, position) for x in (q, k))
     keys, values = (
         jax.lax.dynamic_update_slice_in_dim(all_, new.astype(all_.dtype), position, axis=1)
         for all_, new in ((cache.keys, k), (cache.values, v))
     )
-    seen = (jnp.arange(keys.shape[1]) <= position)[None, None, None, :]
+    seen = (jnp.arange(room) <= position)[None, None, None, :]
     out = dot_product_attention(q, keys, values, mask=seen)
-    return out, KeyValueCache(keys, values, position + 1)
+    out = jnp.where(have_room(position, 1, room), out, jnp.nan)
+    return out, KeyValueCache(keys, values, advanced(position, 1))
 
 
 def recurrent(q, k, v):

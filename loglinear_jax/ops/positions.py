@@ -1,0 +1,34 @@
+"""Positions of tokens in states that are traced: how they count, and where they end.
+
+A traced position can't be refused, so tokens that have no place in a state get NaN, and their state never gets a valid position
+again.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+# Positions are int32, and this one is no token's: counting stops here.
+END = 2**31 - 1
+
+
+def as_position(position, most: int = END) -> Int[Array, ""]:
+    """A state's number of tokens as int32; -1, which is no token's position, unless it is from 0 to `most`."""
+    position = jnp.asarray(position)
+    valid = position >= 0
+    if most < jnp.iinfo(position.dtype).max:
+        valid &= position <= most
+    return jnp.where(valid, position.astype(jnp.int32), -1)
+
+
+def advanced(position, tokens: int) -> Int[Array, ""]:
+    """The position after so many more tokens, an int32; END if there are not so many, or the position is none."""
+    position = jnp.asarray(position, jnp.int32)
+    return jnp.where((position < 0) | (position > END - tokens), END, position + tokens)
+
+
+def have_room(position, tokens: int, room: int) -> Bool[Array, " T"]:
+    """Whether each of the tokens at position, position + 1, ... is among the first `room` (and at a position below END)."""
+    left = min(room, END) - jnp.maximum(position, 0)
+    return (position >= 0) & (jnp.arange(tokens, dtype=jnp.int32) < left)
