@@ -6,6 +6,8 @@ loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 from pathlib import Path
 
 from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
@@ -48,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer
 
+    for name in ("prompt", "stop"):
+        _check_unicode(name, getattr(args, name))
+
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
     try:
         run = load_run(args.workdir, args.variant)
@@ -74,14 +79,29 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             stop_token=None if stop is None else stop[0],
         )
+        first = next(tokens)
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     print(args.prompt, end="", flush=True)
     ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
-    for (token,) in tokens:
-        ids.append(int(token))
-        if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
-            print(text, end="", flush=True)
-            written += len(text)
+    try:
+        for (token,) in itertools.chain([first], tokens):
+            ids.append(int(token))
+            if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
+                print(text, end="", flush=True)
+                written += len(text)
+    except SettingError as error:
+        print()
+        raise BadInput(error) from error
     print(tokenizer.decode(ids)[written:])
     return 0
+
+
+def _check_unicode(name: str, text: str | None) -> None:
+    """Raises BadInput for bytes of the command line that are no UTF-8, which Python passes on as surrogates."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"--{name}: byte {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Any
 
@@ -120,12 +121,13 @@ _OTHER_TYPES = {"variants": str | None, "task.name": str, "model.kind": str, "mo
 
 
 def type_of_setting(config: ConfigDict, name: str) -> Any:
-    """The type of a setting by its dotted name, such as `int | None`."""
+    """The type of a setting by its dotted name, such as `int | None`; of one that its class lacks, what the config has."""
     section, _, field = name.partition(".")
     if name in _OTHER_TYPES:
         return _OTHER_TYPES[name]
-    types = typing.get_type_hints(settings_classes(config)[section])
-    return types[field]
+    types = typing.get_type_hints(settings_classes(config)[section]) if section in config else {}
+    *path, last = name.split(".")
+    return types[field] if field in types else functools.reduce(ConfigDict.__getitem__, path, config).get_type(last)
 
 
 def describe_settings(config: ConfigDict) -> list[Setting]:

@@ -17,7 +17,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import type_of_setting
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.errors import ConfigError, missing_setting
 from loglinear_jax.settings import SettingError, in_words, read_value
 
 PACKAGE = Path(__file__).parents[1]
@@ -162,9 +162,7 @@ def _change(config: ConfigDict, changes: Sequence[str]) -> None:
         *path, field = name.split(".")
         section = functools.reduce(ConfigDict.__getitem__, path, config)
         if isinstance(section[field], ConfigDict):
-            raise ConfigError(
-                f"{name} is a section: set single fields, such as --config.{name}.{min(section[field])}=..."
-            )
+            raise missing_setting(name, min(section[field]))
         kind = type_of_setting(config, name)
         negated = given.lstrip("-").startswith("no")
         if (negated and equals) or (kind is not bool and not equals):

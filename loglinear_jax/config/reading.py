@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.errors import ConfigError, missing_setting
 from loglinear_jax.config.presets import SET_BY_PRESETS
 from loglinear_jax.config.sizes import check_memory
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
@@ -62,10 +62,7 @@ def _check_sections(config: ConfigDict) -> None:
     }
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
-            raise ConfigError(
-                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
-                f"{section} as a whole"
-            )
+            raise missing_setting(section, missing[0])
 
 
 def _unread(model: MixerSettings, train: TrainSettings) -> set[str]:
