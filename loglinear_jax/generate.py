@@ -109,7 +109,8 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
     for index in range(num_tokens):
         if not finite:
             raise SettingError(
-                f"params give logits that are not finite at token {index} after the prompt: expected a model that did not diverge"
+                f"params give logits that are not finite, at token {index} after the prompt: expected a model that "
+                "did not diverge"
             )
         shown = np.where(stopped, stop_token if stop_token is not None else 0, np.asarray(token))
         yield shown
