@@ -13,9 +13,17 @@ import dataclasses
 import glob
 import os
 import sys
-from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, check_folder, comma_separated, integer, size, whole_number
+from loglinear_jax.commands.arguments import (
+    BadInput,
+    check_folder,
+    comma_separated,
+    integer,
+    path,
+    path_pattern,
+    size,
+    whole_number,
+)
 
 HELP = "figures, tables and a report of runs"
 EXTRA = "analysis"
@@ -31,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
         action="append",
+        type=path_pattern,
         required=True,
         help="a run, or a pattern such as 'runs/*'; may be given several times",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
         "sections",
         f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
@@ -59,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from absl import logging as absl_logging
 
-    from loglinear_jax.analysis.report import Choices, make_report
+    from loglinear_jax.analysis.report import LOG, Choices, make_report
     from loglinear_jax.runs.checkpoints import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
 
@@ -73,12 +82,14 @@ def run(args: argparse.Namespace) -> int:
     _check_any_run(workdirs)
     check_folder(args.out, "--out")
     try:
-        path, problems = make_report(workdirs, args.out, choices)
+        page, problems = make_report(workdirs, args.out, choices)
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
-    print(f"Written to {path}")
+    if problems:
+        print(f"analysis: tracebacks of what failed while it was made are in {page.with_name(LOG)}", file=sys.stderr)
+    print(f"Written to {page}")
     return 1 if problems else 0
 
 
@@ -102,3 +113,9 @@ def _matching(patterns: list[str]) -> list[str]:
     """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
     found = [sorted(filter(os.path.isdir, glob.glob(os.path.expanduser(p)))) or [p] for p in patterns]
     return [path for paths in found for path in paths]
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="analyze", called="python -m loglinear_jax.commands.analyze"))

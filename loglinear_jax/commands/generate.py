@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from pathlib import Path
+import sys
 
-from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
+from loglinear_jax.commands.arguments import BadInput, number, path, size, whole_number
 
 HELP = "text from a trained language model"
 EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=Path, required=True, help="a run")
+    parser.add_argument("--workdir", type=path, required=True, help="a run")
     parser.add_argument("--variant", help="which variant of it; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
     parser.add_argument("--prompt", required=True, help="text to go on from")
@@ -103,5 +103,11 @@ def _check_unicode(name: str, text: str | None) -> None:
         (text or "").encode()
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"--{name}: byte {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
+            f"--{name}: character {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
         ) from error
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="generate", called="python -m loglinear_jax.commands.generate"))

@@ -80,3 +80,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
             extra = getattr(known[command], "EXTRA", extra)
         print(f"{name}: needs {missing}: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
         return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import sys
 import textwrap
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, Parser, size, whole_number
+from loglinear_jax.commands.arguments import BadInput, Parser, path, size, whole_number
 
 HELP = "train what a config says, or go on with it"
 
@@ -27,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.more_help = _config_help
     parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="what to train")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
-    parser.add_argument("--workdir", type=Path, help="folder to write to (default: runs/CONFIG-PRESETS)")
+    parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
     parser.add_argument(
         "--distributed",
         action="store_true",
@@ -95,7 +96,11 @@ def _join_others(args: argparse.Namespace) -> None:
         try:
             join(*by_hand)
         except (RuntimeError, ValueError) as error:  # no such address, or no scheduler that JAX knows
-            raise BadInput(f"--distributed: {error}") from error
+            found = (
+                "no scheduler that JAX knows started this process; give --coordinator=host:port, --num_processes and "
+            )
+            none = f"{found}--process_id, or run it under SLURM: " if args.coordinator is None else ""
+            raise BadInput(f"--distributed: {none}{error}") from error
 
 
 def _config_help(arguments: list[str]) -> str:
@@ -126,3 +131,9 @@ def _definitions(items: list[tuple[str, str]]) -> str:
     return "".join(
         f"  {term}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 100), ' ' * 8)}\n" for term, text in items
     )
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="train", called="python -m loglinear_jax.commands.train"))
