@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
+        missing = error.name  # of a part of a package that is there it has a dot, and is a bug
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
