@@ -125,8 +125,9 @@ def _read_int(text: str) -> int | None:
         return int(text, 0) if text.lower().lstrip("+-").startswith(("0x", "0o", "0b")) else int(text)
     except ValueError:
         value = _read_float(text)
-        whole = value is not None and value.is_integer() and abs(value) <= 2**53  # beyond, a float is not that number
-        return int(value) if whole else None
+        # Beyond 2**53, and below the least float, a float is not the number that is written.
+        is_exact = value is not None and value.is_integer() and abs(value) <= 2**53 and "e-" not in text.lower()
+        return int(value) if is_exact else None
 
 
 def _read_float(text: str) -> float | None:

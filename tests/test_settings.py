@@ -41,6 +41,7 @@ def test_what_can_mean_one_thing_alone_is_read(text, hint, value):
         ("1.5", int, "expected a whole number, got '1.5'"),
         ("nan", int, "expected a whole number, got 'nan'"),
         ("1e400", int, "expected a whole number, got '1e400'"),
+        ("1e-400", int, "expected a whole number, got '1e-400'"),
         ("1e300", int, "expected a whole number, got '1e300'"),
         ("9" * 5000, int, "expected a whole number, got '9{60}…'"),
         ("", int, "expected a whole number, got ''"),

@@ -9,10 +9,13 @@ Runs may have been trained on any machine. A run that can't be read is named, an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import glob
+import logging
 import os
 import sys
+from collections.abc import Iterator
 
 from loglinear_jax.commands.arguments import (
     BadInput,
@@ -81,16 +84,28 @@ def run(args: argparse.Namespace) -> int:
     workdirs = _matching(args.workdir)
     _check_any_run(workdirs)
     check_folder(args.out, "--out")
-    try:
-        page, problems = make_report(workdirs, args.out, choices)
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
+    with _tracebacks_in_the_log_alone():
+        try:
+            page, problems = make_report(workdirs, args.out, choices)
+        except (SettingError, NoReadableCheckpoint) as error:
+            raise BadInput(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
-    if problems:
-        print(f"analysis: tracebacks of what failed while it was made are in {page.with_name(LOG)}", file=sys.stderr)
+    if (log_file := page.with_name(LOG)).exists():
+        print(f"analysis: tracebacks are in {log_file}", file=sys.stderr)
     print(f"Written to {page}")
     return 1 if problems else 0
+
+
+@contextlib.contextmanager
+def _tracebacks_in_the_log_alone() -> Iterator[None]:
+    """Keeps what the report logs meanwhile off the terminal, which shows a line for each problem."""
+    package = logging.getLogger("loglinear_jax")
+    propagated, package.propagate = package.propagate, False
+    try:
+        yield
+    finally:
+        package.propagate = propagated
 
 
 def _check_any_run(workdirs: list[str]) -> None:
