@@ -54,11 +54,15 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
         sizes["task.vocab_size"] = model.vocab_size
     width = 2 if train.precision == "bfloat16" else 4
     batch, at_once = train.batch_size // train.grad_accumulation, {"train.batch_size": train.batch_size}
-    sequences: dict[str, int] = {}
-    if not task.STREAMED:
+    if task.STREAMED:  # a dispatch at a time
+        steps = min(train.steps_per_dispatch, train.eval_every, train.num_steps)
+        num_sequences = steps * train.batch_size
+        sequences = {"train.steps_per_dispatch": train.steps_per_dispatch, "train.batch_size": train.batch_size}
+    else:
         sequences = {"train.num_validation": train.num_validation}
         if not train.stream:
             sequences["train.num_train"] = train.num_train
+        num_sequences = sum(sequences.values())
         evaluated = min(train.eval_batch_size, train.num_validation)
         if evaluated > batch:
             batch, at_once = evaluated, {"train.eval_batch_size": train.eval_batch_size}
@@ -67,7 +71,7 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
     return [
         Part("the parameters", train.num_seeds * COPIES * 4 * count_params(model_class, model), sizes | seeds),
         # Token ids and targets, int32.
-        Part("the sequences", train.num_seeds * sum(sequences.values()) * task.seq_len * 8, sequences | length | seeds),
+        Part("the sequences", train.num_seeds * num_sequences * task.seq_len * 8, sequences | length | seeds),
         Part(
             "the activations of one layer",
             train.num_seeds * batch * task.seq_len * max(model.hidden, values) * width,

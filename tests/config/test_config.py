@@ -309,6 +309,15 @@ def test_sizes_that_no_machine_holds_are_refused_by_arithmetic(settings, message
         check_config(changed(settings))
 
 
+def test_of_a_text_the_steps_of_one_dispatch_are_counted():
+    names = ("num_steps", "steps_per_dispatch", "eval_every", "checkpoint_every")
+    config = changed({f"train.{name}": 2**30 for name in names}, "wikitext2")
+    with pytest.raises(
+        ConfigError, match="the sequences .* reduce some of train.steps_per_dispatch=1073741824, train.batch"
+    ):
+        check_config(config)
+
+
 def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
     """The parameters are those of the model, and the machine's memory decides."""
     config = changed({"variants": "mlp_softplus", "layers": 3, "conv_width": 4})
