@@ -6,6 +6,7 @@ The command line is in loglinear_jax.commands.generate.
 from __future__ import annotations
 
 import functools
+import numbers
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
+
+LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
 
 
 def generate(
@@ -47,50 +50,68 @@ def stream(
     which states are allocated; prompt and num_tokens together if None.
 
     Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
-    max_length or the model's λ has levels for.
+    max_length or the model's λ has levels for; and, at the token where it happens, for logits that are not finite.
     """
     m = model.settings
     prompt = np.asarray(prompt)
-    if prompt.ndim != 2 or prompt.shape[1] < 1 or not np.issubdtype(prompt.dtype, np.integer):
+    if prompt.ndim != 2 or 0 in prompt.shape or not np.issubdtype(prompt.dtype, np.integer):
         raise SettingError(
-            f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T], T ≥ 1"
+            f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T] with at least one of each"
         )
     if prompt.min() < 0 or prompt.max() >= m.vocab_size:
         raise SettingError(f"prompt has ids {prompt.min()} to {prompt.max()}: expected 0 to {m.vocab_size - 1}")
-    if num_tokens < 1:
-        raise SettingError(f"num_tokens must be at least 1, got {num_tokens}")
+    _check_whole("num_tokens", num_tokens, 1, INT32_MAX - prompt.shape[1])
     total = prompt.shape[1] + num_tokens
     max_length = total if max_length is None else max_length
+    _check_whole("max_length", max_length, 1, INT32_MAX)
     if total > max_length:
         raise SettingError(
             f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
         )
-    if not temperature >= 0:
-        raise SettingError(f"temperature must be 0 or more, got {temperature}")
-    if top_k is not None and not 1 <= top_k <= m.vocab_size:
-        raise SettingError(f"top_k must be from 1 to the vocabulary's {m.vocab_size}, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise SettingError(f"top_p must be above 0 and at most 1, got {top_p}")
+    _check_whole("seed", seed, 0, 2**32 - 1)
+    if top_k is not None:
+        _check_whole("top_k", top_k, 1, m.vocab_size)
+    if stop_token is not None:
+        _check_whole("stop_token", stop_token, 0, m.vocab_size - 1)
+    if not (_is_number(temperature) and (temperature == 0 or LEAST_TEMPERATURE <= temperature <= FLOAT32_MAX)):
+        raise SettingError(f"temperature must be 0, or a number from {LEAST_TEMPERATURE} on, got {temperature!r}")
+    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+        raise SettingError(f"top_p must be a number above 0 and at most 1, got {top_p!r}")
     m.check_decoding(max_length)
     choose = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
     return _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _check_whole(name: str, value: Any, least: int, most: int) -> None:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        raise SettingError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
 
 
 def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token):
     @jax.jit
     def start(params, prompt, key):
         logits, caches = model.apply(params, prompt, max_length, method="prefill")
-        return choose(key, logits), caches
+        return choose(key, logits), jnp.isfinite(logits).all(), caches
 
     @functools.partial(jax.jit, donate_argnums=(2,))
     def advance(params, token, caches, key):
         logits, caches = model.apply(params, token, caches, method="step")
-        return choose(key, logits), caches
+        return choose(key, logits), jnp.isfinite(logits).all(), caches
 
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     stopped = np.zeros(prompt.shape[0], bool)
-    token, caches = start(params, prompt, keys[0])
+    token, finite, caches = start(params, prompt, keys[0])
     for index in range(num_tokens):
+        if not finite:
+            raise SettingError(
+                f"params give logits that are not finite, at token {index} after the prompt: expected a model that "
+                "did not diverge"
+            )
         shown = np.where(stopped, stop_token if stop_token is not None else 0, np.asarray(token))
         yield shown
         if stop_token is not None:
@@ -98,7 +119,7 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
             if stopped.all():
                 return
         if index + 1 < num_tokens:
-            token, caches = advance(params, token, caches, keys[index + 1])
+            token, finite, caches = advance(params, token, caches, keys[index + 1])
 
 
 def sample(
@@ -112,7 +133,8 @@ def sample(
     """A token for each sequence; the settings as in `stream`."""
     if temperature == 0:
         return jnp.argmax(logits, axis=-1)
-    logits = logits / temperature
+    # From the largest, so that a small temperature makes -inf of the others.
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
     if top_k is not None:
         smallest = jax.lax.top_k(logits, top_k)[0][:, -1:]
         logits = jnp.where(logits < smallest, -jnp.inf, logits)

@@ -188,7 +188,8 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
 
-    Raises SettingError for an unknown λ, activation or init_scheme, or a hidden width below 1.
+    Raises SettingError for an unknown λ, activation or init_scheme, a hidden width below 1, and a λ with a field that is none
+    of these and has no default.
     """
     module = find_lam(lam)
     for argument, known in (("activation", ACTIVATIONS), ("init_scheme", INITS)):
@@ -199,7 +200,14 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     if hidden is not None and hidden < 1:
         raise SettingError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
     fields = inspect.signature(module).parameters
+    if lacking := [n for n, f in fields.items() if f.default is f.empty and n not in settings]:
+        raise SettingError(f"lam={lam!r}: its field {lacking[0]} needs a default value")
     return module(**{name: value for name, value in settings.items() if name in fields})
+
+
+def lam_arguments(lam: str) -> set[str]:
+    """Those of `make_lam`'s settings that the λ called `lam` has fields for, and its own."""
+    return set(inspect.signature(find_lam(lam)).parameters)
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:

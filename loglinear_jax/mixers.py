@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, get_args
 
 import flax.linen as nn
@@ -12,14 +13,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import FenwickState, num_levels
-from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, make_lam
+from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, lam_arguments, make_lam
 from loglinear_jax.ops import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
 from loglinear_jax.ops.checks import Implementation
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
-from loglinear_jax.settings import SettingError, check_fields, setting
+from loglinear_jax.settings import INT32_MAX, SettingError, check_fields, setting
 
 MIXERS = ("log_linear", "linear", "softmax")
 DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
+MOST_LAYERS, MOST_CONV_WIDTH = 1_000, 1_000  # each is a part of the program, which takes that much longer to compile
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 
 
@@ -173,7 +175,7 @@ class MixerSettings:
         MlpLam.activation, f"activation of the λ MLP: {', '.join(f'`{name}`' for name in ACTIVATIONS)} (equation 3)"
     )
     hidden: int = setting(64, "width of the model", least=1)
-    layers: int = setting(2, "number of layers", least=1)
+    layers: int = setting(2, "number of layers", least=1, most=MOST_LAYERS)
     heads: int = setting(2, "number of heads", least=1)
     head_dim: int = setting(32, "width V of a head's values", least=1)
     key_dim: int = setting(32, "width K of queries and keys", least=1)
@@ -219,6 +221,16 @@ class MixerSettings:
         needs_d = self.has_lam and getattr(make_lam(**self.lam_settings), "needs_input", True)
         return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
 
+    @property
+    def unread(self) -> set[str]:
+        """The settings that change nothing, given the others."""
+        if not self.has_lam:
+            of_lam = {"lam", "lam_hidden", "lam_activation", "init_scheme", "implementation"}
+            return of_lam if self.has_decays else of_lam | {"chunk_size"}
+        own = {"hidden": "lam_hidden", "activation": "lam_activation", "init_scheme": "init_scheme"}
+        unread = {name for argument, name in own.items() if argument not in lam_arguments(self.lam)}
+        return unread | ({"chunk_size"} if self.implementation in ("parallel", "recurrent") else set())
+
     def token_mixer(self, **more: Any) -> TokenMixer:
         """The TokenMixer of these settings, called "mixer"."""
         return TokenMixer(
@@ -244,13 +256,31 @@ class MixerSettings:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
             raise SettingError(f"model.{error}{none}") from error
         for name in ("vocab_size", "max_length", "groups"):
-            if getattr(self, name) < 1:
-                shown = "key_groups" if name == "groups" else name
-                raise SettingError(f"model.{shown} must be at least 1, got {getattr(self, name)}")
+            shown, value = "key_groups" if name == "groups" else name, getattr(self, name)
+            if value < 1:
+                raise SettingError(f"model.{shown} must be at least 1, got {value}")
+            if value > INT32_MAX:
+                raise SettingError(f"model.{shown} must be at most {INT32_MAX:,}, got {value:,}")
         if self.heads % self.groups:
             raise SettingError(
                 f"model.heads must be a multiple of key_groups, got heads={self.heads}, key_groups={self.groups}"
             )
+        self._check_matrices()
+
+    def _check_matrices(self) -> None:
+        """Raises SettingError naming the sizes of a matrix that has more elements than can be indexed."""
+        levels = f"num_levels({self.max_length})"
+        matrices = [
+            {"task.vocab_size": self.vocab_size, "model.hidden": self.hidden},
+            {"model.hidden": self.hidden, "model.heads": self.heads, "model.head_dim": self.head_dim},
+            {"model.hidden": self.hidden, "model.key_groups": self.groups, "model.key_dim": self.key_dim},
+            {"model.hidden": self.hidden, "model.heads": self.heads, levels: num_levels(self.max_length)},
+            {"model.lam_hidden": self.lam_hidden or 1, levels: num_levels(self.max_length)},
+        ]
+        for sizes in matrices:
+            if (elements := math.prod(sizes.values())) > INT32_MAX:
+                shown = " × ".join(f"{name}={size}" for name, size in sizes.items())
+                raise SettingError(f"{shown} is a matrix of {elements:,} elements: expected at most {INT32_MAX:,}")
 
 
 def _check_attention(chunk_size: int | None, implementation: str | None) -> None:

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.generate import generate, sample
+from loglinear_jax.generate import generate, sample, stream
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.settings import SettingError
 
 SETTINGS = LanguageSettings(
     vocab_size=23, max_length=32, hidden=16, layers=1, heads=2, head_dim=8, key_dim=16, dtype="float32"
@@ -46,6 +47,29 @@ def test_a_sequence_stops_and_the_other_goes_on(params):
     assert tokens.shape[1] == min(max(first) + 1, 20)
 
 
+def test_parameters_that_are_not_finite_give_no_tokens(params):
+    """Of a prompt that meets them, and of a later token that does."""
+    for temperature in (0, 1.0):
+        with pytest.raises(SettingError, match="params give logits that are not finite, at token 0 after the prompt"):
+            generate(MODEL, jax.tree.map(lambda x: x * jnp.nan, params), PROMPT, 3, temperature=temperature)
+    free = generate(MODEL, params, PROMPT, 12, temperature=0)
+    later = next(
+        index for index, token in enumerate(free[0]) if token not in {*PROMPT.ravel(), *free[:, :index].ravel()}
+    )
+    embedding = params["params"]["embed"]["embedding"].at[free[0, later]].set(jnp.inf)
+    damaged = {"params": params["params"] | {"embed": {"embedding": embedding}}}
+    tokens = stream(MODEL, damaged, PROMPT, 12, temperature=0)
+    np.testing.assert_array_equal([next(tokens)[0] for _ in range(later + 1)], free[0, : later + 1])
+    with pytest.raises(SettingError, match=f"not finite, at token {later + 1} after the prompt"):
+        next(tokens)
+
+
+def test_a_small_temperature_takes_the_likeliest(params):
+    np.testing.assert_array_equal(
+        generate(MODEL, params, PROMPT, 8, temperature=1e-30), generate(MODEL, params, PROMPT, 8, temperature=0)
+    )
+
+
 def test_sampling_follows_the_logits():
     logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
     many = jnp.broadcast_to(logits, (20_000, 4))
@@ -67,12 +91,23 @@ def test_sampling_follows_the_logits():
     [
         (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
-        (PROMPT, -5, {}, "num_tokens must be at least 1, got -5"),
+        (PROMPT, -5, {}, "num_tokens must be a whole number from 1 to .*, got -5"),
+        (PROMPT, 2.5, {}, "num_tokens must be a whole number from 1 to .*, got 2.5"),
+        (PROMPT, True, {}, "num_tokens must be a whole number from 1 to .*, got True"),
+        (PROMPT, 2**31, {}, "num_tokens must be a whole number from 1 to 2147483644, got 2147483648"),
+        (PROMPT, 1, {"max_length": 7.5}, "max_length must be a whole number from 1 to .*, got 7.5"),
+        (PROMPT, 1, {"seed": 0.5}, "seed must be a whole number from 0 to 4294967295, got 0.5"),
+        (PROMPT, 1, {"stop_token": 23}, "stop_token must be a whole number from 0 to 22, got 23"),
+        (PROMPT, 1, {"top_k": 1.5}, "top_k must be a whole number from 1 to 23, got 1.5"),
+        (PROMPT, 1, {"temperature": float("nan")}, "temperature must be 0, or a number from .* on, got nan"),
+        (PROMPT, 1, {"temperature": float("inf")}, "temperature must be 0, or a number from .* on, got inf"),
+        (PROMPT, 1, {"top_p": float("nan")}, "top_p must be a number above 0 and at most 1, got nan"),
+        (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
         (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),
-        (PROMPT, 1, {"temperature": -1}, "temperature must be 0 or more, got -1"),
-        (PROMPT, 1, {"top_k": 24}, "top_k must be from 1 to the vocabulary's 23, got 24"),
-        (PROMPT, 1, {"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        (PROMPT, 1, {"temperature": -1}, "temperature must be 0, or a number from .* on, got -1"),
+        (PROMPT, 1, {"top_k": 24}, "top_k must be a whole number from 1 to 23, got 24"),
+        (PROMPT, 1, {"top_p": 0.0}, "top_p must be a number above 0 and at most 1, got 0.0"),
     ],
 )
 def test_what_cannot_be_generated_is_named(params, prompt, num_tokens, kwargs, message):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,8 @@ from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import differing_names, flat_settings
 from loglinear_jax.runs.loading import Run, load_run, read_run
+
+LOG = "report.log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Choices:
     which: Literal["best", "last"] = "best"
 
     def __post_init__(self):
+        if not self.sections:
+            raise ValueError(f"sections is empty: expected some of {', '.join(SECTIONS)}")
         if unknown := set(self.sections) - set(SECTIONS):
             raise ValueError(f"sections: there is no {sorted(unknown)[0]!r}, but {', '.join(SECTIONS)}")
         for name in ("sequences", "evaluated", "max_seeds"):
@@ -61,6 +67,8 @@ def make_report(
     workdirs: Sequence[str | os.PathLike], out: str | os.PathLike, choices: Choices | None = None
 ) -> tuple[Path, list[str]]:
     """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
+
+    Tracebacks of what failed are in report.log, which is there only if something did.
 
     Raises ValueError if none of the workdirs can be read.
     """
@@ -79,9 +87,25 @@ def make_report(
     report.problems += problems
     context = Context(runs, report, choices, Cache(report.out / "cache"))
     sections = [section_class(context) for name, section_class in SECTIONS.items() if name in choices.sections]
-    _go_through(context, sections)
+    with _logged_to(report.out / LOG):
+        _go_through(context, sections)
     path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
     return path, report.problems
+
+
+@contextlib.contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Writes what this package logs meanwhile to a file, if it logs anything."""
+    path.unlink(missing_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    package = logging.getLogger("loglinear_jax")
+    package.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        handler.close()
 
 
 def _go_through(context: Context, sections: list[Section]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -368,3 +369,9 @@ def run(args: argparse.Namespace) -> int:
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))
     return 0 if well else 1
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(["attention", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -202,3 +203,9 @@ def run(args: argparse.Namespace) -> int:
         print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g", intfmt=","))
     common.write_record(args.output, record)
     return 0
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(["language", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

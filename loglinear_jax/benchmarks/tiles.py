@@ -11,6 +11,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,3 +179,9 @@ def run(args: argparse.Namespace) -> int:
         total = sum(timed[0][0] for timed in results.values())
         print(f"chunk {chunk}: the fastest together {total:.3f} ms\n", flush=True)
     return 0
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(["tiles", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

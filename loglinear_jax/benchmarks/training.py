@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import time
 from typing import Any
 
@@ -133,3 +134,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")
     print(table(rows))
     return 0
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(["training", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

@@ -9,13 +9,25 @@ Runs may have been trained on any machine. A run that can't be read is named, an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import glob
+import logging
 import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-from loglinear_jax.commands.arguments import BadInput, check_folder, comma_separated, integer, size, whole_number
+from loglinear_jax.commands.arguments import (
+    BadInput,
+    check_folder,
+    comma_separated,
+    integer,
+    path,
+    path_pattern,
+    size,
+    whole_number,
+)
+from loglinear_jax.commands.logs import quiet_libraries
 
 HELP = "figures, tables and a report of runs"
 EXTRA = "analysis"
@@ -31,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
         action="append",
+        type=path_pattern,
         required=True,
         help="a run, or a pattern such as 'runs/*'; may be given several times",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
         "sections",
         f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
@@ -57,13 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from absl import logging as absl_logging
 
-    from loglinear_jax.analysis.report import Choices, make_report
+    from loglinear_jax.analysis.report import LOG, Choices, make_report
     from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
 
-    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
+    quiet_libraries()
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
     try:
         choices = Choices(**given | {"sections": tuple(args.sections)})
@@ -72,14 +84,28 @@ def run(args: argparse.Namespace) -> int:
     workdirs = _matching(args.workdir)
     _check_any_run(workdirs)
     check_folder(args.out, "--out")
-    try:
-        path, problems = make_report(workdirs, args.out, choices)
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
+    with _tracebacks_in_the_log_alone():
+        try:
+            page, problems = make_report(workdirs, args.out, choices)
+        except (SettingError, NoReadableCheckpoint) as error:
+            raise BadInput(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
-    print(f"Written to {path}")
+    if (log_file := page.with_name(LOG)).exists():
+        print(f"analysis: tracebacks are in {log_file}", file=sys.stderr)
+    print(f"Written to {page}")
     return 1 if problems else 0
+
+
+@contextlib.contextmanager
+def _tracebacks_in_the_log_alone() -> Iterator[None]:
+    """Keeps what the report logs meanwhile off the terminal, which shows a line for each problem."""
+    package = logging.getLogger("loglinear_jax")
+    propagated, package.propagate = package.propagate, False
+    try:
+        yield
+    finally:
+        package.propagate = propagated
 
 
 def _check_any_run(workdirs: list[str]) -> None:
@@ -102,3 +128,9 @@ def _matching(patterns: list[str]) -> list[str]:
     """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
     found = [sorted(filter(os.path.isdir, glob.glob(os.path.expanduser(p)))) or [p] for p in patterns]
     return [path for paths in found for path in paths]
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="analyze", called="python -m loglinear_jax.commands.analyze"))

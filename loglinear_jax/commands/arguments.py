@@ -101,8 +101,26 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def comma_separated(item: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
-    """A list, each item read by `item`."""
-    return lambda text: [item(part.strip()) for part in text.split(",")]
+    """A list, each item read by `item`; none is empty."""
+
+    def read(text: str) -> list[Any]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise argparse.ArgumentTypeError(f"expected a list, separated by commas, without empty parts, got {text!r}")
+        return [item(part) for part in parts]
+
+    return read
+
+
+def path_pattern(text: str) -> str:
+    """A path, or a pattern of paths."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(path_pattern(text))
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

@@ -6,16 +6,19 @@ loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import itertools
+import os
+import sys
 
-from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
+from loglinear_jax.commands.arguments import BadInput, number, path, size, whole_number
+from loglinear_jax.commands.logs import quiet_libraries
 
 HELP = "text from a trained language model"
 EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=Path, required=True, help="a run")
+    parser.add_argument("--workdir", type=path, required=True, help="a run")
     parser.add_argument("--variant", help="which variant of it; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
     parser.add_argument("--prompt", required=True, help="text to go on from")
@@ -37,7 +40,6 @@ def _sampling_seed(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     import numpy as np
-    from absl import logging as absl_logging
     from tokenizers.decoders import DecodeStream
 
     from loglinear_jax.config import ConfigError
@@ -48,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer
 
-    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells every step it takes
+    for name in ("prompt", "stop"):
+        _check_unicode(name, getattr(args, name))
+
+    quiet_libraries()
     try:
         run = load_run(args.workdir, args.variant)
         if not isinstance(run.model, LanguageModel):
@@ -74,14 +79,35 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             stop_token=None if stop is None else stop[0],
         )
+        first = next(tokens)
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     print(args.prompt, end="", flush=True)
     ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
-    for (token,) in tokens:
-        ids.append(int(token))
-        if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
-            print(text, end="", flush=True)
-            written += len(text)
+    try:
+        for (token,) in itertools.chain([first], tokens):
+            ids.append(int(token))
+            if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
+                print(text, end="", flush=True)
+                written += len(text)
+    except SettingError as error:
+        print()
+        raise BadInput(error) from error
     print(tokenizer.decode(ids)[written:])
     return 0
+
+
+def _check_unicode(name: str, text: str | None) -> None:
+    """Raises BadInput for bytes of the command line that are no UTF-8, which Python passes on as surrogates."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"--{name}: character {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
+        ) from error
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="generate", called="python -m loglinear_jax.commands.generate"))

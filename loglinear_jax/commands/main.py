@@ -1,6 +1,6 @@
 """The command `loglinear_jax`: finds the file beside this one that the first argument names, and runs it.
 
-A command is a file with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
+A command is a file here with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
 BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
 `loglinear_jax --help` is quick.
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
+        missing = error.name  # of a part of a package that is there it has a dot, and is a bug
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
@@ -80,3 +80,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
             extra = getattr(known[command], "EXTRA", extra)
         print(f"{name}: needs {missing}: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
         return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ loglinear_jax/analysis/checked_pages.py says how.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from loglinear_jax.commands.arguments import BadInput
@@ -56,3 +57,9 @@ def run(args: argparse.Namespace) -> int:
         pages, tables = count_pages_and_tables(args.folder, slow=args.all)
         print(f"{pages} pages, {tables} tables agree with the runs")
     return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="results", called="python -m loglinear_jax.commands.results"))

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import sys
 import textwrap
 from pathlib import Path
 
-from absl import logging as absl_logging
-
-from loglinear_jax.commands.arguments import BadInput, Failed, Parser, size, whole_number
+from loglinear_jax.commands.arguments import BadInput, Failed, Parser, path, size, whole_number
+from loglinear_jax.commands.logs import quiet_libraries, show_log
 
 HELP = "train what a config says, or go on with it"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.more_help = _config_help
     parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="what to train")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
-    parser.add_argument("--workdir", type=Path, help="folder to write to (default: runs/CONFIG-PRESETS)")
+    parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
     parser.add_argument(
         "--retrain",
         action="store_true",
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         chosen = read_config_arguments(args.aside)
         _join_others(args)
         workdir = args.workdir or Path("runs") / chosen.name
-        _show_log(is_main())
+        quiet_libraries()
+        show_log(log, is_main())
         result = train(chosen.config, workdir, args.called, args.retrain)
         if result.summary is not None and is_main():
             print(outcome_table(result.summary.variants))
@@ -85,16 +86,6 @@ def run(args: argparse.Namespace) -> int:
 log = logging.getLogger("loglinear_jax")
 
 
-def _show_log(shown: bool) -> None:
-    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs with its traceback what it raises, too,
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # and so do its event loops
-    log.setLevel(logging.INFO if shown else logging.ERROR)
-    log.propagate = False
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.handlers = [handler]
-
-
 def _join_others(args: argparse.Namespace) -> None:
     """Joins the other processes, if there are any. Raises BadInput for arguments of which only some are given."""
     by_hand = (args.coordinator, args.num_processes, args.process_id)
@@ -109,7 +100,11 @@ def _join_others(args: argparse.Namespace) -> None:
         try:
             join(*by_hand)
         except (RuntimeError, ValueError) as error:  # no such address, or no scheduler that JAX knows
-            raise BadInput(f"--distributed: {error}") from error
+            found = (
+                "no scheduler that JAX knows started this process; give --coordinator=host:port, --num_processes and "
+            )
+            none = f"{found}--process_id, or run it under SLURM: " if args.coordinator is None else ""
+            raise BadInput(f"--distributed: {none}{error}") from error
 
 
 def _config_help(arguments: list[str]) -> str:
@@ -140,3 +135,9 @@ def _definitions(items: list[tuple[str, str]]) -> str:
     return "".join(
         f"  {term}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 100), ' ' * 8)}\n" for term, text in items
     )
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="train", called="python -m loglinear_jax.commands.train"))

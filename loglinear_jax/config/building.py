@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import MODEL_KINDS, NOT_IN_CONFIGS, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.variants import variant_config
+from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
@@ -37,16 +37,8 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
     """
     config = variant_config(config, variant)
+    task, settings, train = checked_settings(config)
     try:
-        train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
-        train.check()
-        task = task_of(config)
-        settings = _model_settings(
-            config.model, task.seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
-        )
-        settings.check()
-        if settings.max_length < task.seq_len:
-            raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
         if vocab_size is None:
             task.open(train.batch_size, train.seeds)
             vocab_size = task.vocab_size
@@ -56,13 +48,35 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     return Experiment(config, task, model, train)
 
 
+def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, TrainSettings]:
+    """The task, and the settings of the model and of training, with a vocabulary of one where it is a text's.
+
+    Nothing is opened. Raises ConfigError naming an impossible setting.
+    """
+    try:
+        train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
+        train.check()
+        task = task_of(config)
+        settings = _model_settings(
+            config.model, task.seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
+        )
+        if not task.STREAMED:
+            settings = dataclasses.replace(settings, vocab_size=task.vocab_size)
+        settings.check()
+        if settings.max_length < task.seq_len:
+            raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
+    return task, settings, train
+
+
 def task_of(config: ConfigDict) -> BaseTask:
     """The task of a config. Raises SettingError for one that does not exist, and for settings that it can't have."""
     settings = config.task.to_dict()
     return load_task(**with_none(settings, find_task(settings["name"])))
 
 
-def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> Any:
+def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> MixerSettings:
     """The model's settings with a vocabulary of one, as it may not be known yet."""
     settings = model.to_dict()
     kind = settings.pop("kind")

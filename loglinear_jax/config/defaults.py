@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
-from loglinear_jax.settings import SettingError, setting_fields
-from loglinear_jax.tasks import find_task
+from loglinear_jax.settings import SettingError, kind_of, setting_fields, takes_none
+from loglinear_jax.tasks import Task, find_task
 from loglinear_jax.train import TrainSettings
 
 
@@ -85,15 +86,10 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
         if field.default is dataclasses.MISSING:
             raise SettingError(f"{settings_class.__name__}: its field {field.name} has no default value")
         is_none = field.default is None
-        section[field.name] = config_dict.placeholder(_only_type(types[field.name])) if is_none else field.default
+        section[field.name] = config_dict.placeholder(kind_of(types[field.name])) if is_none else field.default
 
 
 NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype")  # of models: from the task, and from train.precision
-
-
-def _only_type(hint: Any) -> type:
-    """int for `int | None`."""
-    return next(part for part in typing.get_args(hint) if part is not type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,17 +108,37 @@ VARIANTS_MEANING = (
 )
 
 
+def settings_classes(config: ConfigDict) -> dict[str, type]:
+    """The class of each section's settings. Raises SettingError for a task or a kind of model that does not exist."""
+    if config.model.kind not in MODEL_KINDS:
+        raise SettingError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {config.model.kind!r}")
+    task = find_task(config.task.name) if config.task.get("name") else Task
+    return {"task": task, "model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
+
+
+# Of settings that no class of settings has, or another one than None.
+_OTHER_TYPES = {"variants": str | None, "task.name": str, "model.kind": str, "model.max_length": int | None}
+
+
+def type_of_setting(config: ConfigDict, name: str) -> Any:
+    """The type of a setting by its dotted name, such as `int | None`; of one that its class lacks, what the config has."""
+    section, _, field = name.partition(".")
+    if name in _OTHER_TYPES:
+        return _OTHER_TYPES[name]
+    types = typing.get_type_hints(settings_classes(config)[section]) if section in config else {}
+    *path, last = name.split(".")
+    return types[field] if field in types else functools.reduce(ConfigDict.__getitem__, path, config).get_type(last)
+
+
 def describe_settings(config: ConfigDict) -> list[Setting]:
     """Every setting of a config with its meaning, as the classes that it sets say it."""
-    model_class = MODEL_KINDS[config.model.kind].settings
-    classes = {"task": find_task(config.task.name), "model": model_class, "train": TrainSettings}
     extra = {
         "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",
         "model.kind": "`recall` or `language`: see loglinear_jax.models",
         "model.max_length": "longest sequence that λ has levels for; None: the task's seq_len",
     }
     found = [Setting("variants", config.variants, VARIANTS_MEANING)]
-    for name, settings_class in classes.items():
+    for name, settings_class in settings_classes(config).items():
         meanings = {key: field.metadata["meaning"] for key, field in setting_fields(settings_class).items()}
         order = ["name", "kind", *meanings]
         for key in sorted(config[name], key=lambda key: order.index(key) if key in order else len(order)):
@@ -134,5 +150,5 @@ def describe_settings(config: ConfigDict) -> list[Setting]:
 def with_none(settings: dict[str, Any], settings_class: type) -> dict[str, Any]:
     """settings with None for 0 and '' where the class takes None: a command line cannot say None."""
     types = typing.get_type_hints(settings_class)
-    takes_none = {name for name, hint in types.items() if type(None) in typing.get_args(hint)} | {"max_length"}
-    return {name: None if name in takes_none and value in (0, "") else value for name, value in settings.items()}
+    of_none = {name for name, hint in types.items() if takes_none(hint)} | {"max_length"}
+    return {name: None if name in of_none and value in (0, "") else value for name, value in settings.items()}

@@ -7,3 +7,10 @@ from loglinear_jax.settings import SettingError
 
 class ConfigError(SettingError):
     """A config or run that can't be used as it is; the message is one line that names what is wrong."""
+
+
+def missing_setting(section: str, name: str) -> ConfigError:
+    """The error for a section that was, or would be, replaced as a whole, and lacks this setting then."""
+    return ConfigError(
+        f"{section}.{name} is missing: set single fields, such as --config.{section}.{name}=..., not {section} as a whole"
+    )

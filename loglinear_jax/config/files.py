@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import inspect
 import re
@@ -13,11 +14,11 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.settings import SettingError
+from loglinear_jax.config.defaults import type_of_setting
+from loglinear_jax.config.errors import ConfigError, missing_setting
+from loglinear_jax.settings import SettingError, in_words, read_value
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -98,6 +99,10 @@ def find_config_file(name: str) -> Path:
         return Path(name)
     if name in config_names():
         return configs_folder() / f"{name}.py"
+    if Path(name).is_dir():
+        raise ConfigError(
+            f"the config {name} is a folder: expected a file in it, or one of {', '.join(config_names())}"
+        )
     close = difflib.get_close_matches(name, config_names(), n=1)
     raise ConfigError(
         f"there is no config file {name}, and the configs by name are {', '.join(config_names())}"
@@ -146,38 +151,42 @@ def _execute(path: Path) -> ModuleType:
 
 
 def _change(config: ConfigDict, changes: Sequence[str]) -> None:
-    """Applies "--config.train.num_seeds=3" and the like, and locks the config."""
+    """Applies "--config.train.num_seeds=3" and the like, and locks the config.
+
+    A setting without a value, "--config.train.stream", is set to true, and "--noconfig.train.stream" to false.
+    """
     for change in changes:
-        name, equals, text = change.partition("=")
-        name = re.sub(r"--?(no)?config\.?", "", name)
-        expected = _expected(config, name)
-        values = flags.FlagValues()
-        argv = ["", change]
+        given, equals, text = change.partition("=")
+        name = re.sub(r"--?(no)?config\.?", "", given)
+        _check_exists(config, name)
+        *path, field = name.split(".")
+        section = functools.reduce(ConfigDict.__getitem__, path, config)
+        if isinstance(section[field], ConfigDict):
+            raise missing_setting(name, min(section[field]))
+        kind = type_of_setting(config, name)
+        negated = given.lstrip("-").startswith("no")
+        if (negated and equals) or (kind is not bool and not equals):
+            raise ConfigError(f"{change}: expected --config.{name}= and {in_words(kind)}")
         try:
-            config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-            rest = values(argv)[1:]
-        except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}: expected {expected}, got {text!r}" if equals else f"{name}: {error}") from error
-        if rest:
-            raise ConfigError(f"unexpected argument {rest[0]!r}")
+            value = read_value(text, kind) if equals else not negated
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from error
+        with config.unlocked(), config.ignore_type():  # the type is that of its class, not that of the default
+            section[field] = value
     config.lock()
 
 
-IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", ConfigDict: "a section"}
-
-
-def _expected(config: ConfigDict, name: str) -> str:
-    """What a setting takes, in words. Raises ConfigError, naming the nearest, if there is no setting of that name."""
-    known = dict(_settings_of(config))
+def _check_exists(config: ConfigDict, name: str) -> None:
+    """Raises ConfigError, naming the nearest, if there is no setting of that name."""
+    known = list(_names_of(config))
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(f"there is no setting {name}" + (f": did you mean {close[0]}?" if close else ""))
-    return IN_WORDS.get(known[name], f"a {known[name].__name__}")
 
 
-def _settings_of(section: ConfigDict, prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Every section and setting by its dotted name, with its type."""
+def _names_of(section: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Every section and setting by its dotted name."""
     for name in section:
-        yield prefix + name, section.get_type(name)
+        yield prefix + name
         if isinstance(section[name], ConfigDict):
-            yield from _settings_of(section[name], f"{prefix}{name}.")
+            yield from _names_of(section[name], f"{prefix}{name}.")

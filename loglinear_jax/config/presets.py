@@ -8,6 +8,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.settings import read_value
+
+# What the presets below set whatever the variants are: refused nowhere for having no effect.
+SET_BY_PRESETS = ("model.init_scheme", "model.dt_max", "train.decay_all")
 
 
 def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
@@ -25,9 +29,11 @@ def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str
         if not equals:
             presets[name](config)
             continue
-        if not value.isdecimal():
-            raise ConfigError(f"preset {item!r}: expected a whole number after '{name}='")
-        presets[name + equals](config, int(value))
+        try:
+            number = read_value(value, int)
+        except ValueError as error:
+            raise ConfigError(f"preset {item!r}: {error}") from error
+        presets[name + equals](config, number)
     return config
 
 

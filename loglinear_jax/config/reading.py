@@ -9,18 +9,48 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, default_config, with_none
-from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.config.variants import variant_config, variant_names
+from loglinear_jax.config.building import checked_settings
+from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
+from loglinear_jax.config.errors import ConfigError, missing_setting
+from loglinear_jax.config.presets import SET_BY_PRESETS
+from loglinear_jax.config.sizes import check_memory
+from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
+from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.settings import SettingError
-from loglinear_jax.tasks import BaseTask, Task, find_task
+from loglinear_jax.tasks import BaseTask, find_task
 from loglinear_jax.train import TrainSettings
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises ConfigError for a section that was replaced as a whole, and for a model.lam that is none, or that no variant
-    would use. Settings that a variant can change are checked by `build`."""
+    """Every check of a config that opens and allocates nothing.
+
+    Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, a setting that has no
+    effect, and sizes for which this machine has too little memory.
+    """
+    _check_sections(config)
+    try:
+        settings_classes(config)
+        find_lam(config.model.lam)
+    except SettingError as error:
+        message = str(error)
+        raise ConfigError(message if message.startswith(("task", "model")) else f"model.{message}") from error
+    variants = {name: variant_config(config, name) for name in variant_names(config)}
+    checked = {name: checked_settings(own) for name, own in variants.items()}
+    _check_effects(config, variants, {name: _unread(model, train) for name, (_, model, train) in checked.items()})
+    for name, (task, model, train) in checked.items():
+        check_memory(name, MODEL_KINDS[config.model.kind].model, model, task, train)
+
+
+def _check_sections(config: ConfigDict) -> None:
+    """Raises ConfigError unless every section is there, with the settings that all of its kind have."""
+    for section in ("task", "model", "train"):
+        if not isinstance(config.get(section), ConfigDict):
+            raise ConfigError(
+                f"{section} must be a section of the config, as in default_config(), got {config.get(section)!r}"
+            )
+    if "variants" not in config:
+        raise ConfigError("variants is missing: start from default_config()")
     try:
         of_training = set(default_config(task=config.task.get("name")).train)
     except SettingError as error:
@@ -32,24 +62,33 @@ def check_config(config: ConfigDict) -> None:
     }
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
-            raise ConfigError(
-                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
-                f"{section} as a whole"
-            )
-    if config.model.kind not in MODEL_KINDS:
-        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {config.model.kind!r}")
-    try:
-        find_lam(config.model.lam)
-    except SettingError as error:
-        raise ConfigError(f"model.{error}") from error
-    names = variant_names(config)
-    if config.model.lam != MODEL_KINDS[config.model.kind].settings.lam and all(
-        variant_config(config, n).model.lam != config.model.lam for n in names
-    ):
-        raise ConfigError(
-            f"model.lam={config.model.lam} has no effect, as every variant ({', '.join(names)}) names its own λ: "
-            f"set variants={config.model.lam}"
-        )
+            raise missing_setting(section, missing[0])
+
+
+def _unread(model: MixerSettings, train: TrainSettings) -> set[str]:
+    return {f"model.{name}" for name in model.unread} | {f"train.{name}" for name in train.unread}
+
+
+def _check_effects(config: ConfigDict, variants: Mapping[str, ConfigDict], unread: Mapping[str, set[str]]) -> None:
+    """Raises ConfigError for a setting that a variant sets but does not read, and for one that is not the default, and that
+    every variant sets otherwise or does not read."""
+    own = {name: variant_settings(config, name) for name in variants}
+    for name in variants:
+        if vain := sorted(set(own[name]) & unread[name]):
+            raise ConfigError(f"variants: {name!r} sets {vain[0]}, which has no effect there")
+    default = default_config(config.model.kind)
+    classes = settings_classes(config)
+    for section in ("model", "train"):
+        given, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
+        for field, value in given.items():
+            path = f"{section}.{field}"
+            if path in SET_BY_PRESETS or value == usual.get(field, value):
+                continue
+            if all(own[name].get(path, value) != value or path in unread[name] for name in variants):
+                instead = f": set variants={value}" if path == "model.lam" else ""
+                raise ConfigError(
+                    f"{path}={value} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
+                )
 
 
 # Values that have another name today.
@@ -101,10 +140,8 @@ def flat_settings(config: ConfigDict) -> dict[str, Any]:
     """Every setting by its dotted name, as it is meant: variants spelled out, None for what 0 or '' stands for.
 
     Where the data of a task is kept is left out."""
-    task_class = find_task(config.task.name) if config.task.get("name") else Task
-    classes = {"task": task_class, "model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
     flat: dict[str, Any] = {"variants": ",".join(variant_names(config))}
-    for section, settings_class in classes.items():
+    for section, settings_class in settings_classes(config).items():
         for name, value in with_none(config[section].to_dict(), settings_class).items():
             if (section, name) not in (("task", "cache"), ("task", "source")):
                 flat[f"{section}.{name}"] = value

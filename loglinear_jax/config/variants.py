@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import typing
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS
+from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, type_of_setting
 from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.lam import LAMS
-from loglinear_jax.train import TrainSettings
+from loglinear_jax.lam import LAMS, find_lam
+from loglinear_jax.settings import SettingError, read_value
 
 
 def variant_names(config: ConfigDict) -> list[str]:
@@ -25,7 +23,7 @@ def variant_names(config: ConfigDict) -> list[str]:
         variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
     names = [name.strip() for name in variants.split(",") if name.strip()]
     if not names:
-        raise ConfigError("variants is empty: expected at least one, such as 'mlp_softplus'")
+        raise ConfigError(f"variants={variants!r} names none: expected at least one, such as 'mlp_softplus'")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"variants names {repeated[0]!r} twice")
     return names
@@ -33,11 +31,22 @@ def variant_names(config: ConfigDict) -> list[str]:
 
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
-    config = ConfigDict(config.to_dict())
-    classes = {"model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
-    paths = set()
+    changed = ConfigDict(config.to_dict())
+    for path, value in variant_settings(config, variant).items():
+        section, _, field = path.partition(".")
+        changed[section][field] = value
+    return changed
+
+
+def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
+    """What a variant sets: "model.lam" and the like, with their values. Raises ConfigError for what is none."""
+    settings: dict[str, Any] = {}
     for setting in variant.split("+"):
         path, equals, text = setting.partition("=")
+        if not setting:
+            raise ConfigError(
+                f"variants: {variant!r} has an empty part: expected a λ, or settings, joined by single '+'"
+            )
         if not equals:
             if setting not in LAMS and ":" not in setting:
                 raise ConfigError(
@@ -45,38 +54,30 @@ def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
                     "mixer=softmax"
                 )
             path, text = "lam", setting
+        if not path or not text:
+            raise ConfigError(f"variants: {setting!r} has no {'value' if path else 'name'}: expected name=value")
         path = path if "." in path else f"model.{path}"
         section, _, field = path.partition(".")
-        if section not in classes or field not in config[section]:
+        if section not in ("model", "train") or field not in config[section]:
             raise ConfigError(f"variants: {setting!r}: there is no setting {path} of the model or of training")
         if field in ("num_seeds", "first_seed"):
             raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
         if path == "model.kind":
             raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
-        if path in paths:
+        if path in settings:
             raise ConfigError(f"variants: {variant!r} sets {path} twice")
-        paths.add(path)
+        kind = type_of_setting(config, path)
         try:
-            config[section][field] = _read(text, typing.get_type_hints(classes[section])[field])
+            settings[path] = read_value(text, kind)
         except ValueError as error:
             raise ConfigError(f"variants: {setting!r}: {error}") from error
-    return config
+        if path == "model.lam":
+            _check_lam(setting, text)
+    return settings
 
 
-def _read(text: str, hint: Any) -> Any:
-    """text as a value of this type, such as `int | None`. Raises ValueError if it is none."""
-    types = typing.get_args(hint) or (hint,)
-    if text == "None" and type(None) in types:
-        return None
-    if str in types:
-        return text
+def _check_lam(setting: str, lam: str) -> None:
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = None
-    if float in types and type(value) is int:
-        value = float(value)
-    if value is None or type(value) not in types:
-        names = [kind.__name__ for kind in types if kind is not type(None)]
-        raise ValueError(f"expected {' or '.join(names)}, got {text!r}")
-    return value
+        find_lam(lam)
+    except SettingError as error:
+        raise ConfigError(f"variants: {setting!r}: {error}") from error

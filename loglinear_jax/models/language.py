@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import chunked_token_losses, summed_loss
-from loglinear_jax.mixers import MixerCache, MixerSettings
+from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, other_default, setting
 
@@ -36,7 +36,7 @@ class LanguageSettings(MixerSettings):
     key_dim: int = other_default(MixerSettings, "key_dim", 128)
     key_groups: int | None = other_default(MixerSettings, "key_groups", 1)
     dtype: str = "bfloat16"
-    conv_width: int = setting(4, "width of the causal convolution", least=1)
+    conv_width: int = setting(4, "width of the causal convolution", least=1, most=MOST_CONV_WIDTH)
     conv_bias: bool = setting(True, "whether the convolution has a bias")
     norm_epsilon: float = setting(1e-5, "epsilon of the RMSNorms", above=0)
     remat: str = setting(
@@ -56,6 +56,11 @@ class LanguageSettings(MixerSettings):
     def mlp_hidden(self) -> int:
         """Inner width of the SwiGLU MLP: 8/3 · hidden, up to a multiple of 256."""
         return -(-(8 * self.hidden // 3) // 256) * 256
+
+    @property
+    def unread(self):
+        of_softmax = {"key_dim", "key_groups", "conv_width", "conv_bias"}
+        return super().unread | (of_softmax if self.mixer == "softmax" else set())
 
     def check_decoding(self, max_length: int) -> None:
         """Raises SettingError if λ has no levels for so many tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import token_losses
-from loglinear_jax.mixers import DT_MAX, DT_MIN, MixerSettings
+from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, setting
 
@@ -27,7 +27,9 @@ class RecallSettings(MixerSettings):
     norm: str = setting(
         "post", "`post`: LayerNorm(x + layer(x)), as in the paper; `pre`: x + layer(LayerNorm(x))", choices=NORMS
     )
-    conv_width: int = setting(0, "width of a causal convolution over q, k and v, as in Mamba-2; 0: none")
+    conv_width: int = setting(
+        0, "width of a causal convolution over q, k and v, as in Mamba-2; 0: none", least=0, most=MOST_CONV_WIDTH
+    )
     qk_norm: bool = setting(False, "divide q and k of each head by their length; softmax attention then learns a scale")
     lam_head_slope: float = setting(
         0.0, "let λ start otherwise in each head: some with the near past, some with the far"
@@ -35,11 +37,17 @@ class RecallSettings(MixerSettings):
     dt_min: float = setting(DT_MIN, "least initial step size Δ; a small one is a slow decay", above=0)
     dt_max: float = setting(DT_MAX, "largest initial step size Δ", above=0)
 
+    @property
+    def unread(self):
+        return (
+            super().unread
+            | (set() if self.has_lam else {"lam_head_slope"})
+            | (set() if self.has_decays else {"dt_min", "dt_max"})
+        )
+
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""
         super().check()
-        if self.conv_width < 0:
-            raise SettingError(f"model.conv_width must be 0, for none, or more, got {self.conv_width}")
         if self.dt_min > self.dt_max:
             raise SettingError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -80,7 +81,7 @@ class BaseTask:
     UNUSED_TRAIN_SETTINGS: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
-        """Raises ValueError, naming the settings, if they admit no sequence."""
+        """Raises SettingError, naming the settings, if they admit no sequence; every other error counts as a bug."""
 
     def check_sequences(self) -> None:
         """Raises SettingError if the sequences are not what they should be; nothing to say of those that are read."""
@@ -178,8 +179,8 @@ def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
 def find_task(name: str) -> type[BaseTask]:
     """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
-    Raises SettingError if there is no such module, or its TASK is not a task. What the import of the module
-    raises is not caught.
+    Raises SettingError if there is no such module, or its TASK is not a task whose settings are fields. What the import of the
+    module raises is not caught.
     """
     own = f"loglinear_jax.tasks.{name}"
     path = own if _exists(own) else name
@@ -192,15 +193,39 @@ def find_task(name: str) -> type[BaseTask]:
     if not hasattr(module, "TASK"):
         raise SettingError(f"task.name: {path} names no TASK, the Task subclass to use")
     found = module.TASK
-    if not (isinstance(found, type) and issubclass(found, BaseTask) and dataclasses.is_dataclass(found)):
+    if isinstance(found, BaseTask):
+        name = type(found).__name__
+        raise SettingError(f"task.name: TASK of {path} is an instance of {name}: expected the class, TASK = {name}")
+    if not (isinstance(found, type) and issubclass(found, BaseTask)):
         raise SettingError(f"task.name: TASK of {path} is {found!r}: expected a dataclass that is a subclass of Task")
+    _check_fields_are_settings(found, path)
     return found
+
+
+def _check_fields_are_settings(task_class: type[BaseTask], path: str) -> None:
+    """Raises SettingError for a class that declares settings without being a dataclass: they would be none."""
+    if not dataclasses.is_dataclass(task_class):
+        raise SettingError(
+            f"task.name: TASK of {path}, {task_class.__name__}, is not a dataclass: put @dataclass above it"
+        )
+    for own in task_class.__mro__:
+        if "__dataclass_fields__" in vars(own):
+            continue
+        annotated = inspect.get_annotations(own)
+        declared = [name for name, hint in annotated.items() if "ClassVar" not in str(hint)] + [
+            name for name, value in vars(own).items() if isinstance(value, dataclasses.Field)
+        ]
+        if declared and issubclass(own, BaseTask) and own is not BaseTask:
+            raise SettingError(
+                f"task.name: {own.__name__} of {path} lacks @dataclasses.dataclass(frozen=True) above it: without, its "
+                f"{declared[0]} is no setting"
+            )
 
 
 def load_task(name: str, **settings: Any) -> BaseTask:
     """The task of that name (see `find_task`) with these settings.
 
-    Raises SettingError if they are unknown or impossible: of its `check`, every ValueError counts as that.
+    Raises SettingError if they are unknown or impossible. What else its `check` raises is not caught.
     """
     task_class = find_task(name)
     known = {field.name for field in dataclasses.fields(task_class)}
@@ -208,10 +233,7 @@ def load_task(name: str, **settings: Any) -> BaseTask:
         raise SettingError(f"task.{unknown[0]}: {name} has no such setting; it has {', '.join(sorted(known))}")
     task = task_class(**settings)
     check_fields(task, "task")
-    try:
-        task.check()
-    except ValueError as error:
-        raise SettingError(str(error)) from error
+    task.check()
     return task
 
 
@@ -226,6 +248,8 @@ def check_sample(task: Task, num: int = 4) -> None:
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
         raise SettingError(f"sample returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
     for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
+        if not isinstance(ids, jax.Array):
+            raise SettingError(f"sample returns {name} as a {type(ids).__name__}: expected an array of token ids")
         if ids.shape != (num, task.seq_len) or not np.issubdtype(ids.dtype, np.integer):
             raise SettingError(
                 f"sample({num} sequences) returns {name} of shape {ids.shape} and dtype {ids.dtype}: expected integers "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.settings import setting
+from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct
 
@@ -22,7 +22,7 @@ class Mqar(Task):
     1 .. V-1. Scored at the query keys only.
     """
 
-    num_pairs: int = setting(8, "key-value pairs")
+    num_pairs: int = setting(8, "key-value pairs", least=1)
 
     TITLE = "MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")
@@ -50,14 +50,12 @@ class Mqar(Task):
 
     def check(self) -> None:
         pairs, half = self.num_pairs, self.vocab_size // 2
-        if pairs < 1:
-            raise ValueError(f"task.num_pairs must be at least 1, got {pairs}")
         if self.seq_len < 4 * pairs:
-            raise ValueError(
+            raise SettingError(
                 f"task.seq_len={self.seq_len} is too short for num_pairs={pairs}: it takes at least {4 * pairs}"
             )
         if half - 1 < pairs:
-            raise ValueError(
+            raise SettingError(
                 f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at "
                 f"least {2 * pairs + 2}"
             )

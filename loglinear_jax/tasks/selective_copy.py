@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.settings import other_default, setting
+from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct, increasing
 
@@ -24,7 +24,7 @@ class SelectiveCopy(Task):
     """
 
     seq_len: int = other_default(Task, "seq_len", 256)
-    num_tokens: int = setting(16, "data tokens to copy")
+    num_tokens: int = setting(16, "data tokens to copy", least=1)
 
     TITLE = "Selective copying"
     AXIS = ("seq_len", "length", "length")
@@ -58,15 +58,13 @@ class SelectiveCopy(Task):
 
     def check(self) -> None:
         count = self.num_tokens
-        if count < 1:
-            raise ValueError(f"task.num_tokens must be at least 1, got {count}")
         if self.seq_len < 2 * count + 1:
-            raise ValueError(
+            raise SettingError(
                 f"task.seq_len={self.seq_len} is too short for num_tokens={count}: it takes at least {2 * count + 1}"
             )
         smallest = max(2 * (count + 1), 8)
         if self.vocab_size < smallest:
-            raise ValueError(
+            raise SettingError(
                 f"task.vocab_size={self.vocab_size} is too small for num_tokens={count} distinct tokens and noise: "
                 f"it takes at least {smallest}"
             )

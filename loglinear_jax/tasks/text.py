@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 
 from loglinear_jax.distributed import to_host
-from loglinear_jax.settings import setting
+from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks.base import PERPLEXITY, BaseTask
 from loglinear_jax.tasks.data import StreamedData, place_windows
 from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
@@ -53,7 +53,7 @@ class Text(BaseTask):
 
     def check(self) -> None:
         if self.target_offset not in TARGETS:
-            raise ValueError(
+            raise SettingError(
                 f"task.target_offset must be 1 (next token) or 2 (the one after), got {self.target_offset}"
             )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loglinear_jax.analysis import html, load_run, read_run
-from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.report import LOG, Choices, make_report
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Section
 from loglinear_jax.config import ConfigError
 
@@ -86,6 +86,10 @@ def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, c
     path, problems = make_report([workdir], tmp_path, Choices(sections=("names",)))
     assert "tiny" in path.read_text()
     assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
+    logged = (tmp_path / LOG).read_text()
+    assert "all runs: Names\nTraceback" in logged and f'{Path(__file__).name}", line ' in logged
+    make_report([workdir], tmp_path, Choices(sections=("tables",)))
+    assert not (tmp_path / LOG).exists()
 
 
 def test_several_runs_and_broken_ones(workdir, tmp_path):
@@ -141,6 +145,7 @@ def test_choices_that_a_run_does_not_have(workdir, tmp_path):
     assert problems and all("seeds=[7]: this run has 0 to 1" in problem for problem in problems)
     _, problems = make_report([workdir], tmp_path, Choices(sections=("lam",), head=5, sequences=2))
     assert len(problems) == 1 and "head=5: expected -2 to 1" in problems[0]
+    assert "Traceback" in (tmp_path / LOG).read_text()
     with pytest.raises(ValueError, match="max_seeds must be at least 1, got 0"):
         Choices(max_seeds=0)
 
@@ -148,6 +153,8 @@ def test_choices_that_a_run_does_not_have(workdir, tmp_path):
 def test_nothing_to_report(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         make_report([tmp_path], tmp_path / "out")
+    with pytest.raises(ValueError, match="sections is empty: expected some of tables"):
+        Choices(sections=())
     with pytest.raises(ValueError, match="sections: there is no 'all', but tables"):
         Choices(sections=("all",))
 

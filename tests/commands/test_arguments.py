@@ -37,7 +37,8 @@ def test_lists_are_read_item_by_item(item, text, value):
     ("item", "text", "message"),
     [
         (whole_number, "1,-2", "whole number from 0 on, got '-2'"),
-        (whole_number, "", "got ''"),
+        (whole_number, "", "without empty parts, got ''"),
+        (str, "tables,,lam", "without empty parts, got 'tables,,lam'"),
         (size, "4,0", "whole number from 1 on, got '0'"),
         (integer, "1,--2", "whole number"),
         (number, "few", "expected a number, got 'few'"),

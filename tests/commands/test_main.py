@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,9 @@ from loglinear_jax.commands import train
 from loglinear_jax.commands.main import EXTRAS, find_commands, main
 
 ROOT = Path(__file__).parents[2]
+# What has a line of help is a command, and main finds them.
+MODULES = [path for path in (ROOT / "loglinear_jax").rglob("*.py") if "\nHELP = " in path.read_text()]
+MODULES.append(ROOT / "loglinear_jax" / "commands" / "main.py")
 
 
 def test_every_command_has_a_line_of_help(capsys):
@@ -46,6 +50,25 @@ def test_help_does_not_wait_for_jax():
             ["analyze", "--workdir=x", "--out=y", "--sequences=x"],
             "loglinear_jax analyze: argument --sequences: expected a whole number from 1 on, got 'x'",
         ),
+        (["analyze", "--workdir=", "--out=y"], "loglinear_jax analyze: argument --workdir: expected a path, got ''"),
+        (["analyze", "--workdir=x", "--out="], "loglinear_jax analyze: argument --out: expected a path, got ''"),
+        (["train", "--config=mqar", "--workdir="], "loglinear_jax train: argument --workdir: expected a path, got ''"),
+        (
+            ["analyze", "--workdir=x", "--out=y", "--sections="],
+            "loglinear_jax analyze: argument --sections: expected a list, separated by commas, without empty parts, got ''",
+        ),
+        (
+            ["generate", "--workdir=x", "--prompt=a\udcff"],
+            "loglinear_jax generate: --prompt: character 1 is not UTF-8, got b'a\\xff': expected text in UTF-8",
+        ),
+        (
+            ["train", "--config=/"],
+            "loglinear_jax train: the config / is a folder: expected a file in it, or one of mqar, ",
+        ),
+        (
+            ["train", "--config=mqar", "--config.train.stream=maybe"],
+            "loglinear_jax train: train.stream: expected true or false, got 'maybe'",
+        ),
         (["analyze", "--workdir=x", "--out=y", "--example=64"], "loglinear_jax analyze: example=64: expected 0 to 63"),
         (["benchmark", "atention"], "loglinear_jax benchmark: argument benchmark: invalid choice: 'atention'"),
     ],
@@ -67,7 +90,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
 )
 def test_an_extra_that_is_missing_is_named(command, missing, extra, monkeypatch, capsys):
     def run(args):
-        raise ModuleNotFoundError(name=f"{missing}.part")
+        raise ModuleNotFoundError(name=missing)
 
     monkeypatch.setattr(find_commands()[command[0]], "run", run)
     assert main(command) == 2
@@ -93,11 +116,21 @@ def test_the_version_stands_in_the_citation_and_the_changelog():
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     def run(args):
-        import no_such_module  # noqa: F401
+        import scipy.no_such_module  # noqa: F401
 
     monkeypatch.setattr(train, "run", run)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         main(["train"])
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.stem)
+def test_every_command_and_benchmark_runs_as_a_module(file, capsys, monkeypatch):
+    """It has to say so itself: a file that only defines something does nothing, with exit code 0."""
+    monkeypatch.setattr(sys, "argv", ["x", "--nonsense"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(file), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == "" and err.count("\n") == 1, err
 
 
 def test_an_interrupt_with_nothing_to_save_ends_with_130(monkeypatch, capsys):

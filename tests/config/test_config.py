@@ -8,6 +8,8 @@ import types
 from pathlib import Path
 
 import flax.linen as nn
+import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
@@ -17,10 +19,12 @@ from loglinear_jax.config import (
     check_config,
     config_differences,
     describe_settings,
+    sizes,
     variant_config,
     variant_names,
 )
 from loglinear_jax.lam import make_lam
+from loglinear_jax.models import RecallModel
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
@@ -117,7 +121,7 @@ def test_the_released_settings():
     ("name", "preset", "message"),
     [
         ("mqar", "smoek", "no preset 'smoek': there are smoke, released, robust, d_h, kv=N, seq=N"),
-        ("mqar", "kv=many", "preset 'kv=many': expected a whole number after 'kv='"),
+        ("mqar", "kv=many", "preset 'kv=many': expected a whole number, got 'many'"),
         ("selective_copy", "kv=4", "no preset 'kv=4'"),
         ("task", None, "name the task's module"),
     ],
@@ -165,15 +169,25 @@ def test_variants():
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
-        (",", "variants is empty"),
+        (",", "variants=',' names none"),
+        ("", "variants='' names none"),
+        ("linear+", "variants: 'linear\\+' has an empty part"),
+        ("+", "variants: '\\+' has an empty part"),
+        ("implementation=", "variants: 'implementation=' has no value"),
+        ("lam=", "variants: 'lam=' has no value"),
+        ("=3", "variants: '=3' has no name"),
+        ("lam==x", "variants: 'lam==x': lam must be one of .*, got '=x'"),
+        ("λ", "variants: 'λ' is not a λ"),
+        ("qk_norm=maybe", "variants: 'qk_norm=maybe': expected true or false, got 'maybe'"),
+        ("implementation=cuda,lam=moved:Lam", "variants: 'lam=moved:Lam': lam='moved:Lam': there is no module moved"),
         ("linear,linear", "variants names 'linear' twice"),
         ("mlp", "variants: 'mlp' is not a λ"),
         ("lam_width=3", "'lam_width=3': there is no setting model.lam_width"),
         ("run.seed=3", "there is no setting run.seed"),
         ("train.num_seeds=3", "all variants are trained with the same seeds"),
         ("task.num_pairs=3", "there is no setting task.num_pairs of the model or of training"),
-        ("lam_hidden=32.9", "'lam_hidden=32.9': expected int, got '32.9'"),
-        ("lam_hidden=wide", "'lam_hidden=wide': expected int, got 'wide'"),
+        ("lam_hidden=32.9", "'lam_hidden=32.9': expected a whole number or None, got '32.9'"),
+        ("lam_hidden=wide", "'lam_hidden=wide': expected a whole number or None, got 'wide'"),
         ("linear+fixed", "'linear\\+fixed' sets model.lam twice"),
         ("kind=language", "all variants are of one kind of model"),
     ],
@@ -196,6 +210,7 @@ def test_bad_variants(variants, message):
         ("model.mixer", "mamba", "model.mixer must be one of"),
         ("model.lam_head_slope", float("nan"), "model.lam_head_slope must be finite, got nan"),
         ("model.kind", "language", "model.kind=language does not go with this config"),
+        ("train.warmup_steps", 5001, "train.warmup_steps=5001 must not be more than train.num_steps=5000"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
         ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),
@@ -222,8 +237,102 @@ def test_a_lam_that_no_variant_uses_is_refused():
     config.model.lam = "rope"
     with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
         check_config(config)
-    config.variants = "linear,lam_hidden=32"
+    config.variants = "linear,layers=1"
     check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"variants": "linear,fixed", "lam_hidden": 32}, "model.lam_hidden=32 has no effect: every variant .linear, fixed."),
+        ({"variants": "linear", "lam_activation": "identity"}, "model.lam_activation=identity has no effect"),
+        ({"variants": "mixer=linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
+        ({"variants": "mixer=softmax", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
+        ({"implementation": "parallel", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
+        ({"variants": "lam_hidden=32,lam_hidden=64", "lam_hidden": 16}, "model.lam_hidden=16 has no effect"),
+        ({"variants": "fixed,linear+lam_hidden=32"}, "'linear\\+lam_hidden=32' sets model.lam_hidden, which has no effect"),
+        ({"variants": "linear,mixer=linear+lam=rope"}, "'mixer=linear\\+lam=rope' sets model.lam, which has no effect there"),
+        ({"train.stream": True, "train.num_train": 500}, "train.num_train=500 has no effect"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_no_variant_reads_is_refused(settings, message):
+    config = changed(settings)
+    with pytest.raises(ConfigError, match=message):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"variants": "linear,mlp_softmax", "lam_hidden": 32},
+        {"variants": "mixer=softmax,mixer=linear", "chunk_size": 16},
+        {"variants": "mixer=softmax", "dt_max": 0.01, "init_scheme": "released"},  # as presets set them
+    ],
+)
+def test_a_setting_that_some_variant_reads_is_none_of_those(settings):
+    check_config(changed(settings))
+
+
+def changed(settings, name="mqar"):
+    """The config with these settings, of the model where they name no section."""
+    config = get_config(name)
+    for path, value in settings.items():
+        section, _, field = path.rpartition(".")
+        if path == "variants":
+            config.variants = value
+        else:
+            config[section or "model"][field] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 2**31}, "model.layers must be at most 1,000, got 2,147,483,648"),
+        ({"conv_width": 2**31 - 1}, "model.conv_width must be at most 1,000, got 2,147,483,647"),
+        ({"hidden": 2**31}, "model.hidden must be at most 2,147,483,647, got 2,147,483,648"),
+        ({"hidden": 2**31 - 1}, "task.vocab_size=128 × model.hidden=2147483647 is a matrix of 274,877,906,816 elements"),
+        ({"heads": 2**30, "head_dim": 2**30}, "model.hidden=64 × model.heads=1073741824 × model.head_dim=1073741824"),
+        ({"lam_hidden": 2**30}, "model.lam_hidden=1073741824 × num_levels.128.=8 is a matrix of"),
+        ({"max_length": 2**31}, "model.max_length must be at most 2,147,483,647"),
+        ({"lam_hidden": 2**27}, "mlp_softmax: the parameters of 5 seeds .* reduce some of .*model.lam_hidden=134217728"),
+        ({"train.num_seeds": 2**31 - 1}, "the sequences of 2147483647 seeds alone take .*: reduce some of train.num_valid"),
+        ({"train.num_train": 2**31 - 1}, "the sequences .*train.num_train=2147483647, task.seq_len=128"),
+        ({"train.batch_size": 2**31 - 1}, "the activations .*: reduce some of train.batch_size=2147483647, task.seq_len=128"),
+        ({"task.seq_len": 2**31 - 1}, "the sequences .*task.seq_len=2147483647"),
+        ({"task.vocab_size": 2**31 - 1}, "task.vocab_size=2147483647 × model.hidden=64"),
+        ({"task.num_pairs": 2**31}, "task.num_pairs must be at most 2,147,483,647"),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_machine_holds_are_refused_by_arithmetic(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        check_config(changed(settings))
+
+
+def test_of_a_text_the_steps_of_one_dispatch_are_counted():
+    names = ("num_steps", "steps_per_dispatch", "eval_every", "checkpoint_every")
+    config = changed({f"train.{name}": 2**30 for name in names}, "wikitext2")
+    with pytest.raises(
+        ConfigError, match="the sequences .* reduce some of train.steps_per_dispatch=1073741824, train.batch"
+    ):
+        check_config(config)
+
+
+def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
+    """The parameters are those of the model, and the machine's memory decides."""
+    config = changed({"variants": "mlp_softplus", "layers": 3, "conv_width": 4})
+    experiment = build(config, "mlp_softplus")
+    shapes = jax.eval_shape(experiment.model.init, jax.random.key(0), np.zeros((1, 128), np.int32))
+    params = sum(x.size for x in jax.tree.leaves(shapes["params"]))
+    parts = sizes.parts_of(RecallModel, experiment.model.settings, experiment.task, experiment.train)
+    assert parts[0].num_bytes == 5 * 4 * 4 * params
+    assert parts[1].num_bytes == 5 * 11_000 * 128 * 2 * 4
+    needed = sum(part.num_bytes for part in parts)
+    monkeypatch.setattr(sizes, "memory_in_bytes", lambda: needed)
+    check_config(config)
+    monkeypatch.setattr(sizes, "memory_in_bytes", lambda: needed - 1)
+    with pytest.raises(ConfigError, match="mlp_softplus: .* but this machine's devices have"):
+        check_config(config)
 
 
 def test_without_variants_lam_alone_is_trained():

@@ -169,7 +169,7 @@ def test_chunk_size_does_not_matter():
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
         ({"lam": "none"}, "lam must be one of"),
         ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),
-        ({"conv_width": -1}, "model.conv_width must be 0, for none, or more, got -1"),
+        ({"conv_width": -1}, "model.conv_width must not be negative, got -1"),
         ({"embed_std": 0.0}, "model.embed_std must be finite and positive, got 0.0"),
         ({"dt_min": 0.0}, "model.dt_min must be finite and positive, got 0.0"),
         ({"dt_min": 0.2}, "model.dt_min must not be above dt_max, got dt_min=0.2, dt_max=0.1"),

@@ -1,9 +1,11 @@
 """Every property that the tasks promise, on drawn sequences."""
 
 import collections
+import dataclasses
 import importlib.machinery
 import sys
 import types
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks import Task, check_sample, load_task
 from loglinear_jax.tasks.draws import distinct, increasing
 
@@ -163,6 +165,8 @@ def ids(num, value=1, length=8, dtype=jnp.int32):
         ),
         (lambda self, key, num: (ids(num, dtype=jnp.float32), ids(num)), "tokens of shape .* and dtype float32"),
         (lambda self, key, num: (ids(num, 10), ids(num)), "tokens from 10 to 10: expected 0 to task.vocab_size - 1 = 9"),
+        (lambda self, key, num: ([1, 2], ids(num)), "sample returns tokens as a list: expected an array of token ids"),
+        (lambda self, key, num: (ids(num), None), "sample returns targets as a NoneType: expected an array"),
         (lambda self, key, num: (ids(num), ids(num, -2)), "targets from -2 to -2: expected -1 to"),
         (lambda self, key, num: (ids(num), ids(num, -1)), "no target ≥ 0"),
     ],
@@ -191,12 +195,48 @@ def test_what_a_sample_raises_is_a_bug():
     assert not isinstance(caught.value, SettingError)
 
 
-@pytest.mark.parametrize("task", [Task(), lambda: None, int])
-def test_what_is_no_class_of_tasks_is_named(task, monkeypatch):
+class Undecorated(Task):
+    delay: int = setting(4, "tokens between")
+
+
+@dataclasses.dataclass(frozen=True)
+class OfUndecorated(Undecorated):
+    twice: bool = setting(False, "")
+
+
+class Unannotated(Task):
+    delay = setting(4, "tokens between")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (3, "TASK of own_task is 3: expected a dataclass that is a subclass of Task"),
+        (int, "TASK of own_task is <class 'int'>: expected a dataclass"),
+        (Task(), "TASK of own_task is an instance of Task: expected the class, TASK = Task"),
+        (
+            Undecorated,
+            "Undecorated of own_task lacks @dataclasses.dataclass.* above it: without, its delay is no setting",
+        ),
+        (OfUndecorated, "Undecorated of own_task lacks @dataclasses.dataclass"),
+        (Unannotated, "Unannotated of own_task lacks .*, its delay is no setting"),
+    ],
+)
+def test_what_is_no_class_of_tasks_is_named(task, message, monkeypatch):
     spec = importlib.machinery.ModuleSpec("own_task", None)
     monkeypatch.setitem(sys.modules, "own_task", types.SimpleNamespace(TASK=task, __spec__=spec))
-    with pytest.raises(SettingError, match="TASK of own_task is .*: expected a dataclass"):
+    with pytest.raises(SettingError, match=message):
         load_task("own_task")
+
+
+def test_a_task_that_adds_no_settings_needs_no_decorator(monkeypatch):
+    class Own(Task):
+        TITLE: ClassVar[str] = "Own"
+        scored = slice(0, 4)
+
+    spec = importlib.machinery.ModuleSpec("own_task", None)
+    monkeypatch.setitem(sys.modules, "own_task", types.SimpleNamespace(TASK=Own, __spec__=spec))
+    assert load_task("own_task", seq_len=8) == Own(seq_len=8)
 
 
 def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):

@@ -68,14 +68,15 @@ class Context:
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
-        """Records what goes wrong inside as a line of the report, and goes on: nothing already computed is lost. An error that
-        is not about the run or the choices is a bug, and its traceback is logged."""
+        """Records what goes wrong inside as a line of the report, and its traceback in the log, and goes on: nothing already
+        computed is lost. The line of an error that is not about the run or the choices begins with the error's type."""
         try:
             yield
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            if not self._is_known(error):
-                log.exception("%s: %s", where, what)
+            known = self._is_known(error)
+            log.log(logging.WARNING if known else logging.ERROR, "%s: %s", where, what, exc_info=True)
+            if not known:
                 text = f"{type(error).__name__}: {text}"
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
 

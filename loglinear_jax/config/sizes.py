@@ -1,0 +1,106 @@
+"""Whether a config fits into this machine's memory, by arithmetic: nothing is allocated or compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.tasks import BaseTask
+from loglinear_jax.train import TrainSettings
+
+# Of each parameter training always holds its value, the best one so far, and Adam's two moments.
+COPIES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Something that takes memory: what it is, at least how many bytes, and the settings that decide it."""
+
+    name: str
+    num_bytes: int
+    settings: dict[str, Any]
+
+
+def check_memory(
+    variant: str, model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings
+) -> None:
+    """Raises ConfigError, naming the settings to reduce, if training surely takes more memory than there is."""
+    memory = memory_in_bytes()
+    parts = parts_of(model_class, model, task, train)
+    if memory is not None and sum(part.num_bytes for part in parts) > memory:
+        largest = max(parts, key=lambda part: part.num_bytes)
+        shown = ", ".join(f"{name}={value}" for name, value in largest.settings.items())
+        raise ConfigError(
+            f"{variant}: {largest.name} of {train.num_seeds} seeds alone take {_gib(largest.num_bytes)} GiB, but this "
+            f"machine's devices have {_gib(memory)}: reduce some of {shown}"
+        )
+
+
+def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings) -> list[Part]:
+    """What training holds at the same time, at least."""
+    seeds = {"train.num_seeds": train.num_seeds}
+    sizes = {f"model.{name}": getattr(model, name) for name in ("layers", "hidden", "heads", "head_dim", "key_dim")}
+    if "lam_hidden" not in model.unread:
+        sizes["model.lam_hidden"] = model.lam_hidden
+    if not task.STREAMED:  # otherwise the text decides it
+        sizes["task.vocab_size"] = model.vocab_size
+    width = 2 if train.precision == "bfloat16" else 4
+    batch, at_once = train.batch_size // train.grad_accumulation, {"train.batch_size": train.batch_size}
+    if task.STREAMED:  # a dispatch at a time
+        steps = min(train.steps_per_dispatch, train.eval_every, train.num_steps)
+        num_sequences = steps * train.batch_size
+        sequences = {"train.steps_per_dispatch": train.steps_per_dispatch, "train.batch_size": train.batch_size}
+    else:
+        sequences = {"train.num_validation": train.num_validation}
+        if not train.stream:
+            sequences["train.num_train"] = train.num_train
+        num_sequences = sum(sequences.values())
+        evaluated = min(train.eval_batch_size, train.num_validation)
+        if evaluated > batch:
+            batch, at_once = evaluated, {"train.eval_batch_size": train.eval_batch_size}
+    length = {"task.seq_len": task.seq_len}
+    values = model.heads * model.head_dim
+    return [
+        Part("the parameters", train.num_seeds * COPIES * 4 * count_params(model_class, model), sizes | seeds),
+        # Token ids and targets, int32.
+        Part("the sequences", train.num_seeds * num_sequences * task.seq_len * 8, sequences | length | seeds),
+        Part(
+            "the activations of one layer",
+            train.num_seeds * batch * task.seq_len * max(model.hidden, values) * width,
+            at_once
+            | length
+            | seeds
+            | {name: sizes[name] for name in ("model.hidden", "model.heads", "model.head_dim")},
+        ),
+    ]
+
+
+def count_params(model_class: type[nn.Module], model: MixerSettings) -> int:
+    """Parameters of a model, from one layer of it; its layers are called layer_0, layer_1 and so on."""
+    one = model_class(
+        dataclasses.replace(model, layers=1, implementation=None)
+    )  # parameters are the same in every form
+    shapes = jax.eval_shape(one.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))["params"]
+    count = {name: sum(math.prod(x.shape) for x in jax.tree.leaves(part)) for name, part in shapes.items()}
+    return sum(count.values()) + (model.layers - 1) * count["layer_0"]
+
+
+def memory_in_bytes() -> int | None:
+    """Memory of all devices together; None if they do not say."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else limit * jax.device_count()
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f}"
