@@ -10,7 +10,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 LONGEST = 400  # characters of a message
 
@@ -40,11 +39,11 @@ def line_failure(message: str, names: Sequence[str]) -> str | None:
     if "Traceback" in message:
         return f"traceback: {lines[-1][:200]}"
     if len(lines) > 1:
-        return f"{len(lines)} lines: {lines[0][:200]}"
+        return f"several lines: {len(lines)}: {lines[0][:200]}"
     if len(lines[0]) > LONGEST:
-        return f"too long: {len(lines[0])} characters: {lines[0][:200]}"
+        return f"a long line: {len(lines[0])} characters: {lines[0][:200]}"
     if names and not any(name in lines[0] for name in names):
-        return f"names none of {', '.join(names)[:100]}: {lines[0][:200]}"
+        return f"does not name it: none of {', '.join(names)[:100]} in {lines[0][:200]!r}"
     return None
 
 
@@ -80,8 +79,3 @@ def command_ending(call: Callable[[], int]) -> Ending:
         except Exception as raised:
             error = raised
     return Ending(code, error, err.getvalue())
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in value and kind; nan is itself."""
-    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import multiprocessing
 import os
 import random
@@ -81,7 +80,7 @@ class Worker:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.process = None
+        self.process, self.idle = None, False
 
     def ask(self, request: tuple, limit_s: float) -> Outcome:
         if self.process is None:
@@ -91,6 +90,7 @@ class Worker:
             self.process.start()
             theirs.close()
             self.connection.recv()  # imported and ready: the limits are those of the case
+        self.idle = False
         self.connection.send(request)
         before, deadline = self._memory(), time.monotonic() + limit_s
         while not self.connection.poll(0.02):
@@ -102,11 +102,14 @@ class Worker:
                 self.end()
                 return Outcome("hung", f"hang: no end after {limit_s} s")
         try:
-            return self.connection.recv()
+            outcome = self.connection.recv()
         except EOFError:
+            self.process.join()
             code = self.process.exitcode
             self.end()
             return Outcome("crashed", f"crash: the process ended with {code}")
+        self.idle = True
+        return outcome
 
     def _memory(self) -> int:
         """Resident bytes; 0 once the process has ended."""
@@ -116,9 +119,13 @@ class Worker:
             return 0
 
     def end(self) -> None:
-        """Ends the process with all that it started."""
+        """Ends the process with all that it started: at once if it is at work, else asked to first."""
         if self.process is None:
             return
+        with contextlib.suppress(OSError):  # it has ended already
+            if self.idle:
+                self.connection.send(None)
+                self.process.join(timeout=10)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
@@ -137,8 +144,8 @@ def _serve(connection: Any, folder: str) -> None:
     from loglinear_jax.runs import loop  # noqa: F401
 
     connection.send("ready")
-    for _ in itertools.count():
-        kind, seed, number = connection.recv()
+    while (request := connection.recv()) is not None:
+        kind, seed, number = request
         module = find_kind(kind)
         with tempfile.TemporaryDirectory(dir=folder) as empty:
             os.chdir(empty)

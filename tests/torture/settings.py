@@ -183,27 +183,14 @@ PIECES += (
     "norm_epsilon=nan",
 )
 JOINTS = (",", "+", "", " ", ",,", "++", ", ", " + ", "=", ":", "\n")
-PRESETS = (
-    "smoke",
-    "robust",
-    "released",
-    "d_h",
-    "kv=4",
-    "kv=",
-    "kv",
-    "kv=-1",
-    "kv=1e3",
+PRESETS = ("smoke", "robust", "released", "d_h", "words", "kv=4", "seq=64", "hidden=32", "kv=", "kv", "kv=-1", "kv=1e3")
+PRESETS += (
     "kv=²",
     f"kv={2**63}",
-    "seq=64",
     "SMOKE",
-)
-PRESETS += (
     "seq=0",
     f"seq={2**31}",
-    "hidden=32",
     "hidden=0",
-    "words",
     "smok",
     "smoke=3",
     "λ",
@@ -211,8 +198,6 @@ PRESETS += (
     " ",
     " smoke",
     "=",
-    "=3",
-    "kv==3",
 )
 
 
@@ -276,7 +261,7 @@ def bases() -> list[str]:
     found = []
     for name in config_names():
         first = f"{name}:mqar," if name == "task" else f"{name}:"
-        presets = [preset + "16" * preset.endswith("=") for preset in load_config_file(name).presets]
+        presets = [preset + "64" * preset.endswith("=") for preset in load_config_file(name).presets]
         found += [first.rstrip(":,"), *(first + preset for preset in presets)]
     return found
 
@@ -372,9 +357,8 @@ def means(text: str, value: Any) -> bool:
     if value is None:
         return text in ("", "None", "none")
     if isinstance(value, bool):
-        return text.strip().lower() in (
-            ("true", "t", "1", "yes", "on", "y") if value else ("false", "f", "0", "no", "off", "n")
-        )
+        true, false = ("true", "t", "1", "yes", "on", "y"), ("false", "f", "0", "no", "off", "n")
+        return text.strip().lower() in (true if value else false)
     if isinstance(value, str):
         return value == text
     for read in (float, lambda t: int(t, 0), ast.literal_eval):

@@ -13,6 +13,7 @@ SAMPLE = (
     "        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)\n        return tokens, tokens\n"
 )
 LAM = "import flax.linen as nn\nimport jax.numpy as jnp\n"
+OWN_LAM = LAM + "class Own(nn.Module):\n    def __call__(self, d):\n        return "
 
 
 def config(body: str) -> str:
@@ -52,7 +53,7 @@ CONFIGS = (
     ("returns a dict", "def get_config(preset=None):\n    return {}\n", "line", "get_config"),
     (
         "returns an empty ConfigDict",
-        "from ml_collections import ConfigDict\nget_config = lambda p=None: ConfigDict()\n",
+        "import ml_collections as m\nget_config = lambda p=None: m.ConfigDict()\n",
         "line",
     ),
     ("KeyError in get_config", config("    return {}['x']\n"), "traceback"),
@@ -122,7 +123,7 @@ TASKS = (
 LAMS = (
     (
         "nothing wrong",
-        LAM + "class Own(nn.Module):\n    def __call__(self, d):\n        return jnp.ones(d.shape)\n",
+        OWN_LAM + "jnp.ones(d.shape)\n",
         "accepted",
     ),
     ("no such class", "", "line", "Own"),
@@ -130,19 +131,19 @@ LAMS = (
     ("fails at import", "1 / 0\n", "traceback"),
     (
         "call has a bug",
-        LAM + "class Own(nn.Module):\n    def __call__(self, d):\n        return self.nope\n",
+        OWN_LAM + "self.nope\n",
         "traceback",
     ),
     (
         "a wrong shape",
-        LAM + "class Own(nn.Module):\n    def __call__(self, d):\n        return jnp.ones(3)\n",
+        OWN_LAM + "jnp.ones(3)\n",
         "line",
         "lam",
         "λ",
     ),
     (
         "returns None",
-        LAM + "class Own(nn.Module):\n    def __call__(self, d):\n        return None\n",
+        OWN_LAM + "None\n",
         "line",
         "lam",
         "λ",
