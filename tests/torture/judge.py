@@ -56,6 +56,12 @@ def traceback_failure(error: BaseException) -> str:
     return f"{type(error).__name__} in {where}: {text}"
 
 
+def last_exception(err: str) -> str:
+    """The line that ends the last traceback in this text."""
+    lines = err.rpartition("Traceback (most recent call last)")[2].splitlines()[1:]
+    return next((line for line in lines if line and not line[0].isspace()), "?")[:200]
+
+
 @contextlib.contextmanager
 def stderr_kept() -> Iterator[io.StringIO]:
     """What is written to sys.stderr and sys.stdout meanwhile, logs among it. Handlers that would outlive it are removed."""

@@ -261,7 +261,9 @@ def bases() -> list[str]:
     found = []
     for name in config_names():
         first = f"{name}:mqar," if name == "task" else f"{name}:"
-        presets = [preset + "64" * preset.endswith("=") for preset in load_config_file(name).presets]
+        presets = [
+            preset + {"kv=": "16"}.get(preset, "64") * preset.endswith("=") for preset in load_config_file(name).presets
+        ]
         found += [first.rstrip(":,"), *(first + preset for preset in presets)]
     return found
 
