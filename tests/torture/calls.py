@@ -66,6 +66,10 @@ def _axis(axis: int, size: Callable[[int], int]) -> Callable:
     return lambda x: np.resize(x, [size(n) if i == axis % np.ndim(x) else n for i, n in enumerate(np.shape(x))])
 
 
+def _longer(axis: int) -> Callable:
+    return _axis(axis, lambda n: n + 1)
+
+
 JUNK = tuple(replaced(value) for value in ("x", {}, b"x", 1j))
 ARRAYS = (
     *JUNK,
@@ -79,7 +83,7 @@ ARRAYS = (
     Change("strings", lambda x: np.asarray(x).astype(str)),
     Change("complex", lambda x: np.asarray(x).astype(np.complex64)),
     *(Change(f"axis {axis} empty", _axis(axis, lambda n: 0)) for axis in (0, 1, -1)),
-    *(Change(f"axis {axis} longer", _axis(axis, lambda n: n + 1)) for axis in (0, 1)),
+    *(Change(f"axis {axis} longer", _longer(axis)) for axis in (0, 1)),
     Change("NumPy", np.asarray, True),
 )
 FLOATING = (
@@ -100,7 +104,9 @@ SORTS: dict[str, tuple[Change, ...]] = {
     "floating": FLOATING,
     "tokens": (
         *ARRAYS,
-        *(Change(w, c) for w, c in (("floats", lambda x: x * 1.0), ("too large", lambda x: x + 99), ("negative", lambda x: -x - 1))),
+        Change("floats", lambda x: x * 1.0),
+        Change("too large", lambda x: x + 99),
+        Change("negative", lambda x: -x - 1),
     ),
     "count": COUNTS,
     "optional count": tuple(c for c in COUNTS if c.what != "None"),
@@ -114,7 +120,7 @@ SORTS: dict[str, tuple[Change, ...]] = {
         Change("positions", lambda s: s.replace(position=jnp.zeros(B, jnp.int32))),
         Change("levels of no array", lambda s: s.replace(levels=None)),
         Change("integer levels", lambda s: s.replace(levels=s.levels.astype(int))),
-        *(Change(f"levels' axis {a}", lambda s, a=a: s.replace(levels=_axis(a, lambda n: n + 1)(s.levels))) for a in (0, 1, 3, 4)),
+        *(Change(f"levels' axis {axis}", lambda s, axis=axis: s.replace(levels=_longer(axis)(s.levels))) for axis in (0, 1, 3, 4)),
         Change("no levels", lambda s: s.replace(levels=s.levels[:, :, :0])),
         Change("NaN", lambda s: s.replace(levels=s.levels * np.nan), True),
         Change("position of NumPy", lambda s: s.replace(position=np.int64(1)), True),
@@ -132,7 +138,8 @@ SORTS: dict[str, tuple[Change, ...]] = {
         Change("transposed", lambda p: jax.tree.map(lambda x: x.T if x.ndim > 1 else x[:-1], p), False, ("shape",)),
     ),
     "folder": tuple(
-        replaced(value, False, str(value), "no run", "os.PathLike") for value in ("", "no/such", "/dev/null", None, 3, b"x", "a\0b", [])
+        replaced(value, False, str(value), "no run", "os.PathLike")
+        for value in ("", "no/such", "/dev/null", None, 3, b"x", "a\0b", [])
     ),
     "variant": tuple(replaced(value, False, str(value)) for value in ("", "nope", 3, "linear,mlp_softplus", [], b"linear")),
     "known seed": tuple(replaced(value) for value in (-1, 7, "0", None, 0.5, [0], True, np.nan)),

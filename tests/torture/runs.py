@@ -32,7 +32,7 @@ def make_text_flags(folder: Path) -> None:
 
     from tests.text.conftest import make_text
 
-    own = folder / "text"
+    own = folder / "corpus"
     own.mkdir()
     (own / "birds.txt").write_text(make_text(400))
     tokenizer = ByteLevelBPETokenizer()
@@ -41,7 +41,7 @@ def make_text_flags(folder: Path) -> None:
 
 
 def text_flags(folder: Path) -> tuple[str, ...]:
-    own = folder / "text"
+    own = folder / "corpus"
     return (
         f"--config.task.corpus={own / 'birds.txt'}",
         f"--config.task.tokenizer={own}",
