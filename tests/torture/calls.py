@@ -120,7 +120,7 @@ SORTS: dict[str, tuple[Change, ...]] = {
         Change("positions", lambda s: s.replace(position=jnp.zeros(B, jnp.int32))),
         Change("levels of no array", lambda s: s.replace(levels=None)),
         Change("integer levels", lambda s: s.replace(levels=s.levels.astype(int))),
-        *(Change(f"levels' axis {axis}", lambda s, axis=axis: s.replace(levels=_longer(axis)(s.levels))) for axis in (0, 1, 3, 4)),
+        *(Change(f"levels' axis {a}", lambda s, a=a: s.replace(levels=_longer(a)(s.levels))) for a in (0, 1, 3, 4)),
         Change("no levels", lambda s: s.replace(levels=s.levels[:, :, :0])),
         Change("NaN", lambda s: s.replace(levels=s.levels * np.nan), True),
         Change("position of NumPy", lambda s: s.replace(position=np.int64(1)), True),
@@ -318,7 +318,7 @@ class Case:
 
 
 def prepare(folder: Path) -> None:
-    runs.make_run([*runs.run_flags("recall", folder, num_steps=10), "--config.variants=linear"], folder / "run")
+    runs.make_run(runs.run_flags("recall", folder, {"train.num_steps": 10, "variants": "linear"}), folder / "run")
 
 
 def make_case(rng: random.Random, number: int) -> Case:

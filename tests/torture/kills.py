@@ -26,8 +26,13 @@ ROOT = Path(__file__).parents[2]
 SIGNALS = {"SIGKILL": 5, "SIGTERM": 2, "SIGINT": 2, "SIGINT twice": 1}
 # Long enough to be hit anywhere, and with a checkpoint at nearly every moment.
 LONGER = {
-    "recall": {"num_steps": 1_500, "eval_every": 25, "checkpoint_every": 50},
-    "text": {"num_steps": 300, "eval_every": 10, "checkpoint_every": 20, "steps_per_dispatch": 5},
+    "recall": {"train.num_steps": 800, "train.eval_every": 20, "train.checkpoint_every": 40},
+    "text": {
+        "train.num_steps": 160,
+        "train.eval_every": 10,
+        "train.checkpoint_every": 20,
+        "train.steps_per_dispatch": 5,
+    },
 }
 
 
@@ -66,7 +71,7 @@ def start(task: str, folder: Path, workdir: Path) -> subprocess.Popen:
     command = [
         sys.executable,
         str(ROOT / "run.py"),
-        *runs.run_flags(task, folder, **LONGER[task]),
+        *runs.run_flags(task, folder, LONGER[task]),
         f"--workdir={workdir}",
     ]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -146,15 +146,14 @@ def _serve(connection: Any, folder: str) -> None:
     connection.send("ready")
     while (request := connection.recv()) is not None:
         kind, seed, number = request
-        module = find_kind(kind)
         with tempfile.TemporaryDirectory(dir=folder) as empty:
             os.chdir(empty)
             try:
                 if number is None:
-                    module.prepare(Path(folder))
+                    find_kind(kind).prepare(Path(folder))
                     outcome = Outcome("prepared")
                 else:
-                    outcome = module.run_case(made_case(kind, seed, number), Path(folder))
+                    outcome = find_kind(kind).run_case(made_case(kind, seed, number), Path(folder))
             except BaseException:
                 outcome = Outcome("error of the campaign", f"error of the campaign: {traceback.format_exc()}")
             os.chdir(folder)

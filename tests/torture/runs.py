@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,9 @@ def text_flags(folder: Path) -> tuple[str, ...]:
     )
 
 
-def run_flags(task: str, folder: Path, **changed: Any) -> list[str]:
-    """The command line of a small run, without its workdir. task: "recall" or "text"; changed: num_steps=8 and the like."""
-    settings = (RECALL if task == "recall" else TEXT) | {f"train.{name}": value for name, value in changed.items()}
+def run_flags(task: str, folder: Path, changed: Mapping[str, Any] | None = None) -> list[str]:
+    """The command line of a small run, without its workdir. task: "recall" or "text"; changed: settings by their names."""
+    settings = (RECALL if task == "recall" else TEXT) | (changed or {})
     config = ["--config=mqar"] if task == "recall" else ["--config=wikitext2", *text_flags(folder)]
     return config + [f"--config.{name}={value}" for name, value in settings.items()]
 
@@ -129,8 +128,3 @@ def difference(workdir: Path, reference: Path) -> str | None:
         if parameters(workdir, variant) != parameters(reference, variant):
             return f"parameters differ: {variant}"
     return None
-
-
-def wait(rng: random.Random, longest: float) -> float:
-    """A random wait in seconds, short ones more often."""
-    return longest * rng.random() ** 1.5

@@ -128,7 +128,7 @@ class Case:
     damages: tuple[tuple[float, int], ...]
 
     def __str__(self) -> str:
-        return f"{self.run}, damages drawn from {self.damages}"
+        return f"{self.run}, {len(self.damages)} damages, as the failure tells"
 
 
 def prepare(folder: Path) -> None:
@@ -145,24 +145,22 @@ def make_case(rng: random.Random, number: int) -> Case:
 
 
 def damage(workdir: Path, share: float, seed: int) -> tuple[Path, str]:
-    """Damages something in a run's folder; returns what, relative to it, and how. share < 0.45: a record; then a file of a
-    checkpoint; then a folder."""
+    """Damages something in a run's folder; returns what, relative to it, and how. share: below 0.4 a record, then a file of a
+    checkpoint or of the events, then a byte in the arrays of a checkpoint, then a folder."""
     rng = random.Random(seed)
-    records = [workdir / name for name in RECORDS if (workdir / name).is_file()]
-    inside = [
-        path
-        for path in sorted(workdir.rglob("*"))
-        if path.relative_to(workdir).parts[0] in ("checkpoints", "tensorboard")
-    ]
-    files = [path for path in inside if path.is_file()]
-    steps = [path for path in inside if path.is_dir() and (path.name.isdecimal() or path.name == "default")]
-    folders = [workdir / "checkpoints", *(path for path in inside if path.is_dir()), *steps, *steps]
-    choices, damages = (
-        (records, OF_FILES) if share < 0.45 else (files, OF_FILES) if share < 0.75 else (folders, OF_FOLDERS)
-    )
-    if not [path for path in choices if path.exists()]:
+    inside = [path for name in ("checkpoints", "tensorboard") for path in sorted((workdir / name).rglob("*"))]
+    files, folders = ([path for path in inside if test(path)] for test in (Path.is_file, Path.is_dir))
+    steps = [path for path in folders if path.name.isdecimal() or path.name == "default"]
+    choices, damages = [workdir / "checkpoints", *folders, *steps, *steps], OF_FOLDERS
+    if share < 0.4:
+        choices, damages = [workdir / name for name in RECORDS if (workdir / name).is_file()], OF_FILES
+    elif share < 0.65:
+        choices, damages = files, OF_FILES
+    elif share < 0.75:
+        choices, damages = [path for path in files if path.parent.parent.name == "default"][-40:], (flipped,)
+    if not (choices := [path for path in choices if path.exists()]):
         return Path("."), "nothing left to damage"
-    path, how = rng.choice([path for path in choices if path.exists()]), rng.choice(damages)
+    path, how = rng.choice(choices), rng.choice(damages)
     how(path, rng)
     return path.relative_to(workdir), how.__name__
 
@@ -192,7 +190,8 @@ def _judged(case: Case, folder: Path, workdir: Path, done: list[tuple[Path, str]
     if failure is None and ending.code == 0:
         finished = evaluations is None and "summary.json" not in names
         failure = _not_the_same(workdir, reference, _warned(ending, names), finished)
-    failure = failure or _bad_reading(workdir, reference, names)
+    unfinished = () if (workdir / "summary.json").exists() else ("summary.json",)
+    failure = failure or _bad_reading(workdir, reference, (*names, *unfinished))
     said = " with a warning" if ending.code == 0 and _warned(ending, names) else ""
     return Outcome(f"exit code {ending.code}{said}" if ending.error is None else "traceback", failure)
 
