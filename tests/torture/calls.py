@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +317,7 @@ class Case:
         return f"{self.call}({self.argument}={self.change.what})"
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, cases: Sequence[Case]) -> None:
     runs.make_run(runs.run_flags("recall", folder, {"train.num_steps": 10, "variants": "linear"}), folder / "run")
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.torture import runs
@@ -35,10 +36,10 @@ class Case:
         return f"{self.task} with {self.options}" + (", gone on with" if self.stopped else "")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, cases: Sequence[Case]) -> None:
     runs.make_text_flags(folder)
     runs.make_run(runs.run_flags("recall", folder), folder / "recall-stopped", 17)
-    for task in ("recall", "text"):
+    for task in {case.task for case in cases}:
         runs.make_run(runs.run_flags(task, folder), folder / task)
 
 

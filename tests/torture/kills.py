@@ -1,7 +1,7 @@
 """Runs as users start them (own processes, the compiler's own optimisation), killed again and again at random moments, gone on
 with, and finished: bit for bit what an undisturbed run is. And two processes in one folder: the second is refused.
 
-A case is one run, killed eight times. Compiled programs are kept in a folder that all share, for speed.
+A case is one run, killed eight times. Compiled programs are kept for all of them, for speed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.torture import runs
@@ -22,6 +23,7 @@ from tests.torture.judge import Outcome, last_exception, line_failure
 NUMBER = 13  # of 8 kills each
 LIMIT_S = 1_200
 KILLS = 8
+NOT_OF_USERS = ("XLA_FLAGS",)  # in the environment of the campaign's own processes
 ROOT = Path(__file__).parents[2]
 SIGNALS = {"SIGKILL": 5, "SIGTERM": 2, "SIGINT": 2, "SIGINT twice": 1}
 # Long enough to be hit anywhere, and with a checkpoint at nearly every moment.
@@ -50,9 +52,9 @@ class Case:
         return f"{self.task}: " + ", ".join(f"{name} at {seconds:.2f} s" for name, seconds in self.kills)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, cases: Sequence[Case]) -> None:
     runs.make_text_flags(folder)
-    for task in LONGER:
+    for task in {case.task for case in cases}:
         process = start(task, folder, folder / task)
         _, err = process.communicate(timeout=300)
         if process.returncode:
@@ -74,8 +76,7 @@ def start(task: str, folder: Path, workdir: Path) -> subprocess.Popen:
         *runs.run_flags(task, folder, LONGER[task]),
         f"--workdir={workdir}",
     ]
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    env |= {"PYTHONUNBUFFERED": "1", "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled-as-users-do")}
+    env = {name: value for name, value in os.environ.items() if name not in NOT_OF_USERS} | {"PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

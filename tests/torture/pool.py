@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ ENVIRONMENT = {
 
 
 def find_kind(name: str) -> Any:
-    """The module of a kind: NUMBER of cases, LIMIT_S seconds for each, prepare(folder), make_case(rng, number) and
-    run_case(case, folder) -> Outcome. A case is made from the seed alone, and its str() tells it."""
+    """The module of a kind: NUMBER of cases, LIMIT_S seconds for each, prepare(folder, cases), make_case(rng, number)
+    and run_case(case, folder) -> Outcome. A case is made from the seed alone, and its str() tells it."""
     return importlib.import_module(f"tests.torture.{name}")
 
 
@@ -42,13 +42,13 @@ def made_case(kind: str, seed: int, number: int) -> Any:
 
 
 def run_cases(
-    kind: str, numbers: Iterable[int], seed: int, workers: int, folder: Path, each: Callable[[], object]
+    kind: str, numbers: Sequence[int], seed: int, workers: int, folder: Path, each: Callable[[], object]
 ) -> dict[int, Outcome]:
     """The outcome of each of these cases, by number. folder: where what they share is kept; each: called after every case."""
     outcomes: dict[int, Outcome] = {}
     left, lock = iter(numbers), threading.Lock()
     first = Worker(folder)
-    failed = first.ask((kind, seed, None), PREPARING_S)
+    failed = first.ask((kind, seed, list(numbers)), PREPARING_S)
     if failed.failure is not None:
         first.end()
         raise RuntimeError(f"{kind} can't be prepared: {failed.failure}")
@@ -149,8 +149,8 @@ def _serve(connection: Any, folder: str) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as empty:
             os.chdir(empty)
             try:
-                if number is None:
-                    find_kind(kind).prepare(Path(folder))
+                if isinstance(number, list):  # of all that will come
+                    find_kind(kind).prepare(Path(folder), [made_case(kind, seed, n) for n in number])
                     outcome = Outcome("prepared")
                 else:
                     outcome = find_kind(kind).run_case(made_case(kind, seed, number), Path(folder))

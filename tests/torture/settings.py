@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Case:
         return str(self.mistake) if self.mistake else repr(list(self.argv))
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, cases: Sequence[Case]) -> None:
     """A small text, where configs of a text find it."""
     from tests.torture.runs import make_text_flags
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loglinear_jax.commands.main import main
@@ -131,9 +131,12 @@ class Case:
         return f"{self.run}, {len(self.damages)} damages, as the failure tells"
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, cases: Sequence[Case]) -> None:
     runs.make_text_flags(folder)
+    needed = {RUNS[case.run][0] for case in cases}
     for name, (task, evaluations) in RUNS.items():
+        if task not in needed:
+            continue
         if evaluations is None:
             shutil.copytree(folder / f"{name}-stopped", folder / name)
         runs.make_run(runs.run_flags(task, folder), folder / name, evaluations)
