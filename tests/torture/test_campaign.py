@@ -9,7 +9,7 @@ from tests.torture import __main__ as campaign
 from tests.torture import judge, kills, pool, runs, settings
 from tests.torture.judge import Outcome
 
-SAMPLES = {"settings": 50, "calls": 30, "workdirs": 4}
+SAMPLES = {"settings": 40, "calls": 20, "workdirs": 3}
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
