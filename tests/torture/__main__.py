@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import platform
 import shlex
 import sys
@@ -100,7 +101,7 @@ def counts(found: dict[str, dict[int, Outcome]], failures: list, command: str, s
     return {
         "command": command,
         "commit": commit(),
-        "machine": f"{platform.system()} {platform.machine()}",
+        "machine": f"{os.cpu_count()} CPU cores, {platform.system()} {platform.machine()}",
         "versions": versions(),
         "seconds": round(seconds, 1),
         "counts": by_kind,

@@ -45,7 +45,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One argument's change. harmless: whether it may be accepted, too. names: what an error may name in the argument's place."""
+    """One argument's change. harmless: it may be accepted. names: what an error may name in the argument's place."""
 
     what: str
     change: Callable[[Any], Any]
