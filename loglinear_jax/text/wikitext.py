@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import filelock
 import pyarrow
 import pyarrow.parquet
 import requests
@@ -25,9 +24,10 @@ from tensorflow_datasets.core.utils import Size
 
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import SPLITS, check_text_file, file_sha256, read_blocks
+from loglinear_jax.text.lock import locked
+from loglinear_jax.text.network import NoAnswer, check_answers
 
 DOWNLOADS = "https://wikitext.smerity.com"
-CONNECT_SECONDS = 20
 _CHECKSUMS = {  # bytes and SHA-256
     "wikitext-103-raw-v1.zip": (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
     "wikitext-103-v1.zip": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
@@ -70,7 +70,7 @@ class Wikitext(tfds.core.GeneratorBasedBuilder):
     }
 
     def __init__(self, *, source: str = "", **kwargs):
-        self._source = source
+        self.source = source
         super().__init__(file_format="array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -83,8 +83,8 @@ class Wikitext(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
         config = self.builder_config
-        if self._source:
-            files = find_files(config.name, Path(self._source))
+        if self.source:
+            files = find_files(config.name, Path(self.source))
         else:
             path = Path(dl_manager.download(f"{DOWNLOADS}/{config.zip_name}"))
             files = {split: [path] for split in SPLITS}
@@ -115,13 +115,11 @@ def prepare_wikitext(
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     # TFDS renames a folder when it is whole, but two processes can't both.
-    with filelock.FileLock(data_dir / f"{name}.lock"):
+    with locked(data_dir / f"{name}.lock", f"prepares {name}"):
         builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
         if not builder.data_path.exists():
             for left in builder.data_path.parent.glob("incomplete.*"):  # of a process that was killed
                 shutil.rmtree(left)
-            if not source:
-                _check_network(name)
             _make_records(builder, data_dir / "downloads")
     return (
         {split: builder.as_data_source(split=split) for split in SPLITS},
@@ -135,6 +133,8 @@ def _make_records(builder: Wikitext, downloads: Path) -> None:
         tfds.disable_progress_bar()  # in a log file it would be a line for every redrawing
     config = tfds.download.DownloadConfig(force_checksums_validation=True)
     try:
+        if not builder.source:
+            check_answers(f"{DOWNLOADS}/{builder.builder_config.zip_name}")
         builder.download_and_prepare(download_dir=str(downloads), download_config=config)
     except NonMatchingChecksumError as error:
         ((zip_name, sha256),) = source_sha256(name, "").items()
@@ -142,7 +142,7 @@ def _make_records(builder: Wikitext, downloads: Path) -> None:
             f"corpus: what {DOWNLOADS}/{zip_name} sends has another checksum than the published SHA-256 {sha256}: try "
             "again, or give a folder with the files as `source`"
         ) from error
-    except (requests.RequestException, tfds.download.DownloadError) as error:
+    except (NoAnswer, requests.RequestException, tfds.download.DownloadError) as error:
         raise _no_download(name, error) from error
 
 
@@ -223,17 +223,9 @@ def _read_parquet(path: Path) -> Iterator[str]:
         raise CorpusError(f"source: {path} is not a parquet file with a column 'text' ({error})") from error
 
 
-def _check_network(name: str) -> None:
-    """TFDS retries for minutes before it says that there is no network: one try first."""
-    try:
-        requests.head(f"{DOWNLOADS}/{name}-v1.zip", timeout=CONNECT_SECONDS).close()
-    except requests.RequestException as error:
-        raise _no_download(name, error) from error
-
-
 def _no_download(name: str, error: Exception) -> CorpusError:
     return CorpusError(
-        f"corpus: {name} can't be downloaded from {DOWNLOADS} ({type(error).__name__}: {error}). Without a network, "
+        f"corpus: {name} can't be downloaded from {DOWNLOADS} ({error}). Without a network, "
         f"fetch {name}-v1.zip elsewhere, or the parquet files of the hub's dataset Salesforce/wikitext, put them into a "
         "folder, and give the folder as `source`"
     )

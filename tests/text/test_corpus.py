@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,11 +123,11 @@ def test_another_source_or_tokenizer_makes_them_anew(folder, bpe, cache, tmp_pat
     assert len({first.train.filename, changed.train.filename, by_byte.train.filename}) == 3
 
 
-def test_large_vocabulary_takes_uint32(folder, tmp_path, cache):
-    vocab = {"[UNK]": 0, "heron": 70_000, "the": 2}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+def test_large_vocabulary_takes_uint32(folder, bpe, tmp_path, cache):
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab["Ġ"] = 70_000  # the space
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    shutil.copy(Path(bpe) / "merges.txt", tmp_path)
     opened = open_corpus(str(folder), tokenizer=str(tmp_path), cache=cache)
     assert opened.train.dtype == np.uint32 and opened.train.max() == 70_000 < opened.vocab_size
 
@@ -190,8 +191,14 @@ print(len(opened.train), int(opened.train.sum()))
     [
         (None, "is none of wikitext-103-raw, .* and there is no such file or folder"),
         (b"", "is empty"),
-        (b"one line only\n", "is too short: 14 bytes can't be split by whole lines"),
-        (b"one line only", "is too short: 13 bytes can't be split by whole lines"),
+        (
+            b"one line only\n",
+            "x.txt has 1 line in 14 bytes: .* left for validation and test; .* or a folder of train.txt,",
+        ),
+        (b"one line only", "has 1 line in 13 bytes: split by whole lines"),
+        (b"a\n" * 20, "has 20 lines in 40 bytes: .* nothing is left for test; expected more lines"),
+        ("one line".encode("utf-16"), "is not UTF-8 text: byte 0xff at position 0 .it looks like UTF-16"),
+        ("without a mark\n".encode("utf-16-le") * 99, "full of zero bytes .it looks like UTF-16"),
         (b"\xfe\xff" * 9 + b"\n" * 300, "is not UTF-8 text: byte 0xfe at position 0"),
         (b"text\n" * 10 + b" \n" * 300, "the validation split of x is empty: it has only blank lines"),
     ],
