@@ -12,6 +12,7 @@ opened; a damaged folder is made again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -172,7 +173,7 @@ def _text(corpus: str, source: str) -> _Source:
         }
 
     sha256 = {file.name: file_sha256(file) for file in dict.fromkeys(files.values())}
-    return _Source(path.absolute().stem or "text", sha256, splits)
+    return _Source(path.absolute().stem[:50] or "text", sha256, splits)
 
 
 def _file_blocks(path: Path, start: int, stop: int) -> Iterator[str]:
@@ -202,10 +203,12 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
             progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar,
         ):
             for name in SPLITS:
-                where = f"{about['tokenizer']} and the {name} split of {text.name}"
+                check = functools.partial(
+                    check_returned, encoder, name=about["tokenizer"], where=f"the {name} split of {text.name}"
+                )
                 with (partial / f"{name}.bin").open("wb") as file:
                     counts[name], sha256[name] = _tokenise(
-                        splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar, stop, where
+                        splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar, stop, check
                     )
                 if not counts[name]["tokens"]:
                     raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
@@ -228,12 +231,12 @@ def _tokenise(
     file: BinaryIO,
     bar: tqdm,
     stop: StopOnSignal,
-    where: str,
+    check: Callable[[list[str], list[list[int]]], None],
 ) -> tuple[dict[str, Any], str]:
     """Writes the ids of the lines that are kept; returns their number with the SHA-256 of those lines, and that of the ids.
 
-    Raises CorpusError, naming `where`, for a line that the tokenizer does not give back; KeyboardInterrupt once a stop is asked
-    for: raised within the signal itself, it may be lost in other libraries.
+    check: sees the lines and their ids. Raises KeyboardInterrupt once a stop is asked for: raised within the signal itself, it
+    may be lost in other libraries.
     """
     digest, digest_of_ids = hashlib.sha256(), hashlib.sha256()
     num_tokens = 0
@@ -241,7 +244,7 @@ def _tokenise(
         pieces = kept_pieces(block)
         # Threads of the tokenizers library, one a core; special tokens are none of the text.
         ids = [encoding.ids for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False)]
-        check_returned(encoder, pieces, ids, where)
+        check(pieces, ids)
         written = np.fromiter(itertools.chain.from_iterable(ids), dtype)
         file.write(written.data)
         digest_of_ids.update(written.data)

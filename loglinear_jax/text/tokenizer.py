@@ -52,9 +52,9 @@ def tokenizer_size(tokenizer: tokenizers.Tokenizer) -> int:
 
 
 def check_returned(
-    tokenizer: tokenizers.Tokenizer, pieces: Sequence[str], ids: Sequence[Sequence[int]], where: str
+    tokenizer: tokenizers.Tokenizer, pieces: Sequence[str], ids: Sequence[Sequence[int]], *, name: str, where: str
 ) -> None:
-    """Raises CorpusError, naming `where`, for the first piece that its token ids do not decode to.
+    """Raises CorpusError for the first piece that its token ids do not decode to. name, where: the tokenizer, the text.
 
     Perplexity counts what is left of a text; of a tokenizer that drops, changes or joins characters it can't be compared.
     Canonically equivalent characters, é in one code point or in two, are the same.
@@ -67,9 +67,9 @@ def check_returned(
             )
             part = slice(max(at - 20, 0), at + 20)
             raise CorpusError(
-                f"tokenizer: {where}: {piece[part]!r} in the text comes back as {back[part]!r} when its tokens are decoded. "
-                "The perplexity of what is left of a text can't be compared: expected a tokenizer that loses nothing, such as "
-                "GPT-2's byte-level BPE"
+                f"tokenizer: {name} loses a part of the text: {piece[part]!r} in {where} comes back as {back[part]!r} when its "
+                "tokens are decoded; the perplexity of what is left can't be compared: expected a tokenizer that loses "
+                "nothing, such as GPT-2's byte-level BPE"
             )
 
 
