@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loglinear_jax.analysis import html as report_html
-from loglinear_jax.analysis.figures.style import new_figure
+from loglinear_jax.analysis.figures.style import new_figure, save, wrap
 from loglinear_jax.analysis.report import Choices, make_report
 from loglinear_jax.analysis.tables import Table
 
@@ -69,9 +69,18 @@ def test_what_a_run_says_of_itself_is_escaped(tmp_path):
     summary["versions"]["jax"] = summary["provenance"]["commit"] = HOSTILE
     summary["variants"][HOSTILE] = summary["variants"].pop("linear")
     (run / "summary.json").write_text(json.dumps(summary))
-    path, _ = make_report([run], tmp_path / "out", Choices(sections=("tables",)))
+    path, problems = make_report([run], tmp_path / "out", Choices(sections=("tables",)))
+    assert problems == []
     check(path.read_text(), 5)
     assert escaping.escape(name) in path.read_text() or name in Tags(path.read_text()).text
+
+
+def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
+    """Matplotlib reads TeX between two dollar signs, and ends at what is none."""
+    figure, ((axis,),) = new_figure(3, 1)
+    axis.set_title(wrap("costs $5 and $6^", 9, 10))
+    _, svg = save(figure, tmp_path / "figure")
+    assert "costs $5 and $6^" in svg.read_text()  # the comment beside the shapes of its letters
 
 
 @pytest.mark.parametrize("style", ["html", "github"])
