@@ -6,8 +6,8 @@ import threading
 
 import requests
 
-STEP_SECONDS = 2  # to connect, and to answer
-ALL_SECONDS = 4  # for both, and for finding the address
+STEP_SECONDS = 1.5  # to connect, and to answer
+ALL_SECONDS = 3  # for both, and for finding the address
 
 
 class NoAnswer(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 import tokenizers
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import check_text_file, decode
@@ -145,9 +145,8 @@ def _checked(tokenizer: tokenizers.Tokenizer, where: str | Path) -> tokenizers.T
 
 def _from_hub(name: str) -> Path:
     try:
-        try:
-            path = huggingface_hub.hf_hub_download(name, "tokenizer.json", local_files_only=True)
-        except LocalEntryNotFoundError:
+        path = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+        if not isinstance(path, str):  # not here yet
             if not huggingface_hub.constants.HF_HUB_OFFLINE:  # or it would ask the hub again and again for minutes
                 check_answers(huggingface_hub.hf_hub_url(name, "tokenizer.json"))
             path = huggingface_hub.hf_hub_download(name, "tokenizer.json")
