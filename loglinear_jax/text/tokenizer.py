@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import tokenizers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import tokenizers
 
