@@ -29,10 +29,10 @@ def words(config):
 def smoke(config):
     """A small model that two CPU cores train in under three minutes."""
     config.variants = "mlp_softplus"
-    config.task.update(seq_len=64, validation_windows=200)
-    config.model.update(hidden=64, layers=2, head_dim=32, key_dim=32)
+    config.task.update(seq_len=64, validation_windows=100)
+    config.model.update(hidden=64, layers=2, head_dim=32, key_dim=32, max_length=512)  # to generate more than 64 tokens
     config.train.update(
-        num_steps=200, learning_rate=3e-3, warmup_steps=20, eval_every=50, checkpoint_every=100, precision="float32",
+        num_steps=120, learning_rate=3e-3, warmup_steps=20, eval_every=30, checkpoint_every=60, precision="float32",
         steps_per_dispatch=10, eval_batch_size=16,
     )  # fmt: skip
 

@@ -28,11 +28,9 @@ class Cache:
         name = hashlib.sha256(json.dumps({"version": VERSION, **key}, sort_keys=True).encode()).hexdigest()[:24]
         path = self.folder / f"{name}.npz"
         if path.exists():
-            try:
-                with np.load(path) as file:
-                    return dict(file)
-            except (OSError, EOFError, ValueError, zipfile.BadZipFile):  # cut off, say by a full disk
-                log.warning("%s can't be read and is computed again", path)
+            if (kept := _read(path)) is not None:
+                return kept
+            log.warning("%s can't be read and is computed again", path)
         value = {name: np.asarray(x) for name, x in compute().items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -40,3 +38,16 @@ class Cache:
             np.savez(file, **value)
         partial.replace(path)
         return value
+
+
+def _read(path: Path) -> dict[str, np.ndarray] | None:
+    """The arrays in a file of `Cache`; None if it is damaged, or another one. Nothing in it is unpickled, or unpacked."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # np.savez packs nothing: no file is larger in memory than on disk
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                return None
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile):
+        return None
+    return arrays if all(isinstance(x, np.ndarray) for x in arrays.values()) else None

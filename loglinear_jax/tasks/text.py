@@ -50,6 +50,7 @@ class Text(BaseTask):
     TITLE = "Text"
     STREAMED = True
     UNUSED_TRAIN_SETTINGS = ("stream", "num_train", "num_validation")  # of drawn sequences
+    LOCATIONS = ("corpus", "source", "tokenizer", "cache")  # the manifest of the corpus says what they hold
 
     def check(self) -> None:
         if self.target_offset not in TARGETS:

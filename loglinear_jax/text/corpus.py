@@ -5,15 +5,19 @@
         manifest.json                          what they were made from, and how many they are
 
 The hash is that of the source files, the tokenizer and FORMAT: another source or tokenizer gets a folder of its own. A
-folder is filled under another name and renamed when it is whole.
+folder is filled under another name and renamed when it is whole. Its files are checked by their SHA-256 whenever it is
+opened; a damaged folder is made again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import glob
 import hashlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import filelock
 import numpy as np
 import tokenizers
 from tqdm import tqdm
@@ -38,9 +41,12 @@ from loglinear_jax.text.files import (
     share_bounds,
     split_files,
 )
-from loglinear_jax.text.tokenizer import load_tokenizer, tokenizer_sha256, tokenizer_size
+from loglinear_jax.text.lock import locked
+from loglinear_jax.text.tokenizer import check_returned, load_tokenizer, tokenizer_sha256, tokenizer_size
 
-FORMAT = 1  # of the files and of how text becomes tokens
+log = logging.getLogger(__name__)
+
+FORMAT = 2  # of the files, of how text becomes tokens, and of what is checked meanwhile
 WIKITEXT = ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2")
 
 
@@ -80,13 +86,17 @@ def open_corpus(
     tokenizer: see `load_tokenizer`. source: a folder with WikiText's files, already downloaded; '' downloads them.
     cache: the folder for downloads and tokens.
 
-    Blank lines are dropped, and each line is tokenised by itself, with its newline. Memory does not grow with the text
-    (WikiText: up to 1 GB, see `prepare_wikitext`).
-    Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a failed download, or a
-    cache that can't be written.
+    Blank lines are dropped, and each line is tokenised by itself, with its newline. Every line must come back when its
+    tokens are decoded. Memory does not grow with the text (WikiText: up to 1 GB, see `prepare_wikitext`).
+    Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a tokenizer that loses some of
+    it, a failed download, or a cache that can't be written.
     """
     root = Path(cache).expanduser().absolute()
-    text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
+    try:
+        text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
+    except OSError as error:
+        argument, where = ("source", source) if corpus in WIKITEXT else ("corpus", corpus)
+        raise CorpusError(f"{argument}: {error.filename or where} can't be read: {error.strerror or error}") from error
     encoder = load_tokenizer(tokenizer)
     vocab_size = tokenizer_size(encoder)
     made_from = {
@@ -102,10 +112,12 @@ def open_corpus(
         root.mkdir(parents=True, exist_ok=True)
         manifest = _finished(folder, made_from)
         if manifest is None:
-            # A second process waits for the first, and finds its work done. The lock goes with its process.
-            with filelock.FileLock(root / f"{folder.name}.lock"):
+            # A second process waits for the first, and finds its work done.
+            with locked(root / f"{folder.name}.lock", f"tokenises {text.name}"):
                 manifest = _finished(folder, made_from)
                 if manifest is None:
+                    if os.path.lexists(folder):  # renamed to that when it was whole
+                        log.warning("%s is damaged: its tokens are made again", folder)
                     manifest = _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
         written = error.filename is None or Path(error.filename).is_relative_to(root)
@@ -138,7 +150,7 @@ def _text(corpus: str, source: str) -> _Source:
     if source:
         raise CorpusError(f"source: {source!r} is for {', '.join(WIKITEXT)}; corpus is {corpus!r}, itself a path")
     path = Path(corpus).expanduser()
-    if not corpus or not path.exists():
+    if not corpus or not os.path.lexists(path):
         raise CorpusError(f"corpus: {corpus!r} is none of {', '.join(WIKITEXT)}, and there is no such file or folder")
     if path.is_dir():
         files = split_files(path)
@@ -161,7 +173,7 @@ def _text(corpus: str, source: str) -> _Source:
         }
 
     sha256 = {file.name: file_sha256(file) for file in dict.fromkeys(files.values())}
-    return _Source(path.absolute().stem or "text", sha256, splits)
+    return _Source(path.absolute().stem[:50] or "text", sha256, splits)
 
 
 def _file_blocks(path: Path, start: int, stop: int) -> Iterator[str]:
@@ -175,25 +187,33 @@ def _file_blocks(path: Path, start: int, stop: int) -> Iterator[str]:
 
 def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dict[str, Any]) -> dict[str, Any]:
     """Fills the folder, and returns its manifest. Only with the lock held."""
-    for left in folder.parent.glob(f"{folder.name}.partial-*"):  # of a process that was killed
+    for left in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # of a process that was killed
         shutil.rmtree(left)
-    if folder.exists():  # damaged, or `_finished` would have taken it
+    if folder.is_dir() and not folder.is_symlink():  # damaged, or `_finished` would have taken it
         shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:
         splits = text.splits()
-        counts = {}
+        counts, sha256 = {}, {}
         num_bytes = sum(split.num_bytes for split in splits.values())
         with (
             StopOnSignal() as stop,
             progress_bar(f"tokenising {text.name}", num_bytes, unit="B", unit_scale=True) as bar,
         ):
             for name in SPLITS:
+                check = functools.partial(
+                    check_returned, encoder, name=about["tokenizer"], where=f"the {name} split of {text.name}"
+                )
                 with (partial / f"{name}.bin").open("wb") as file:
-                    counts[name] = _tokenise(splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar, stop)
+                    counts[name], sha256[name] = _tokenise(
+                        splits[name].blocks(), encoder, np.dtype(about["dtype"]), file, bar, stop, check
+                    )
                 if not counts[name]["tokens"]:
                     raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
-        manifest = about | {"splits": counts}
+        manifest = about | {"splits": counts, "tokens_sha256": sha256}
+        manifest["digest"] = _digest(manifest)
         with (partial / "manifest.json").open("w") as file:
             file.write(json.dumps(manifest, indent=2) + "\n")
             _to_disk(file)
@@ -211,42 +231,44 @@ def _tokenise(
     file: BinaryIO,
     bar: tqdm,
     stop: StopOnSignal,
-) -> dict[str, Any]:
-    """Writes the ids of the lines that are kept; returns their number, and the SHA-256 of those lines.
+    check: Callable[[list[str], list[list[int]]], None],
+) -> tuple[dict[str, Any], str]:
+    """Writes the ids of the lines that are kept; returns their number with the SHA-256 of those lines, and that of the ids.
 
-    Raises KeyboardInterrupt once a stop is asked for: raised within the signal itself, it may be lost in other libraries.
+    check: sees the lines and their ids. Raises KeyboardInterrupt once a stop is asked for: raised within the signal itself, it
+    may be lost in other libraries.
     """
-    digest = hashlib.sha256()
+    digest, digest_of_ids = hashlib.sha256(), hashlib.sha256()
     num_tokens = 0
     for block in blocks:
         pieces = kept_pieces(block)
         # Threads of the tokenizers library, one a core; special tokens are none of the text.
-        for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False):
-            ids = np.asarray(encoding.ids, dtype)
-            file.write(ids.data)
-            num_tokens += len(ids)
+        ids = [encoding.ids for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False)]
+        check(pieces, ids)
+        written = np.fromiter(itertools.chain.from_iterable(ids), dtype)
+        file.write(written.data)
+        digest_of_ids.update(written.data)
+        num_tokens += len(written)
         digest.update("".join(pieces).encode())
         bar.set_postfix_str(f"{Path(file.name).stem} {num_tokens / 1e6:.1f} M tokens", refresh=False)
         bar.update(len(block.encode()))
         if stop.requested:
             raise KeyboardInterrupt
     _to_disk(file)
-    return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
+    return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}, digest_of_ids.hexdigest()
 
 
 def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
     """The manifest of a folder whose files are whole, else None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        same = all(manifest[key] == value for key, value in made_from.items())
-        itemsize = np.dtype(made_from["dtype"]).itemsize
-        whole = all(
-            (folder / f"{split}.bin").stat().st_size == manifest["splits"][split]["tokens"] * itemsize
-            for split in SPLITS
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        rest = {key: value for key, value in manifest.items() if key != "digest"}
+        whole = manifest["digest"] == _digest(rest) and all(
+            manifest["tokens_sha256"][split] == file_sha256(folder / f"{split}.bin") for split in SPLITS
         )
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, RecursionError):  # gone, or no JSON object of ours
         return None
-    return manifest if same and whole else None
+    return manifest if whole and all(manifest[key] == value for key, value in made_from.items()) else None
 
 
 def _digest(value: dict[str, Any]) -> str:

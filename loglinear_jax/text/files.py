@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import itertools
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +17,7 @@ BLOCK_BYTES = 2**20
 PIECE_CHARS = 2**16  # longest piece given to the tokenizer: a line may be a whole file
 SPLITS = ("train", "validation", "test")
 SHARES = (0.90, 0.95)  # of a single file's bytes: where validation begins, and test
+UTF16 = " (it looks like UTF-16: convert it)"
 _SPLIT_NAMES = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
 
 
@@ -34,7 +37,7 @@ def read_blocks(file: BinaryIO, name: str | Path, num_bytes: int | None = None) 
         block = rest + data
         cut = _last_cut(block) if data else len(block)
         if block[:cut]:
-            text = _decode(block[:cut], name, position)
+            text = decode(block[:cut], "corpus", name, position)
             yield text.removeprefix("\ufeff") if first and position == 0 else text
             first = False
         position += cut
@@ -80,10 +83,15 @@ def share_bounds(path: Path) -> list[int]:
             file.seek(position)
             bounds.append(position + _first_cut(file.read(BLOCK_BYTES)))
     bounds.append(size)
-    if sorted(set(bounds)) != bounds:
+    if empty := [split for split, (a, b) in zip(SPLITS, itertools.pairwise(bounds), strict=True) if a >= b]:
+        text = decode(
+            path.read_bytes(), "corpus", path
+        )  # of less than 20 · BLOCK_BYTES, or the last share were a block
+        lines = text.count("\n") + (not text.endswith("\n"))
         raise CorpusError(
-            f"corpus: {path} is too short: {size} bytes can't be split by whole lines into "
-            f"{', '.join(SPLITS)} (the last two are 5 % each)"
+            f"corpus: {path} has {lines} line{'s' * (lines != 1)} in {size} bytes: split by whole lines, the last two 5 % "
+            f"of the bytes each, nothing is left for {' and '.join(empty)}; expected more lines, or a folder of train.txt, "
+            "valid.txt and test.txt"
         )
     return bounds
 
@@ -108,14 +116,16 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 def check_text_file(path: Path, argument: str) -> None:
     """Raises CorpusError, naming the argument, if the file is missing, no file, empty, or can't be read."""
-    if not path.exists():
-        raise CorpusError(f"{argument}: there is no file {path}")
-    if not path.is_file():
-        raise CorpusError(f"{argument}: {path} is not a file")
-    if not path.stat().st_size:
-        raise CorpusError(f"{argument}: {path} is empty")
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for somebody to write
+            kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe, a socket or a device"
+            raise CorpusError(f"{argument}: {path} is not a file, but a {kind}")
+        if not status.st_size:
+            raise CorpusError(f"{argument}: {path} is empty")
         path.open("rb").close()
+    except FileNotFoundError as error:
+        raise CorpusError(f"{argument}: there is no file {path}") from error
     except OSError as error:
         raise CorpusError(f"{argument}: {path} can't be read: {error.strerror}") from error
 
@@ -125,15 +135,19 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _decode(data: bytes, name: str | Path, position: int) -> str:
+def decode(data: bytes, argument: str, name: str | Path, position: int = 0) -> str:
+    """UTF-8 bytes, found at that position of a file, as text. Raises CorpusError, naming the byte, for anything else."""
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         utf16 = position == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise CorpusError(
-            f"corpus: {name} is not UTF-8 text: byte {data[error.start]:#04x} at position {position + error.start}"
-            + (" (it looks like UTF-16: convert it)" if utf16 else "")
+            f"{argument}: {name} is not UTF-8 text: byte {data[error.start]:#04x} at position {position + error.start}"
+            + (UTF16 if utf16 else "")
         ) from error
+    if data.count(0) > len(data) // 4:  # Latin letters of two bytes, without a mark in front
+        raise CorpusError(f"{argument}: {name} is not UTF-8 text: it is full of zero bytes{UTF16}")
+    return text
 
 
 def _last_cut(data: bytes) -> int:

@@ -8,14 +8,17 @@ for the files on S3. That the site serves these very bytes has not been tried: a
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import filelock
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 import requests
 import tensorflow_datasets as tfds
@@ -25,10 +28,15 @@ from tensorflow_datasets.core.utils import Size
 
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import SPLITS, check_text_file, file_sha256, read_blocks
+from loglinear_jax.text.lock import locked
+from loglinear_jax.text.network import NoAnswer, check_answers
 
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 2**30  # of an unpacked file; the training split of WikiText-103 has 540 MB
 DOWNLOADS = "https://wikitext.smerity.com"
-CONNECT_SECONDS = 20
-_CHECKSUMS = {  # bytes and SHA-256
+RECORDS_SHA256 = "sha256.json"  # of the records, beside them
+_PUBLISHED = {  # bytes and SHA-256
     "wikitext-103-raw-v1.zip": (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
     "wikitext-103-v1.zip": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
     "wikitext-2-raw-v1.zip": (4721645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
@@ -66,11 +74,11 @@ class Wikitext(tfds.core.GeneratorBasedBuilder):
     # In place of TFDS's file checksums.tsv, which it looks for with a package that it does not require.
     url_infos = {  # noqa: RUF012
         f"{DOWNLOADS}/{name}": UrlInfo(size=Size(size), checksum=sha256, filename=name)
-        for name, (size, sha256) in _CHECKSUMS.items()
+        for name, (size, sha256) in _PUBLISHED.items()
     }
 
     def __init__(self, *, source: str = "", **kwargs):
-        self._source = source
+        self.source = source
         super().__init__(file_format="array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -83,10 +91,13 @@ class Wikitext(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
         config = self.builder_config
-        if self._source:
-            files = find_files(config.name, Path(self._source))
+        if self.source:
+            files = find_files(config.name, Path(self.source))
         else:
-            path = Path(dl_manager.download(f"{DOWNLOADS}/{config.zip_name}"))
+            url = f"{DOWNLOADS}/{config.zip_name}"
+            path = Path(dl_manager.download(url))
+            if file_sha256(path) != self.url_infos[url].checksum:  # TFDS compares it only when it downloads
+                raise CorpusError(f"corpus: {path} was damaged after its download: delete it, and start again")
             files = {split: [path] for split in SPLITS}
         return {split: self._generate_examples(files[split], split) for split in SPLITS}
 
@@ -114,19 +125,32 @@ def prepare_wikitext(
     Raises CorpusError if the source lacks files or they can't be read, and if a download fails or is not the known one.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
+    folder = data_dir / "wikitext" / name / str(Wikitext.VERSION)
     # TFDS renames a folder when it is whole, but two processes can't both.
-    with filelock.FileLock(data_dir / f"{name}.lock"):
-        builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
-        if not builder.data_path.exists():
-            for left in builder.data_path.parent.glob("incomplete.*"):  # of a process that was killed
+    with locked(data_dir / f"{name}.lock", f"prepares {name}"):
+        if not _whole(folder):
+            for left in folder.parent.glob("incomplete.*"):  # of a process that was killed
                 shutil.rmtree(left)
-            if not source:
-                _check_network(name)
-            _make_records(builder, data_dir / "downloads")
+            if folder.exists():
+                log.warning("%s is damaged, or of an earlier version: it is made again", folder)
+                shutil.rmtree(folder)
+            _make_records(Wikitext(config=name, source=source, data_dir=str(data_dir)), data_dir / "downloads")
+            sha256 = {path.name: file_sha256(path) for path in folder.iterdir()}
+            (folder / RECORDS_SHA256).write_text(json.dumps(sha256))
+        builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
     return (
         {split: builder.as_data_source(split=split) for split in SPLITS},
         {split: builder.info.splits[split].num_bytes for split in SPLITS},
     )
+
+
+def _whole(folder: Path) -> bool:
+    """Whether the files of the records are those that were made."""
+    try:
+        expected = json.loads((folder / RECORDS_SHA256).read_bytes())
+        return bool(expected) and all(file_sha256(folder / name) == sha256 for name, sha256 in expected.items())
+    except (OSError, ValueError, AttributeError, RecursionError):  # gone, or no JSON object
+        return False
 
 
 def _make_records(builder: Wikitext, downloads: Path) -> None:
@@ -135,6 +159,8 @@ def _make_records(builder: Wikitext, downloads: Path) -> None:
         tfds.disable_progress_bar()  # in a log file it would be a line for every redrawing
     config = tfds.download.DownloadConfig(force_checksums_validation=True)
     try:
+        if not builder.source and not list(downloads.rglob(f"*{name}-v1*.zip")):
+            check_answers(f"{DOWNLOADS}/{builder.builder_config.zip_name}")
         builder.download_and_prepare(download_dir=str(downloads), download_config=config)
     except NonMatchingChecksumError as error:
         ((zip_name, sha256),) = source_sha256(name, "").items()
@@ -142,7 +168,7 @@ def _make_records(builder: Wikitext, downloads: Path) -> None:
             f"corpus: what {DOWNLOADS}/{zip_name} sends has another checksum than the published SHA-256 {sha256}: try "
             "again, or give a folder with the files as `source`"
         ) from error
-    except (requests.RequestException, tfds.download.DownloadError) as error:
+    except (NoAnswer, requests.RequestException, tfds.download.DownloadError) as error:
         raise _no_download(name, error) from error
 
 
@@ -201,39 +227,59 @@ def _read_text(path: Path, member: str) -> Iterator[str]:
 
 
 def _read_zip(path: Path, member: str) -> Iterator[str]:
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.split("/")[-1] == member]
-        if len(names) != 1:
-            raise CorpusError(f"source: {path}: expected one {member} in it, got {len(names)}")
-        try:
-            with archive.open(names[0]) as file:
-                yield from read_blocks(file, f"{path}:{names[0]}")
-        except zipfile.BadZipFile as error:
-            raise CorpusError(f"source: {path} is damaged ({error}): download it again") from error
+    """One member, as a stream: nothing is unpacked, whatever the members are called."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [info for info in archive.infolist() if info.filename.split("/")[-1] == member]
+            if len(found) != 1:
+                raise CorpusError(f"source: {path}: expected one {member} in it, got {len(found)}")
+            _check_size(path, found[0].file_size)  # no more than that is read, whatever is packed
+            with archive.open(found[0]) as file:
+                yield from read_blocks(file, f"{path}:{found[0].filename}")
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:  # the last: encrypted
+        raise CorpusError(f"source: {path} is damaged ({error}): download it again") from error
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
+    size = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=["text"]) as file:
+            kind = file.schema_arrow.field("text").type
+            if not pyarrow.types.is_dictionary(kind) or kind.value_type not in (
+                pyarrow.string(),
+                pyarrow.large_string(),
+            ):
+                raise CorpusError(f"source: {path} has a column 'text' of {kind}: expected strings")
             for batch in file.iter_batches(batch_size=4096, columns=["text"]):
-                rows = [row or "" for row in batch.column("text").to_pylist()]
+                column = batch.column(
+                    "text"
+                )  # equal rows are still one: a file of a few bytes may stand for any number
+                lengths = pyarrow.compute.binary_length(column.dictionary)
+                size += pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0
+                _check_size(path, size)
+                rows = [row or "" for row in column.to_pylist()]
                 # The hub's rows are lines with their newline, but a blank line is an empty row.
                 yield "".join(row if row.endswith("\n") else row + "\n" for row in rows)
-    except (pyarrow.ArrowException, KeyError) as error:
+    except (pyarrow.ArrowException, KeyError, UnicodeDecodeError, OSError) as error:
         raise CorpusError(f"source: {path} is not a parquet file with a column 'text' ({error})") from error
 
 
-def _check_network(name: str) -> None:
-    """TFDS retries for minutes before it says that there is no network: one try first."""
-    try:
-        requests.head(f"{DOWNLOADS}/{name}-v1.zip", timeout=CONNECT_SECONDS).close()
-    except requests.RequestException as error:
-        raise _no_download(name, error) from error
+def _check_size(path: Path, size: int) -> None:
+    if size > MAX_BYTES:
+        raise CorpusError(
+            f"source: {path} unpacks to {size} bytes or more: expected at most {MAX_BYTES}, twice the largest file of WikiText"
+        )
 
 
 def _no_download(name: str, error: Exception) -> CorpusError:
     return CorpusError(
-        f"corpus: {name} can't be downloaded from {DOWNLOADS} ({type(error).__name__}: {error}). Without a network, "
+        f"corpus: {name} can't be downloaded from {DOWNLOADS} ({error}). Without a network, "
         f"fetch {name}-v1.zip elsewhere, or the parquet files of the hub's dataset Salesforce/wikitext, put them into a "
         "folder, and give the folder as `source`"
     )

@@ -1,24 +1,84 @@
 """Kept evaluations."""
 
+import pickle
+import random
+import zipfile
+
 import numpy as np
+import pytest
 
 from loglinear_jax.analysis.cache import Cache
 
+KEY = {"checkpoint": "a", "seed": 1}
 
-def test_cache_computes_once(tmp_path):
-    cache, calls = Cache(tmp_path / "cache"), []
 
-    def compute():
-        calls.append(1)
-        return {"x": np.arange(3)}
+class Computed:
+    """What counts how often it was computed."""
 
-    key = {"checkpoint": "a", "seed": 1}
-    for _ in range(2):
-        np.testing.assert_array_equal(cache.get(key, compute)["x"], np.arange(3))
-    assert len(calls) == 1
-    cache.get(key | {"checkpoint": "b"}, compute)
-    assert len(calls) == 2
-    for path in (tmp_path / "cache").glob("*.npz"):
-        path.write_bytes(path.read_bytes()[:20])
-    np.testing.assert_array_equal(cache.get(key, compute)["x"], np.arange(3))
-    assert len(calls) == 3
+    calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return {"x": np.arange(300), "y": np.ones((2, 3))}
+
+
+class Bomb:
+    """Unpickled, it ends the process."""
+
+    def __reduce__(self):
+        return exit, (1,)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A cache with one evaluation: the cache, what computes it, its file."""
+    cache, compute = Cache(tmp_path / "cache"), Computed()
+    cache.get(KEY, compute)
+    (path,) = (tmp_path / "cache").iterdir()
+    return cache, compute, path
+
+
+def test_cache_computes_once(kept):
+    cache, compute, _ = kept
+    np.testing.assert_array_equal(cache.get(KEY, compute)["x"], np.arange(300))
+    assert compute.calls == 1
+    cache.get(KEY | {"checkpoint": "b"}, compute)
+    assert compute.calls == 2
+
+
+def test_a_damaged_file_is_computed_again_and_never_read_wrong(kept, caplog):
+    cache, compute, path = kept
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        at, bit = rng.randrange(len(whole)), 1 << rng.randrange(8)
+        path.write_bytes(whole[:at] if bit > 8 else whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        found = cache.get(KEY, compute)
+        np.testing.assert_array_equal(found["x"], np.arange(300))
+        np.testing.assert_array_equal(found["y"], np.ones((2, 3)))
+    assert 50 < compute.calls - 1 == len(caplog.messages)  # some bits mean nothing
+
+
+@pytest.mark.parametrize(
+    "kind", ["pickle", "array of objects", "objects inside", "array", "text", "packed", "not arrays"]
+)
+def test_a_file_of_another_kind_is_not_unpickled_but_computed_again(kept, kind):
+    cache, compute, path = kept
+    objects = np.array([Bomb()], object)
+    with path.open("wb") as file:
+        if kind == "pickle":
+            pickle.dump({"x": Bomb()}, file)
+        elif kind == "array of objects":
+            np.save(file, objects)
+        elif kind == "objects inside":
+            np.savez(file, x=objects)
+        elif kind == "array":
+            np.save(file, np.arange(3))
+        elif kind == "text":
+            file.write(b"no array")
+        elif kind == "packed":
+            np.savez_compressed(file, x=np.zeros(10_000_000))
+        else:
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("x.npy", "no array")
+    np.testing.assert_array_equal(cache.get(KEY, compute)["x"], np.arange(300))
+    assert compute.calls == 2

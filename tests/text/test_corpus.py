@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from loglinear_jax.text import CorpusError, corpus, open_corpus
+from loglinear_jax.text import CorpusError, corpus, load_tokenizer, open_corpus
 from loglinear_jax.text.files import share_bounds
 from tests.text.conftest import make_text, without_blank
 
@@ -122,28 +124,82 @@ def test_another_source_or_tokenizer_makes_them_anew(folder, bpe, cache, tmp_pat
     assert len({first.train.filename, changed.train.filename, by_byte.train.filename}) == 3
 
 
-def test_large_vocabulary_takes_uint32(folder, tmp_path, cache):
-    vocab = {"[UNK]": 0, "heron": 70_000, "the": 2}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+def test_large_vocabulary_takes_uint32(folder, bpe, tmp_path, cache):
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab["Ġ"] = 70_000  # the space
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    shutil.copy(Path(bpe) / "merges.txt", tmp_path)
     opened = open_corpus(str(folder), tokenizer=str(tmp_path), cache=cache)
     assert opened.train.dtype == np.uint32 and opened.train.max() == 70_000 < opened.vocab_size
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "manifest", "no manifest"])
-def test_damaged_tokens_are_made_anew(folder, bpe, cache, damage):
+def damaged(data, rng):
+    """Cut off, with a bit turned, longer, or without a part."""
+    at = rng.randrange(len(data))
+    kinds = (
+        data[:at],
+        data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+        data + bytes(2),
+        data[:at] + data[at + 2 :],
+    )
+    return rng.choice(kinds)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "test.bin", "manifest.json"])
+def test_tokens_damaged_in_any_way_are_made_again(folder, bpe, cache, name, caplog):
     first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    expected, file = np.array(first.train), first.train.filename
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-2])
-    elif damage == "gone":
-        file.unlink()
-    elif damage == "manifest":
-        (file.parent / "manifest.json").write_text('{"format"')
+    expected, place = [np.array(x) for x in (first.train, first.validation, first.test)], first.train.filename.parent
+    whole, rng = (place / name).read_bytes(), random.Random(0)
+    contents = [b"", b"{}", b"[]", b"null", b'{"digest": 1}', b"\xff\xfe", b"[" * 100_000]
+    for content in contents + [damaged(whole, rng) for _ in range(15)]:
+        caplog.clear()
+        (place / name).write_bytes(content)
+        again = open_corpus(str(folder), tokenizer=bpe, cache=cache)
+        for tokens, x in zip((again.train, again.validation, again.test), expected, strict=True):
+            np.testing.assert_array_equal(tokens, x)
+        assert again.manifest == first.manifest
+        harmless = name == "manifest.json" and content.split() == whole.split()  # another indentation
+        assert caplog.messages == ([] if harmless else [f"{place} is damaged: its tokens are made again"])
+
+
+@pytest.mark.parametrize(
+    "left", ["no manifest", "no tokens", "an empty folder", "a file", "a folder in place of tokens"]
+)
+def test_tokens_of_which_something_is_gone_are_made_again(folder, bpe, cache, left):
+    first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    expected, place = np.array(first.train), first.train.filename.parent
+    if left in ("no manifest", "no tokens"):
+        (place / ("manifest.json" if left == "no manifest" else "train.bin")).unlink()
+    elif left == "a folder in place of tokens":
+        (place / "train.bin").unlink()
+        (place / "train.bin").mkdir()
     else:
-        (file.parent / "manifest.json").unlink()
+        shutil.rmtree(place)
+        place.mkdir() if left == "an empty folder" else place.write_text("")
     np.testing.assert_array_equal(open_corpus(str(folder), tokenizer=bpe, cache=cache).train, expected)
+
+
+def test_a_tokenizer_that_loses_letters_is_refused_before_anything_is_kept(folder, cache, tmp_path):
+    """Without the byte alphabet, letters that the vocabulary lacks are dropped without a word."""
+    letters = {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyzĠĊ")}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(
+        CorpusError, match=f"tokenizer: {tmp_path} loses a part of the text: .* in the train split of herons"
+    ):
+        open_corpus(str(folder), tokenizer=str(tmp_path), cache=cache)
+    assert not [path for path in Path(cache).iterdir() if path.is_dir()]
+
+
+def test_a_single_character_that_is_lost_is_found_wherever_it_stands(folder, bpe, cache, monkeypatch):
+    monkeypatch.setattr("loglinear_jax.text.files.BLOCK_BYTES", 2000)
+    text = (folder / "test.txt").read_text()
+    (folder / "test.txt").write_text(text + "one ﬁsh\n")  # its ligature is two letters in NFKC
+    tokenizer = load_tokenizer(bpe)
+    tokenizer.normalizer = tokenizers.normalizers.NFKC()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(CorpusError, match=r"'one ﬁsh\\n' in the test split of herons comes back as 'one fish\\n'"):
+        open_corpus(str(folder), tokenizer=str(folder), cache=cache)
 
 
 def test_kill_leaves_nothing_that_looks_finished(folder, bpe, cache, tmp_path):
@@ -169,20 +225,41 @@ def test_failure_leaves_nothing(folder, bpe, cache, tmp_path):
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_processes_at_once_agree(folder, bpe, cache):
+def test_one_process_tokenises_and_the_others_wait_and_say_so(folder, bpe, cache):
+    """The first is killed in the middle: one that waits does the work, and the last finds it done."""
     code = f"""
+import logging, time
 from loglinear_jax.text import corpus
-import time
+log = logging.getLogger("loglinear_jax")
+log.addHandler(logging.StreamHandler())
+log.setLevel(logging.INFO)
 real = corpus.kept_pieces
-corpus.kept_pieces = lambda block: time.sleep(0.1) or print("tokenising") or real(block)
+def kept_pieces(block):
+    print("tokenising", flush=True)
+    time.sleep(SECONDS)
+    return real(block)
+corpus.kept_pieces = kept_pieces
 opened = corpus.open_corpus({str(folder)!r}, tokenizer={bpe!r}, cache={cache!r})
 print(len(opened.train), int(opened.train.sum()))
 """
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0].split("\n") for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len({lines[-2] for lines in outputs}) == 1
-    assert sum(lines.count("tokenising") for lines in outputs) == 3  # one process, three splits
+
+    def start(seconds):
+        command = [sys.executable, "-c", code.replace("SECONDS", str(seconds))]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    first = start(20)
+    assert first.stdout.readline() == "tokenising\n"
+    others = [start(0.2), start(0.2)]
+    said = [other.stderr.readline() for other in others]
+    for line in said:
+        assert line.startswith("Waiting for another process, which tokenises herons (its lock: ") and cache in line
+    first.kill()
+    first.wait()
+    outputs = [other.communicate(timeout=60)[0].splitlines() for other in others]
+    assert [other.returncode for other in others] == [0, 0]
+    assert sorted(lines.count("tokenising") for lines in outputs) == [0, 3]  # three splits
+    assert outputs[0][-1] == outputs[1][-1]
+    assert sorted(path.suffix for path in Path(cache).iterdir()) == ["", ".lock"]
 
 
 @pytest.mark.parametrize(
@@ -190,8 +267,14 @@ print(len(opened.train), int(opened.train.sum()))
     [
         (None, "is none of wikitext-103-raw, .* and there is no such file or folder"),
         (b"", "is empty"),
-        (b"one line only\n", "is too short: 14 bytes can't be split by whole lines"),
-        (b"one line only", "is too short: 13 bytes can't be split by whole lines"),
+        (
+            b"one line only\n",
+            "x.txt has 1 line in 14 bytes: .* left for validation and test; .* or a folder of train.txt,",
+        ),
+        (b"one line only", "has 1 line in 13 bytes: split by whole lines"),
+        (b"a\n" * 20, "has 20 lines in 40 bytes: .* nothing is left for test; expected more lines"),
+        ("one line".encode("utf-16"), "is not UTF-8 text: byte 0xff at position 0 .it looks like UTF-16"),
+        ("without a mark\n".encode("utf-16-le") * 99, "full of zero bytes .it looks like UTF-16"),
         (b"\xfe\xff" * 9 + b"\n" * 300, "is not UTF-8 text: byte 0xfe at position 0"),
         (b"text\n" * 10 + b" \n" * 300, "the validation split of x is empty: it has only blank lines"),
     ],
@@ -203,6 +286,27 @@ def test_bad_files(tmp_path, bpe, cache, content, message):
     with pytest.raises(CorpusError, match=message) as caught:
         open_corpus(str(path), tokenizer=bpe, cache=cache)
     assert str(caught.value).startswith("corpus: ") and "\n" not in str(caught.value)
+
+
+def test_what_is_not_a_file_is_named_and_not_waited_for(tmp_path, bpe, cache):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, message in (
+        ("pipe", "pipe is not a file, but a pipe, a socket or a device"),
+        ("circle", "circle can't be read: Too many levels of symbolic links"),
+        ("dangling", "there is no file .*dangling"),
+        ("x" * 300, "x' is none of wikitext-103-raw, .* and there is no such file or folder"),
+    ):
+        with pytest.raises(CorpusError, match=f"^corpus: .*{message}"):
+            open_corpus(str(tmp_path / name), tokenizer=bpe, cache=cache)
+
+
+def test_marks_line_ends_and_zeros_of_other_systems_are_text(tmp_path, bpe, cache):
+    path = tmp_path / ("x" * 240 + ".txt")
+    path.write_bytes("\ufeffthe heron\r\nin\u2028the \0 north\r\n".encode() * 100)
+    opened = open_corpus(str(path), tokenizer=bpe, cache=cache)
+    assert opened.tokenizer.decode(opened.train[:40]).startswith("the heron\r\nin\u2028the \0 north\r\n\ufeffthe")
 
 
 def test_bad_arguments(folder, bpe, cache, tmp_path):

@@ -1,10 +1,18 @@
-import huggingface_hub
+import contextlib
+import hashlib
+import http.server
+import json
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+import huggingface_hub.constants
 import pytest
 import tokenizers
-from huggingface_hub.errors import LocalEntryNotFoundError
 
-from loglinear_jax.text import CorpusError, load_tokenizer
-from loglinear_jax.text.tokenizer import tokenizer_sha256, tokenizer_size
+from loglinear_jax.text import CorpusError, load_tokenizer, network
+from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, tokenizer_size
 
 LINE = " The heron , é 東京\t = \n"
 
@@ -38,38 +46,204 @@ def test_no_tokenizer_of_that_name(name):
         load_tokenizer(name)
 
 
-def test_folder_without_or_with_broken_files(tmp_path):
-    with pytest.raises(CorpusError, match="holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"):
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"),
+        ({"vocab.json": b"{}"}, "holds no tokenizer"),
+        ({"tokenizer.json": b"{}"}, "tokenizer.json can't be read as a tokenizer"),
+        ({"tokenizer.json": b"[]"}, "tokenizer.json can't be read as a tokenizer"),
+        ({"tokenizer.json": b'{"version": "1.0", "mod'}, "tokenizer.json can't be read as a tokenizer"),
+        ({"tokenizer.json": b""}, "tokenizer.json is empty"),
+        ({"tokenizer.json": b"\x89PNG\r\n\x1a\n"}, "tokenizer.json is not UTF-8 text: byte 0x89 at position 0"),
+        ({"tokenizer.json": None}, "tokenizer.json is not a file, but a folder"),
+        (
+            {"vocab.json": b"[]", "merges.txt": b"a b"},
+            "vocab.json is not a vocabulary: expected an object of token ids",
+        ),
+        ({"vocab.json": b'{"a": "b"}', "merges.txt": b"a b"}, "vocab.json is not a vocabulary"),
+        ({"vocab.json": b'{"a": 16777216}', "merges.txt": b"a b"}, "vocab.json is not .* token ids from 0 to 16777215"),
+        ({"vocab.json": b'{"a": -1}', "merges.txt": b"a b"}, "vocab.json is not a vocabulary"),
+        ({"vocab.json": b'{"a": ', "merges.txt": b"a b"}, "vocab.json is not JSON"),
+        ({"vocab.json": b"[" * 100_000, "merges.txt": b"a b"}, "vocab.json is not JSON"),
+        ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary of .* is empty"),
+        ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b""}, "merges.txt is empty"),
+        ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
+        ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"\xff"}, "merges.txt is not UTF-8 text"),
+        ({"vocab.json": b'{"a": 0}', "merges.txt": None}, "merges.txt is not a file, but a folder"),
+    ],
+)
+def test_broken_files_are_named_in_one_line(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=message) as caught:
         load_tokenizer(str(tmp_path))
-    (tmp_path / "vocab.json").write_text("[]")
-    (tmp_path / "merges.txt").write_text("")
-    with pytest.raises(CorpusError, match="not a byte-level BPE"):
+    assert str(caught.value).startswith("tokenizer: ") and "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_tokenizer_file_with_an_id_that_no_embedding_has_a_row_for_is_refused(tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 7}, unk_token="a")).to_str()
+    (tmp_path / "tokenizer.json").write_text(words.replace('"b":7', f'"b":{2**31}'))
+    with pytest.raises(CorpusError, match="tokenizer.json has the token id 2147483648: expected at most 16777215"):
         load_tokenizer(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CorpusError, match="can't be read"):
+
+
+def test_merges_that_make_none_of_the_vocabulary_are_refused(bpe, tmp_path):
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab |= {f"Ġ{i}": 300 + i for i in range(2000, 3001)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    shutil.copy(Path(bpe) / "merges.txt", tmp_path)
+    with pytest.raises(
+        CorpusError, match="merges.txt makes only 300 of the 1301 entries of .*vocab.json: it is not whole"
+    ):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "decoder", "text", "shown"),
+    [
+        ("Lowercase", "ByteLevel", "ByteLevel", "the Heron", "'the Heron' in the split y comes back as 'the heron'"),
+        (None, "Whitespace", "ByteLevel", "the  heron", "'the  heron' in the split y comes back as 'theheron'"),
+        (None, "ByteLevel", None, "the heron", "in the split y comes back as "),
+        ("NFKC", "ByteLevel", "ByteLevel", "x²", "'x²' in the split y comes back as 'x2'"),
+    ],
+)
+def test_a_tokenizer_that_does_not_return_a_text_is_refused(bpe, normalizer, pre_tokenizer, decoder, text, shown):
+    tokenizer = load_tokenizer(bpe)
+    if normalizer:
+        tokenizer.normalizer = getattr(tokenizers.normalizers, normalizer)()
+    if pre_tokenizer == "Whitespace":
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.decoder = tokenizers.decoders.ByteLevel() if decoder else None
+    with pytest.raises(
+        CorpusError, match=f"tokenizer: x loses a part of the text: .*{shown}.*expected a tokenizer that loses"
+    ):
+        check_returned(tokenizer, [text], [tokenizer.encode(text).ids], name="x", where="the split y")
+
+
+def test_a_vocabulary_without_the_bytes_of_a_letter_is_refused(bpe):
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    few = {entry: i for i, entry in enumerate(entry for entry in vocab if entry.isascii())}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(few, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    with pytest.raises(CorpusError, match="'the heron ñandú' in y comes back as 'theheronand'"):
+        check_returned(tokenizer, ["the heron ñandú"], [tokenizer.encode("the heron ñandú").ids], name="x", where="y")
+
+
+def test_what_differs_in_code_points_alone_is_returned(bpe):
+    tokenizer = load_tokenizer(bpe)
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    piece = "the e\u0301 \n"
+    ids = tokenizer.encode(piece).ids
+    assert tokenizer.decode(ids) == "the é \n" != piece
+    check_returned(tokenizer, [piece], [ids], name="x", where="y")
+
+
+def test_special_tokens_written_in_a_text_are_returned(bpe):
+    tokenizer = load_tokenizer(bpe)
+    tokenizer.add_special_tokens(["<unk>"])
+    check_returned(tokenizer, ["the <unk> heron"], [tokenizer.encode("the <unk> heron").ids], name="x", where="y")
+
+
+@contextlib.contextmanager
+def hub(monkeypatch, cache, data, git_hash=None):
+    """A hub on this machine that has one file, gpt2's; the requests that came."""
+    came = []
+    of_git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.head()
+
+        def head(self):
+            came.append(f"{self.command} {self.path}")
+            self.send_response(200 if self.path == "/gpt2/resolve/main/tokenizer.json" else 404)
+            self.send_header("X-Repo-Commit", "c" * 40)
+            self.send_header("ETag", f'"{git_hash or of_git}"')
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+
+        def do_GET(self):
+            self.head()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        use_hub(monkeypatch, cache, f"http://127.0.0.1:{running.server_port}")
+        try:
+            yield came
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def use_hub(monkeypatch, cache, address):
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
 
 
 def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
-    asked = []
-
-    def download(name, file, local_files_only=False):
-        asked.append((name, file, local_files_only))
-        if local_files_only:
-            raise LocalEntryNotFoundError("not here")
-        load_tokenizer(bpe).save(str(tmp_path / file))
-        return str(tmp_path / file)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert load_tokenizer("gpt2").get_vocab_size() == 300
-    assert asked == [("gpt2", "tokenizer.json", True), ("gpt2", "tokenizer.json", False)]
+    expected = load_tokenizer(bpe)
+    with hub(monkeypatch, tmp_path, expected.to_str().encode()) as came:
+        assert load_tokenizer("gpt2").to_str() == expected.to_str()
+        assert came.count("GET /gpt2/resolve/main/tokenizer.json") == 1
+    assert load_tokenizer("gpt2").to_str() == expected.to_str()
 
 
-def test_no_network_says_what_to_give(monkeypatch):
-    def download(*args, **kwargs):
-        raise LocalEntryNotFoundError("Name or service not known\nand more")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(CorpusError, match="Name or service not known.*Without a network, give a folder") as caught:
+def test_a_file_that_is_not_what_the_hub_named_is_refused(bpe, tmp_path, monkeypatch):
+    with (
+        hub(monkeypatch, tmp_path, load_tokenizer(bpe).to_str().encode(), git_hash="0" * 40),
+        pytest.raises(CorpusError, match="tokenizer.json is not what the hub sent, as its hash is not 0000"),
+    ):
         load_tokenizer("gpt2")
-    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
+def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, silent, caplog, capfd):
+    """The hub's library tries seven times, and logs each."""
+    monkeypatch.setattr(network, "STEP_SECONDS", 0.2)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        if silent:
+            bound.listen()
+        use_hub(monkeypatch, tmp_path, f"http://127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(CorpusError, match="can't be had from the hub.*Without a network, give a folder") as caught:
+            load_tokenizer("gpt2")
+        if silent:
+            bound.setblocking(False)
+            bound.accept()[0].close()
+            with pytest.raises(BlockingIOError):
+                bound.accept()
+    assert "\n" not in str(caught.value) and not caplog.records and capfd.readouterr() == ("", "")
+
+
+def test_the_steps_of_asking_take_less_than_five_seconds_together():
+    assert network.STEP_SECONDS < network.ALL_SECONDS < 5
+
+
+def test_an_address_that_is_looked_up_for_long_is_given_up(tmp_path, monkeypatch):
+    found = threading.Event()
+    monkeypatch.setattr(network, "ALL_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [] if found.wait() else None)
+    use_hub(monkeypatch, tmp_path, "http://nowhere.invalid")
+    try:
+        with pytest.raises(CorpusError, match="no answer from http://nowhere.invalid/.* within 0.1 s"):
+            load_tokenizer("gpt2")
+    finally:
+        found.set()
+
+
+def test_offline_mode_asks_nobody(tmp_path, monkeypatch):
+    with hub(monkeypatch, tmp_path, b"") as came:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(CorpusError, match="can't be had from the hub"):
+            load_tokenizer("gpt2")
+    assert not came

@@ -5,7 +5,9 @@ import functools
 import hashlib
 import http.server
 import itertools
+import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ import pytest
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from loglinear_jax.text import CorpusError, open_corpus, wikitext
+from loglinear_jax.text.files import SPLITS
 from loglinear_jax.text.wikitext import WIKITEXT_NAMES, Wikitext, find_files, prepare_wikitext, source_sha256
 from tests.text.conftest import without_blank
 
@@ -120,6 +123,113 @@ def test_damaged_zip(tmp_path, texts):
         prepare_wikitext("wikitext-2", source=str(tmp_path), data_dir=tmp_path / "data")
 
 
+def prepared(tmp_path):
+    return prepare_wikitext("wikitext-2", source=str(tmp_path / "source"), data_dir=tmp_path / "data")[0]
+
+
+def refusal(tmp_path):
+    with pytest.raises(CorpusError) as caught:
+        prepared(tmp_path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """A zip to be filled, where WikiText's is looked for."""
+    (tmp_path / "source").mkdir()
+    with zipfile.ZipFile(tmp_path / "source" / "wikitext-2-v1.zip", "w", zipfile.ZIP_DEFLATED) as opened:
+        yield opened
+
+
+def test_a_zip_writes_nothing_wherever_its_members_point(tmp_path, texts, archive):
+    """Up, to the root, and through a link: a member is read as a stream, and no member is unpacked."""
+    link = zipfile.ZipInfo("wikitext-2/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive.writestr(link, str(tmp_path))
+    archive.writestr("../../escaped.txt", "x")
+    archive.writestr(f"{tmp_path}/absolute.txt", "x")
+    for place, (part, text) in zip(("../../", f"{tmp_path}/", "wikitext-2/link/"), texts.items(), strict=True):
+        archive.writestr(f"{place}wiki.{part}.tokens", text)
+    archive.close()
+    before = {path for path in tmp_path.rglob("*")}
+    assert texts_of(prepared(tmp_path))["test"] == texts["test"]
+    written = {path for path in tmp_path.rglob("*")} - before
+    assert written and all(path.is_relative_to(tmp_path / "data") for path in written)
+    assert not {path.name for path in written} & {"escaped.txt", "absolute.txt", "link", "wiki.test.tokens"}
+
+
+def test_a_zip_that_unpacks_to_more_than_any_wikitext_is_refused(tmp_path, texts, archive, monkeypatch):
+    monkeypatch.setattr(wikitext, "MAX_BYTES", 100_000)
+    for part, text in (texts | {"train": "a\n" * 10_000_000}).items():
+        archive.writestr(f"wiki.{part}.tokens", text)
+    archive.close()
+    assert (tmp_path / "source" / "wikitext-2-v1.zip").stat().st_size < 50_000
+    message = refusal(tmp_path)
+    assert "wikitext-2-v1.zip unpacks to 20000000 bytes or more: expected at most 100000" in message
+
+
+def test_a_zip_that_holds_more_than_it_says_is_not_read_past_that(tmp_path, texts, archive, monkeypatch):
+    monkeypatch.setattr(wikitext, "MAX_BYTES", 100_000)
+    for part, text in (texts | {"train": "a\n" * 10_000_000}).items():
+        archive.writestr(f"wiki.{part}.tokens", text)
+    archive.getinfo("wiki.train.tokens").file_size = 2_000
+    archive.close()
+    assert "wikitext-2-v1.zip is damaged (Bad CRC-32" in refusal(tmp_path)
+
+
+def test_a_zip_with_a_password_or_cut_short_is_named(tmp_path, texts, archive):
+    for part, text in texts.items():
+        archive.writestr(f"wiki.{part}.tokens", text)
+    archive.close()
+    path = tmp_path / "source" / "wikitext-2-v1.zip"
+    whole = path.read_bytes()
+    encrypted = bytearray(whole)
+    for at in (whole.find(b"PK\x03\x04") + 6, whole.find(b"PK\x01\x02") + 8):
+        encrypted[at] |= 1
+    path.write_bytes(encrypted)
+    assert "is damaged" in (message := refusal(tmp_path)) and "encrypted" in message
+    deflated = bytearray(whole)
+    deflated[60:90] = bytes(30)
+    path.write_bytes(deflated)
+    assert "wikitext-2-v1.zip is damaged" in refusal(tmp_path)
+
+
+def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(wikitext, "MAX_BYTES", 100_000_000)
+    (tmp_path / "source").mkdir()
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 100_000, pyarrow.int32()), ["a" * 100_000])
+    for split in SPLITS:
+        path = tmp_path / "source" / f"{split}-0.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path)
+    assert path.stat().st_size < 10_000
+    assert "parquet unpacks to 409600000 bytes or more" in refusal(tmp_path)  # the first rows of 10 GB
+
+
+@pytest.mark.parametrize("column", [{"other": ["a"]}, {"text": [1]}, {"text": [b"\xff"]}], ids=str)
+def test_a_parquet_file_without_strings_is_named(tmp_path, column):
+    (tmp_path / "source").mkdir()
+    for split in SPLITS:
+        pyarrow.parquet.write_table(pyarrow.table(column), tmp_path / "source" / f"{split}-0.parquet")
+    assert "column 'text'" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:80], lambda data: data[:-1] + b"\xff"])
+@pytest.mark.parametrize("name", ["dataset_info.json", "*train*", "sha256.json"])
+def test_damaged_records_are_made_again(tmp_path, texts, name, damage, caplog):
+    (tmp_path / "source").mkdir()
+    write_plain(tmp_path / "source", texts, "wikitext-2", "tokens")
+    prepared(tmp_path)
+    (path,) = (tmp_path / "data" / "wikitext" / "wikitext-2" / "1.0.0").glob(name)
+    path.write_bytes(damage(path.read_bytes()))
+    assert texts_of(prepared(tmp_path)) == {
+        "train": texts["train"],
+        "validation": texts["valid"],
+        "test": texts["test"],
+    }
+    assert sum("is damaged, or of an earlier version: it is made again" in line for line in caplog.messages) == 1
+
+
 @contextlib.contextmanager
 def server(folder):
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -150,6 +260,15 @@ def test_download_then_no_network_is_needed(tmp_path, texts, bpe, monkeypatch):
         corpus = open_corpus("wikitext-2", tokenizer=bpe, cache=cache)
     assert corpus.tokenizer.decode(corpus.train) == without_blank(texts["train"])
     assert open_corpus("wikitext-2", tokenizer=bpe, cache=cache).manifest == corpus.manifest
+    for made in (*(tmp_path / "cache").glob("wikitext-2-*/"), tmp_path / "cache" / "tfds" / "downloaded" / "wikitext"):
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+    assert open_corpus("wikitext-2", tokenizer=bpe, cache=cache).manifest == corpus.manifest  # from what was downloaded
+    shutil.rmtree(tmp_path / "cache" / "tfds" / "downloaded" / "wikitext")
+    shutil.rmtree(corpus.train.filename.parent)
+    (downloaded,) = (tmp_path / "cache").rglob("*.zip")
+    downloaded.write_bytes(downloaded.read_bytes() + b"\0")
+    with pytest.raises(CorpusError, match=f"{downloaded.name} was damaged after its download: delete it"):
+        open_corpus("wikitext-2", tokenizer=bpe, cache=cache)
 
 
 def test_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeypatch):
@@ -169,9 +288,13 @@ def test_download_that_is_not_there(tmp_path, bpe, monkeypatch):
             open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
 
 
-def test_no_network(tmp_path, bpe, monkeypatch):
+@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
+def test_no_network(tmp_path, bpe, monkeypatch, silent):
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # nobody listens
+        bound.bind(("127.0.0.1", 0))
+        if silent:
+            bound.listen()
+            monkeypatch.setattr("loglinear_jax.text.network.STEP_SECONDS", 0.1)
         use_server(monkeypatch, f"http://127.0.0.1:{bound.getsockname()[1]}", b"")
         with pytest.raises(CorpusError, match="Without a network, fetch wikitext-2-v1.zip elsewhere") as caught:
             open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))

@@ -55,7 +55,9 @@ def hide(axes: np.ndarray) -> None:
 def wrap(text: str, width: float, size: int) -> str:
     """Each line of a text broken so that it fits into `width` inches in a font of that size, in points."""
     characters = max(int(width * 72 / (CHARACTER * size)), 12)
-    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%").replace(
+        "$", r"\$"
+    )  # between two, Matplotlib would read mathematics
     return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
 
 

@@ -25,13 +25,16 @@ class Table:
     note: str = ""
 
     def text(self, style: str) -> str:
-        """In one of tabulate's styles."""
-        return tabulate(self.rows, headers="keys", tablefmt=style, disable_numparse=True, missingval="–")
+        """In one of tabulate's styles. Cells are text, whatever they hold: no HTML, no line or column of Markdown."""
+        rows = self.rows
+        if style == "github":  # tabulate escapes in its other styles
+            rows = [{markdown(name): markdown(cell) for name, cell in row.items()} for row in rows]
+        return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True, missingval="–")
 
     def write(self, stem: Path) -> list[Path]:
         """Writes stem.md, stem.csv and stem.tex."""
-        note = f"\n\n{self.note}" if self.note else ""
-        stem.with_suffix(".md").write_text(f"**{self.title}**\n\n{self.text('github')}{note}\n")
+        note = f"\n\n{markdown(self.note)}" if self.note else ""
+        stem.with_suffix(".md").write_text(f"**{markdown(self.title)}**\n\n{self.text('github')}{note}\n")
         raw = self.rows if self.raw is None else self.raw
         with stem.with_suffix(".csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in raw for key in row)))
@@ -40,5 +43,10 @@ class Table:
         tex = self.text("latex_booktabs")
         for sign, command in LATEX.items():
             tex = tex.replace(sign, command)
-        stem.with_suffix(".tex").write_text(f"% {self.title}\n{tex}\n")
+        stem.with_suffix(".tex").write_text(f"% {' '.join(self.title.splitlines())}\n{tex}\n")
         return [stem.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+
+
+def markdown(text: str) -> str:
+    """A text as one line of Markdown that shows it as it is, in a cell of a table too."""
+    return " ".join(str(text).splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")

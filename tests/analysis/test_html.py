@@ -1,0 +1,99 @@
+"""What a run says of itself is text in the report, and nothing else."""
+
+import html as escaping
+import html.parser
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from loglinear_jax.analysis import html as report_html
+from loglinear_jax.analysis.figures.style import new_figure, save, wrap
+from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.tables import Table
+
+RESULTS = Path(__file__).parents[2] / "results"
+HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'">&lt;|`${x}"""
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag of a page with its attributes, and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check(page, times):
+    """No tag comes from a run, and the text is shown as it is."""
+    found = Tags(page)
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert not [attrs for _, attrs in found.tags if {"onerror", "onload", "onclick"} & set(attrs)]
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
+    assert all(attrs["href"].startswith("#") for tag, attrs in found.tags if tag == "a")
+    assert found.text.count(HOSTILE) >= times
+
+
+def test_every_text_of_a_report_is_escaped(tmp_path):
+    """Titles, notes, headings, cells, commands, problems, names of files."""
+    table = Table(HOSTILE, [{HOSTILE: HOSTILE, "b": HOSTILE}], note=HOSTILE)
+    report = report_html.Report(tmp_path)
+    report.problems.append(HOSTILE)
+    part = report.part(HOSTILE, HOSTILE)
+    report.add_table(part, table, "a")
+    report.add_table(part, table, "b", title=HOSTILE, folded=True)
+    figure, ((axis,),) = new_figure(2, 1)
+    axis.plot([0, 1])
+    report.add_figure(part, figure, "c", HOSTILE, HOSTILE)
+    part.items.append(report_html.Item(HOSTILE, note=HOSTILE, files=(HOSTILE,)))
+    page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text()
+    check(page, 30)
+
+
+def test_what_a_run_says_of_itself_is_escaped(tmp_path):
+    """Its folder's name, command, device, versions, commit and the names of its variants."""
+    name = HOSTILE.replace("/", "∕")
+    run = tmp_path / name
+    shutil.copytree(RESULTS / "wikitext2-hidden512", run)
+    summary = json.loads((run / "summary.json").read_text())
+    for key in ("command", "device"):
+        summary[key] = HOSTILE
+    summary["versions"]["jax"] = summary["provenance"]["commit"] = HOSTILE
+    summary["variants"][HOSTILE] = summary["variants"].pop("linear")
+    (run / "summary.json").write_text(json.dumps(summary))
+    path, problems = make_report([run], tmp_path / "out", Choices(sections=("tables",)))
+    assert problems == []
+    check(path.read_text(), 5)
+    assert escaping.escape(name) in path.read_text() or name in Tags(path.read_text()).text
+
+
+def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
+    """Matplotlib reads TeX between two dollar signs, and ends at what is none."""
+    figure, ((axis,),) = new_figure(3, 1)
+    axis.set_title(wrap("costs $5 and $6^", 9, 10))
+    _, svg = save(figure, tmp_path / "figure")
+    assert "costs $5 and $6^" in svg.read_text()  # the comment beside the shapes of its letters
+
+
+@pytest.mark.parametrize("style", ["html", "github"])
+def test_a_cell_is_one_cell_whatever_it_holds(style):
+    text = Table("t", [{"a": HOSTILE, "b|c": "one\ntwo"}, {"a": "x | y", "b|c": "z"}]).text(style)
+    assert "<script" not in text and "<img" not in text
+    if style == "github":
+        lines = text.splitlines()
+        assert len(lines) == 4 and all(line.count("|") == 3 for line in lines)
+        assert "&lt;script>" in lines[2] and "b&#124;c" in lines[0] and "one two" in lines[2]
+
+
+def test_a_written_table_is_escaped_in_its_title_and_note_too(tmp_path):
+    markdown, _, tex = Table(HOSTILE + "\n# x", [{"a": "1"}], note=HOSTILE).write(tmp_path / "t")
+    assert "<script" not in markdown.read_text() and "<img" not in markdown.read_text()
+    assert len(tex.read_text().splitlines()[0]) > len(HOSTILE) and "\n# x" not in tex.read_text()
