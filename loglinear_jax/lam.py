@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,8 @@ def find_lam(lam: str) -> Callable[..., nn.Module]:
     Raises SettingError for a name that is neither, for a module that cannot be found, saying how to pass its path, and for
     what is no class of a Linen module. What the import of the module raises is not caught.
     """
+    if not isinstance(lam, str):
+        raise SettingError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
     if lam in LAMS:
         return LAMS[lam]
     module_name, colon, class_name = lam.partition(":")
@@ -197,8 +200,11 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
             shown = "lam_activation" if argument == "activation" else argument
             raise SettingError(f"{shown} must be one of {', '.join(known)}, got {settings[argument]!r}")
     hidden = settings.get("hidden")
-    if hidden is not None and hidden < 1:
-        raise SettingError(f"lam_hidden must be at least 1, or None for twice the number of levels, got {hidden}")
+    whole = isinstance(hidden, numbers.Integral) and not isinstance(hidden, bool)
+    if hidden is not None and not (whole and hidden >= 1):
+        raise SettingError(
+            f"lam_hidden must be a whole number from 1 on, or None for twice the number of levels, got {hidden!r}"
+        )
     fields = inspect.signature(module).parameters
     if lacking := [n for n, f in fields.items() if f.default is f.empty and n not in settings]:
         raise SettingError(f"lam={lam!r}: its field {lacking[0]} needs a default value")

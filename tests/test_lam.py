@@ -135,7 +135,7 @@ def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
         ({"lam": "mlp"}, "lam must be one of fixed, .*, got 'mlp'"),
         ({"lam": "linear", "activation": "relu"}, "lam_activation must be one of gelu, identity"),
         ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of text, released"),
-        ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be at least 1"),
+        ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be a whole number from 1 on"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -134,6 +134,11 @@ def get_config(file: ConfigFile, presets: str = "") -> ConfigDict:
         raise ConfigError(
             f"the config {file.path}: get_config returns a {type(config).__name__}, expected a ConfigDict"
         )
+    for section in ("task", "model", "train"):
+        if not isinstance(config.get(section), ConfigDict):
+            raise ConfigError(
+                f"the config {file.path}: {section} is {config.get(section)!r}, expected a section, as in default_config()"
+            )
     return config
 
 
@@ -143,8 +148,8 @@ def _execute(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     try:
         code = loader.get_code(name)
-    except (OSError, SyntaxError, UnicodeError) as error:
-        raise ConfigError(f"the config can't be read: {error}") from error
+    except (OSError, SyntaxError, ValueError) as error:  # also of another encoding, or with zero bytes
+        raise ConfigError(f"the config {path} can't be read: {error}") from error
     sys.modules[name] = module
     exec(code, module.__dict__)  # what it raises is its own, and keeps its traceback
     return module

@@ -157,7 +157,12 @@ def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [n for n in names if any(of_one.get(n, ABSENT) != settings[0].get(n, ABSENT) for of_one in settings)]
 
 
-def config_differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """One "field: old → new" for each field in which two configs differ; where data is kept does not count."""
+def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False) -> list[str]:
+    """One "field: old → new" for each field in which two configs differ; where data is kept does not count.
+
+    moved: nor does where it came from (the task's LOCATIONS), as what it holds is compared otherwise.
+    """
     a, b = flat_settings(old), flat_settings(new)
-    return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(differing_names([a, b]))]
+    locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
+    names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
+    return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(names)]

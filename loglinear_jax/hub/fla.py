@@ -158,7 +158,7 @@ def export_fla(settings: LanguageSettings, params: Mapping[str, Any]) -> dict[st
     for name, (path, turn) in names.items():
         x = _as_float32(path, ours[path])
         if x.shape != shapes[path]:
-            stacked = ", of one seed, not of several" if x.shape[1:] == shapes[path] else ""
+            stacked = ", the params of one seed, not of several" if x.shape[1:] == shapes[path] else ""
             raise ValueError(f"{path} has shape {x.shape}: expected {shapes[path]}{stacked}")
         exported[name] = np.ascontiguousarray(_TURN_BACK[turn](x))
     return exported

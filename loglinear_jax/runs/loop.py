@@ -72,7 +72,7 @@ def run(
         directory.repair()
         any_process(False)  # the others go on when it is done
         if task.corpus_read is not None:
-            directory.keep_corpus(task.corpus_read)
+            directory.keep_corpus(task.corpus_read, config)
         log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
         for variant, size in sizes.items():
             log.info("%s: %s", variant, size)

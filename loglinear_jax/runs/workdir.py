@@ -63,6 +63,7 @@ class Workdir:
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "learning_curves.png"
         self.lock_file = self.path / "lock"
+        self._moved: list[str] = []
 
     def checkpoints(self, variant: str) -> Path:
         return self.path / "checkpoints" / variant
@@ -99,7 +100,10 @@ class Workdir:
         """
         if self.config_file.exists():
             as_written = ConfigDict(json.loads(to_json(config.to_dict())))
-            differences = config_differences(read_config(self.config_file), as_written)
+            before = read_config(self.config_file)
+            # Where a text is may differ: `keep_corpus` compares what was read there.
+            differences = config_differences(before, as_written, moved=True)
+            self._moved = config_differences(before, as_written)
             if differences:
                 raise ConfigError(
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
@@ -150,9 +154,10 @@ class Workdir:
                     "are" if len(damaged) > 1 else "is", kept.name,
                 )  # fmt: skip
 
-    def keep_corpus(self, corpus: Corpus) -> None:
+    def keep_corpus(self, corpus: Corpus, config: ConfigDict | None = None) -> None:
         """Writes what a text was made from, and its tokenizer, so that the run can be read without the text.
 
+        config: as given to `prepare`, kept in place of the earlier one if the text is elsewhere now.
         Raises ConfigError if the run was started with another text or tokenizer.
         """
         written = self.read_corpus()
@@ -162,7 +167,14 @@ class Workdir:
                 raise ConfigError(
                     f"workdir {self.path} holds a run in which {what} was another one: give the same, or another --workdir"
                 )
+        if self._moved and known is None:
+            raise ConfigError(
+                f"workdir {self.path} holds a run with another config ({'; '.join(self._moved)}), and nothing says that the "
+                "text is the same: give the same settings, or another --workdir"
+            )
         if self.writes:
+            if self._moved and config is not None:
+                write_json(self.config_file, config.to_dict())
             text = corpus.tokenizer.to_str(pretty=True)
             if not self._holds(self.tokenizer_file, text):
                 replace_file(self.tokenizer_file, lambda file: file.write(text))

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import numbers
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -79,6 +80,8 @@ class BaseTask:
     STREAMED: ClassVar[bool] = False
     # Settings of training that mean nothing to it, and are left out of its configs.
     UNUSED_TRAIN_SETTINGS: ClassVar[tuple[str, ...]] = ()
+    # Settings that say where data is. A run goes on with others if they hold the same (`corpus_read`).
+    LOCATIONS: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         """Raises SettingError, naming the settings, if they admit no sequence; every other error counts as a bug."""
@@ -161,9 +164,20 @@ class Task(BaseTask):
         return DrawnData(seeds)
 
     def inspection_sequences(self, num, seq_len=None):
-        task = dataclasses.replace(self, seq_len=seq_len or self.seq_len)
-        task.check()
-        return _inspect(task, num)
+        return _inspect(with_length(self, num, seq_len), num)
+
+
+def with_length(task: BaseTask, num: int, seq_len: int | None) -> BaseTask:
+    """The task with sequences of seq_len tokens, its own length if None.
+
+    Raises SettingError for a length or a number of sequences that can't be.
+    """
+    if isinstance(num, bool) or not isinstance(num, numbers.Integral) or num < 1:
+        raise SettingError(f"num must be a whole number from 1 on, got {num!r}")
+    task = task if seq_len is None else dataclasses.replace(task, seq_len=seq_len)
+    check_fields(task, "task")
+    task.check()
+    return task
 
 
 # With nothing folded in, as training and validation do: other sequences than theirs, whatever their seeds.
@@ -182,6 +196,8 @@ def find_task(name: str) -> type[BaseTask]:
     Raises SettingError if there is no such module, or its TASK is not a task whose settings are fields. What the import of the
     module raises is not caught.
     """
+    if not isinstance(name, str):
+        raise SettingError(f"task.name must be a text, got {name!r}")
     own = f"loglinear_jax.tasks.{name}"
     path = own if _exists(own) else name
     if not _exists(path):

@@ -11,7 +11,7 @@ import tokenizers
 
 from loglinear_jax.distributed import to_host
 from loglinear_jax.settings import SettingError, setting
-from loglinear_jax.tasks.base import PERPLEXITY, BaseTask
+from loglinear_jax.tasks.base import PERPLEXITY, BaseTask, with_length
 from loglinear_jax.tasks.data import StreamedData, place_windows
 from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
 
@@ -89,7 +89,7 @@ class Text(BaseTask):
 
     def inspection_sequences(self, num, seq_len=None):
         """The first windows of the validation split: as many tokens as `num` windows of the task's own length have."""
-        task = dataclasses.replace(self, seq_len=seq_len or self.seq_len)
+        task = with_length(self, num, seq_len)
         count = max(num * self.seq_len // task.seq_len, 1)
         return tuple(x[:count] for x in task.windows("validation"))
 

@@ -58,7 +58,7 @@ def test_settings_are_changed_and_the_run_is_named():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("def get_config(:\n", "the config can't be read: invalid syntax"),
+        ("def get_config(:\n", "can't be read: invalid syntax"),
         (
             "from loglinear_jax.lam import find_lam\ndef get_config():\n    find_lam('nope')\n",
             "lam must be one of .*, got 'nope'",

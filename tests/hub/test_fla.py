@@ -161,7 +161,7 @@ def without(tree, *path):
         (
             SETTINGS,
             lambda p: jax.tree.map(lambda x: jnp.stack([x] * 3), p),
-            r"embed/embedding has shape \(3, 19, 32\): expected \(19, 32\), of one seed, not of several",
+            r"embed/embedding has shape \(3, 19, 32\): expected \(19, 32\), the params of one seed, not of several",
         ),
         (RecallSettings(19, 64), lambda p: p, "settings is of type RecallSettings: expected the LanguageSettings"),
         (

@@ -249,7 +249,7 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
             "model.kind=language does not go with this config",
         ),
         (["--flagfile=flags"], "unrecognized argument --flagfile=flags"),
-        (["--config=README.md"], "the config can't be read"),
+        (["--config=README.md"], "the config README.md can't be read"),
         (["--config=configs/nope.py"], "there is no config file configs/nope.py"),
         (["--config=configs/mqar.py", "--config.train={}"], "train.batch_size is missing: set single fields"),
         (

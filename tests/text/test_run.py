@@ -182,6 +182,44 @@ def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
         experiment.run(config, tmp_path / "run")
 
 
+def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
+    """To another folder, under another name, with the tokenizer and the cache; the run can be read from there afterwards."""
+    workdir, *_ = run
+    again = tmp_path / "again"
+    shutil.copytree(workdir, again)
+    text, tokenizer = (Path(flag.partition("=")[2]) for flag in corpus[:2])
+    shutil.copy(text, tmp_path / "other.txt")
+    shutil.copytree(tokenizer, tmp_path / "other")
+    shutil.rmtree(again / "checkpoints" / "mlp_softplus" / "12")
+    (again / "summary.json").unlink()
+    moved = (f"--config.task.corpus={tmp_path / 'other.txt'}", f"--config.task.tokenizer={tmp_path / 'other'}")
+    finish(start(again, *moved, f"--config.task.cache={tmp_path / 'cache'}"))
+    np.testing.assert_array_equal(curves(again), curves(workdir))
+    assert load_run(again).task.data.train.filename.is_relative_to(tmp_path / "cache")
+    with pytest.raises(ConfigError, match="task.seq_len: 16 → 8"):
+        config = read_config(again / "config.json")
+        config.task.seq_len = 8
+        experiment.run(config, again)
+
+
+def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(run[0], again)
+    before = (again / "corpus.json").read_text()
+    (again / "corpus.json").write_text("{}")
+    (again / "tokenizer.json").write_text("[]")
+    config = read_config(again / "config.json")
+    experiment.run(config, again)
+    assert (again / "corpus.json").read_text() == before and (again / "corpus.json.damaged").read_text() == "{}"
+    assert (again / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
+    (again / "corpus.json").write_text("{}")
+    other = tmp_path / "birds.txt"
+    other.write_text(make_text(160))
+    config.task.corpus = str(other)
+    with pytest.raises(ConfigError, match="the text was another one"):
+        experiment.run(config, again)
+
+
 def test_settings_are_checked_before_the_text_is_read(tmp_path):
     config = language_config()
     config.task.update(corpus=str(tmp_path / "none.txt"))

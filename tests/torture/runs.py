@@ -63,9 +63,9 @@ def make_run(flags: Sequence[str], workdir: Path, evaluations: int | None = None
 
     append, count = Workdir.append_metrics, 0
 
-    def counted(self, record):
+    def counted(self, *arguments):
         nonlocal count
-        append(self, record)
+        append(self, *arguments)
         count += 1
         if count == evaluations:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -75,7 +75,7 @@ def make_run(flags: Sequence[str], workdir: Path, evaluations: int | None = None
         ending = command_ending(lambda: main([*flags, f"--workdir={workdir}"], command="train", called="python run.py"))
     finally:
         Workdir.append_metrics = append
-    if ending.code != 0 or (evaluations is None) != (workdir / "summary.json").exists():
+    if ending.code != 0 or (evaluations is not None) != ("Stopped. Saved to" in ending.err):
         raise RuntimeError(f"{workdir} is not as it should be: {ending.error!r} {ending.err}")
 
 

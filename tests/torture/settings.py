@@ -187,7 +187,7 @@ def _reach_training(argv: list[str]):
     """(exit code, exception, stderr) of `main`, and what it would have trained: the config and the experiments, or None."""
     accepted: list[Any] = []
 
-    def instead(config, workdir, command=None):
+    def instead(config, *arguments):
         accepted.extend((config, checked_experiments(config)))
         raise SystemExit(0)
 
