@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,8 @@ from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import SeedTrainer
 from pallas_kernels import runs_on_gpu
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +87,9 @@ class TrainedVariant:
     """One variant of a run.
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
-    metrics: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not finite).
+    step: of the checkpoint that was read; a damaged newest one leaves an earlier one.
+    metrics: up to that step, "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not
+    finite).
     checkpoint: what tells the checkpoint that was read from any other.
     best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
     """
@@ -94,6 +100,7 @@ class TrainedVariant:
     model: RecallModel | LanguageModel
     task: BaseTask
     seeds: list[int]
+    step: int
     metrics: dict[str, np.ndarray]
     checkpoint: str
     best: Any
@@ -155,9 +162,18 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
     state = to_numpy(state)
+    step = int(state.step[0])
+    with contextlib.suppress(ConfigError):  # a summary that can't be read is not needed here
+        summary = directory.read_summary()
+        outcome = None if summary is None else summary.variants.get(variant)
+        if outcome is not None and step < outcome.last_step:
+            log.warning(
+                "%s: %s: parameters of step %d, as those of the last, %d, can't be read",
+                directory.path, variant, step, outcome.last_step,
+            )  # fmt: skip
     metrics = load_metrics(directory, variant, len(experiment.seeds))
-    until_saved = metrics["step"] <= state.step[0]  # a run that goes on is ahead of its checkpoints
-    saved = directory.checkpoints(variant) / str(state.step[0]) / "_CHECKPOINT_METADATA"  # has the time of saving
+    until_saved = metrics["step"] <= step  # a run that goes on is ahead of its checkpoints
+    saved = directory.checkpoints(variant) / str(step) / "_CHECKPOINT_METADATA"  # has the time of saving
     identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
     for part in (state.best_loss, state.best_accuracy, state.loss_sum):
         identity.update(np.asarray(part).tobytes())
@@ -170,6 +186,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         model=model,
         task=experiment.task,
         seeds=experiment.seeds,
+        step=step,
         metrics={name: values[until_saved] for name, values in metrics.items()},
         checkpoint=identity.hexdigest()[:16],
         best=state.best_params,

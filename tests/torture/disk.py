@@ -70,7 +70,10 @@ def run_case(case: Case, folder: Path) -> Outcome:
         code, err = _run(case, folder, disk)
         if code or "Traceback" in err:
             return Outcome("failed", f"not finished with room: exit code {code}: {err.strip().splitlines()[-1][:300]}")
-        different = runs.difference(disk / "run", folder / case.task)
+        shutil.copytree(
+            disk / "run", "run"
+        )  # threads of this process that were there before do not see the mounted one
+        different = runs.difference(Path("run").absolute(), folder / case.task)
         ended = "there was room" if failure else "one line, then the same with room"
         return Outcome(ended, different and f"different: {different}")
     finally:

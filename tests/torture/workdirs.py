@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loglinear_jax.commands.main import main
-from loglinear_jax.config import ConfigError
+from loglinear_jax.config import ConfigError, config_differences, read_config
 from loglinear_jax.runs import NoReadableCheckpoint, load_run
 from tests.torture import runs
 from tests.torture.judge import Ending, Outcome, command_ending, last_exception, line_failure, traceback_failure
@@ -224,16 +224,28 @@ def _lost_records(before: list[dict], workdir: Path, ending: Ending) -> str | No
 
 def _warned(ending: Ending, names: tuple[str, ...]) -> bool:
     """Whether a line on stderr tells of something that was damaged."""
-    said = ("can't be read", "damaged", "gone", "lost", "missing", "aside", "again", "not a", "no checkpoint", "kept")
+    said = (
+        "can't be read",
+        "damaged",
+        "gone",
+        "lost",
+        "missing",
+        "aside",
+        "again",
+        "not a",
+        "no checkpoint",
+        "kept",
+        "lacks",
+    )
     lines = [line for line in ending.err.splitlines() if any(word in line for word in said)]
     return any(name in line for name in names for line in lines)
 
 
 def _not_the_same(workdir: Path, reference: Path, warned: bool, finished: bool) -> str | None:
     """What a run that ended well has not in common with the undamaged one, and did not tell."""
-    config = [json.loads((path / "config.json").read_text()) for path in (workdir, reference)]
-    if config[0] != config[1]:
-        return "other settings: in config.json"
+    config = [read_config(path / "config.json") for path in (workdir, reference)]
+    if different := config_differences(*config):
+        return f"other settings: in config.json: {different[0]}"
     steps = [(record["variant"], record["step"]) for record in runs.records(workdir)]
     if len(steps) != len(set(steps)):
         return "records twice: in metrics.jsonl"
@@ -259,14 +271,14 @@ def _bad_reading(workdir: Path, reference: Path, names: tuple[str, ...]) -> str 
     """What is wrong with reading the run back, and with its report."""
     for variant in runs.outcomes(reference):
         try:
-            load_run(workdir, variant)
+            run = load_run(workdir, variant)
         except (ConfigError, NoReadableCheckpoint) as error:
             if failure := line_failure(str(error), names):
                 return f"load_run: {failure}"
         except Exception as error:
             return f"traceback of load_run: {traceback_failure(error)}"
         else:
-            done = (workdir / "summary.json").exists()
+            done = run.step == runs.outcomes(reference)[variant]["last_step"]
             if done and runs.parameters(workdir, variant) != runs.parameters(reference, variant):
                 return f"silent: other parameters of {variant}"
     ending = command_ending(
