@@ -120,8 +120,8 @@ def _go_through(context: Context, sections: list[Section]) -> None:
                 outcome = run.outcomes.get(variant)
                 if outcome is not None and trained.step < outcome.last_step:
                     context.report.problems.append(
-                        f"{run.workdir}: {variant}: its last checkpoint, of step {outcome.last_step}, can't be read: parameters "
-                        f"are those of step {trained.step}"
+                        f"{run.workdir}: {variant}: its last checkpoint, of step {outcome.last_step}, can't be read: "
+                        f"parameters are those of step {trained.step}"
                     )
                 for section in reading:
                     with context.attempt(run.workdir, f"{variant}: {type(section).__name__}"):

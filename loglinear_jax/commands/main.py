@@ -5,12 +5,14 @@ BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It impor
 `loglinear_jax --help` is quick.
 
 Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out, or ended by a full disk or too little
-memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save.
+memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save; 141 the output's reader
+is gone.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from types import ModuleType
 from loglinear_jax import commands
 from loglinear_jax.commands.arguments import BadInput, Failed, Parser
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {
@@ -71,6 +73,9 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever reads the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except ModuleNotFoundError as error:
         missing = error.name  # of a part of a package that is there it has a dot, and is a bug
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
