@@ -5,8 +5,8 @@ BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It impor
 `loglinear_jax --help` is quick.
 
 Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out, or ended by a full disk or too little
-memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save; 141 the output's reader
-is gone.
+memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save; 141 the
+reader of the output is gone.
 """
 
 from __future__ import annotations
