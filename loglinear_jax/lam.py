@@ -182,6 +182,8 @@ def find_lam(lam: str) -> Callable[..., nn.Module]:
         raise SettingError(f"lam={lam!r}: the module {module_name} has no class {class_name}")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise SettingError(f"lam={lam!r}: expected the class of a Linen module, got a {type(found).__name__}")
+    if not any("__call__" in vars(parent) for parent in found.__mro__):
+        raise SettingError(f"lam={lam!r}: the class {class_name} has no method __call__(d)")
     return found
 
 

@@ -21,7 +21,7 @@ from loglinear_jax.settings import INT32_MAX, SettingError, check_fields, settin
 
 MIXERS = ("log_linear", "linear", "softmax")
 DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
-MOST_LAYERS, MOST_CONV_WIDTH = 1_000, 1_000  # each is a part of the program, which takes that much longer to compile
+MOST_LAYERS, MOST_CONV_WIDTH = 256, 256  # each is a part of the program, which takes that much longer to compile
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 
 
@@ -132,6 +132,11 @@ class TokenMixer(nn.Module):
             implementation=self.implementation,
             name="lam",
         )(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
+        if getattr(lam, "shape", None) != lam_shape:
+            got = f"shape {lam.shape}" if hasattr(lam, "shape") else f"a {type(lam).__name__}"
+            raise SettingError(
+                f"lam={self.lam!r} returns {got}: expected an array like its argument, [B, T, H, L] = {lam_shape}"
+            )
         if self.lam_head_slope:
             lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, lam_shape[2:]))
         self.sow("intermediates", "lam_value", lam)

@@ -84,6 +84,10 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     if not chosen:
         raise ConfigError(f"name a config: --config=selective_copy:smoke; there are {', '.join(config_names())}")
     filename, _, presets = chosen.partition(":")
+    if not filename:
+        raise ConfigError(
+            f"--config={chosen} names no config file before the colon: there are {', '.join(config_names())}"
+        )
     config = get_config(load_config_file(filename), presets)
     changes = [a for a in arguments if a.partition("=")[0].lstrip("-") != "config"]
     _change(config, changes)

@@ -63,6 +63,8 @@ def _check_sections(config: ConfigDict) -> None:
     for section, names in needed.items():
         if missing := sorted(names - set(config[section])):
             raise missing_setting(section, missing[0])
+    if unknown := sorted(set(config.train) - of_training):
+        raise ConfigError(f"there is no setting train.{unknown[0]}")
 
 
 def _unread(model: MixerSettings, train: TrainSettings) -> set[str]:

@@ -21,9 +21,11 @@ def variant_names(config: ConfigDict) -> list[str]:
     if variants is None:
         lam = config.model.lam
         variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
-    names = [name.strip() for name in variants.split(",") if name.strip()]
-    if not names:
+    names = [name.strip() for name in variants.removesuffix(",").split(",")]
+    if names == [""]:
         raise ConfigError(f"variants={variants!r} names none: expected at least one, such as 'mlp_softplus'")
+    if "" in names:
+        raise ConfigError(f"variants={variants!r} has nothing between two commas: expected a variant")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"variants names {repeated[0]!r} twice")
     return names

@@ -170,6 +170,7 @@ def test_variants():
     ("variants", "message"),
     [
         (",", "variants=',' names none"),
+        ("linear,,fixed", "variants='linear,,fixed' has nothing between two commas"),
         ("", "variants='' names none"),
         ("linear+", "variants: 'linear\\+' has an empty part"),
         ("+", "variants: '\\+' has an empty part"),
@@ -288,8 +289,8 @@ def changed(settings, name="mqar"):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": 2**31}, "model.layers must be at most 1,000, got 2,147,483,648"),
-        ({"conv_width": 2**31 - 1}, "model.conv_width must be at most 1,000, got 2,147,483,647"),
+        ({"layers": 2**31}, "model.layers must be at most 256, got 2,147,483,648"),
+        ({"conv_width": 2**31 - 1}, "model.conv_width must be at most 256, got 2,147,483,647"),
         ({"hidden": 2**31}, "model.hidden must be at most 2,147,483,647, got 2,147,483,648"),
         ({"hidden": 2**31 - 1}, "task.vocab_size=128 × model.hidden=2147483647 is a matrix of 274,877,906,816 elements"),
         ({"heads": 2**30, "head_dim": 2**30}, "model.hidden=64 × model.heads=1073741824 × model.head_dim=1073741824"),

@@ -8,6 +8,7 @@ from pathlib import Path
 CONFIG = "from loglinear_jax.config import default_config\n"
 GOOD_CONFIG = CONFIG + "def get_config(preset=None):\n    return default_config(task='mqar')\n"
 TASK = "import dataclasses, jax, jax.numpy as jnp, numpy as np\nfrom loglinear_jax.tasks import Task\n"
+TASK += "from loglinear_jax.settings import SettingError\n"
 DATACLASS = "@dataclasses.dataclass(frozen=True)\n"
 SAMPLE = (
     "        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)\n        return tokens, tokens\n"
@@ -87,7 +88,7 @@ TASKS = (
     ("sample misspells", task("        return self.nope\n"), "traceback"),
     ("sample branches on tracers", task("        return 0 if jax.random.uniform(key) > 0 else 1\n"), "traceback"),
     ("check has a bug", task(fields="    def check(self):\n        self.nope\n"), "traceback"),
-    ("check refuses", task(fields="    def check(self):\n        raise ValueError('task.delay: no')\n"), "line",
+    ("check refuses", task(fields="    def check(self):\n        raise SettingError('task.delay: no')\n"), "line",
      "task.delay"),
 )  # fmt: skip
 LAMS = (
