@@ -247,7 +247,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
         """(logits after one more token, the caches after it).
 
-        Traced positions cannot be checked: it is for the caller to take no more steps than max_length leaves room for.
+        A traced position cannot be refused: steps that max_length leaves no room for give NaN.
         """
         x, caches = self.features(token[:, None], caches)
         return self._logits(x[:, 0]), caches
