@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TextIO
 
@@ -11,17 +12,20 @@ LOG_FILE_SECONDS = 30
 
 
 class LineStream:
-    """Turns a progress bar's redrawing into lines, for a stream that is not a terminal."""
+    """Turns a progress bar's redrawing into lines, for a stream that is not a terminal. Once nobody reads them, they are not
+    written: what goes on need not end for that."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> None:
         if text := text.strip("\r\n "):
-            self._stream.write(text + "\n")
+            with contextlib.suppress(BrokenPipeError):
+                self._stream.write(text + "\n")
 
     def flush(self) -> None:
-        self._stream.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.flush()
 
 
 def progress_bar(

@@ -19,7 +19,7 @@ from loglinear_jax.analysis.labels import describe_run, setting_of
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import differing_names, flat_settings
+from loglinear_jax.config import ConfigError, differing_names, flat_settings
 from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
@@ -77,7 +77,8 @@ def make_report(
     for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
         try:
             runs.append(read_run(workdir))
-        except ValueError as error:  # a ConfigError is one
+            problems += runs[-1].problems
+        except ConfigError as error:
             problems.append(str(error))
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")

@@ -14,9 +14,11 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TextIO
 
 from loglinear_jax import commands
 from loglinear_jax.commands.arguments import BadInput, Failed, Parser
@@ -73,8 +75,10 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads the output has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written
         return BROKEN_PIPE
     except ModuleNotFoundError as error:
         missing = error.name  # of a part of a package that is there it has a dot, and is a bug
@@ -89,3 +93,10 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Whether whoever reads the stream is gone, as `head` is when it has read enough."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -48,19 +48,22 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     import matplotlib  # noqa: F401  # for the curves: if it is missing, that shows before training
 
+    from loglinear_jax.config import check_effects
     from loglinear_jax.config.files import read_config_arguments
-    from loglinear_jax.distributed import is_main
+    from loglinear_jax.distributed import is_main, leave_without_others
     from loglinear_jax.runs import run as train
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.runs.outcome_table import outcome_table
     from loglinear_jax.runs.workdir import Workdir
-    from loglinear_jax.runs.writing import writing
+    from loglinear_jax.runs.writing import replace_file
     from loglinear_jax.settings import SettingError
 
     try:
         chosen = read_config_arguments(args.aside)
         _join_others(args)
         workdir = args.workdir or Path("runs") / chosen.name
+        if not Workdir(workdir).config_file.exists():  # a run goes on with what it was started with
+            check_effects(chosen.config, chosen.given)
         quiet_libraries()
         show_log(log, is_main())
         result = train(chosen.config, workdir, args.called, args.retrain)
@@ -70,12 +73,16 @@ def run(args: argparse.Namespace) -> int:
             if result.trained or not curves.exists():
                 from loglinear_jax.analysis.figures import draw_learning_curves
 
-                with writing(curves):
-                    draw_learning_curves(workdir, curves)
+                figure = draw_learning_curves(workdir)
+                replace_file(curves, lambda file: figure.savefig(file, dpi=120, format="png"), mode="wb")
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     except RunFailed as error:
+        leave_without_others()
         raise Failed(error) from error
+    except Exception:
+        leave_without_others()
+        raise
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
     elif is_main():

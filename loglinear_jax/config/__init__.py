@@ -14,6 +14,7 @@ from loglinear_jax.config.presets import (
 )
 from loglinear_jax.config.reading import (
     check_config,
+    check_effects,
     config_differences,
     differing_names,
     flat_settings,
@@ -28,6 +29,7 @@ __all__ = [
     "apply_presets",
     "build",
     "check_config",
+    "check_effects",
     "config_differences",
     "default_config",
     "describe_settings",

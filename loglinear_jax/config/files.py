@@ -46,10 +46,12 @@ class ConfigFile:
 
 @dataclasses.dataclass(frozen=True)
 class ChosenConfig:
-    """A config as a command line asks for it, and "selective_copy-smoke", the name of its run."""
+    """A config as a command line asks for it, and "selective_copy-smoke", the name of its run. given: the settings that the
+    command line changes, such as "train.num_seeds"."""
 
     config: ConfigDict
     name: str
+    given: frozenset[str]
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -91,7 +93,8 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     config = get_config(load_config_file(filename), presets)
     changes = [a for a in arguments if a.partition("=")[0].lstrip("-") != "config"]
     _change(config, changes)
-    return ChosenConfig(config, Path(filename).stem + (f"-{presets}" if presets else ""))
+    given = frozenset(change.partition("=")[0].lstrip("-").partition(".")[2] for change in changes)
+    return ChosenConfig(config, Path(filename).stem + (f"-{presets}" if presets else ""), given)
 
 
 def find_config_file(name: str) -> Path:

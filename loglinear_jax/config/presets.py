@@ -10,9 +10,6 @@ from ml_collections import ConfigDict
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.settings import read_value
 
-# What the presets below set whatever the variants are: refused nowhere for having no effect.
-SET_BY_PRESETS = ("model.init_scheme", "model.dt_max", "train.decay_all")
-
 
 def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
     """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name: those with a value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
 from loglinear_jax.config.errors import ConfigError, missing_setting
-from loglinear_jax.config.presets import SET_BY_PRESETS
 from loglinear_jax.config.sizes import check_memory
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
@@ -25,8 +24,8 @@ from loglinear_jax.train import TrainSettings
 def check_config(config: ConfigDict) -> None:
     """Every check of a config that opens and allocates nothing.
 
-    Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, a setting that has no
-    effect, and sizes for which this machine has too little memory.
+    Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, and sizes for which
+    this machine has too little memory.
     """
     _check_sections(config)
     try:
@@ -37,7 +36,6 @@ def check_config(config: ConfigDict) -> None:
         raise ConfigError(message if message.startswith(("task", "model")) else f"model.{message}") from error
     variants = {name: variant_config(config, name) for name in variant_names(config)}
     checked = {name: checked_settings(own) for name, own in variants.items()}
-    _check_effects(config, variants, {name: _unread(model, train) for name, (_, model, train) in checked.items()})
     for name, (task, model, train) in checked.items():
         check_memory(name, MODEL_KINDS[config.model.kind].model, model, task, train)
 
@@ -71,20 +69,33 @@ def _unread(model: MixerSettings, train: TrainSettings) -> set[str]:
     return {f"model.{name}" for name in model.unread} | {f"train.{name}" for name in train.unread}
 
 
-def _check_effects(config: ConfigDict, variants: Mapping[str, ConfigDict], unread: Mapping[str, set[str]]) -> None:
-    """Raises ConfigError for a setting that a variant sets but does not read, and for one that is not the default, and that
-    every variant sets otherwise or does not read."""
+def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> None:
+    """Raises ConfigError for a setting that would change nothing: one that a variant sets but does not read, one that every
+    variant sets otherwise or does not read, and a warm-up that training never leaves.
+
+    given: the names of the settings to look at, such as "model.lam_hidden"; None: all that are not the default. To be asked of
+    a config that a user makes, not of one that a run was started with. Raises ConfigError as `check_config` does, too.
+    """
+    check_config(config)
+    variants = {name: variant_config(config, name) for name in variant_names(config)}
     own = {name: variant_settings(config, name) for name in variants}
-    for name in variants:
+    unread = {}
+    for name, settings in variants.items():
+        _, model, train = checked_settings(settings)
+        unread[name] = _unread(model, train)
+        if train.warmup_steps > train.num_steps:
+            raise ConfigError(
+                f"train.warmup_steps={train.warmup_steps} must not be more than train.num_steps={train.num_steps}"
+            )
         if vain := sorted(set(own[name]) & unread[name]):
             raise ConfigError(f"variants: {name!r} sets {vain[0]}, which has no effect there")
     default = default_config(config.model.kind)
     classes = settings_classes(config)
     for section in ("model", "train"):
-        given, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
-        for field, value in given.items():
+        values, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
+        for field, value in values.items():
             path = f"{section}.{field}"
-            if path in SET_BY_PRESETS or value == usual.get(field, value):
+            if value == usual.get(field, value) or (given is not None and path not in given):
                 continue
             if all(own[name].get(path, value) != value or path in unread[name] for name in variants):
                 instead = f": set variants={value}" if path == "model.lam" else ""

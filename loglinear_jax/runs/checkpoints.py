@@ -9,12 +9,13 @@ A checkpoint without SHA256SUMS (its process was killed before it was written, o
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class Checkpoints:
         self._unsummed: int | None = None
 
     def __enter__(self) -> Checkpoints:
-        self._previous_hook, sys.unraisablehook = sys.unraisablehook, _without_closed_loops
+        self._previous_hook = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_without_closed_loops, self._previous_hook)
         return self
 
     def __exit__(self, kind: type | None, *exc: Any) -> None:
@@ -62,7 +64,7 @@ class Checkpoints:
         """Start saving `state` (arrays are copied off the devices before this returns). Raises CannotWrite, maybe for the
         checkpoint before, which was still being written."""
         self._finish()
-        with writing(self.directory / str(step)):
+        with writing(self.directory / str(step), quoted=True):
             if self._manager is None:  # not before: it would not open a directory with damaged checkpoints
                 options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -80,7 +82,7 @@ class Checkpoints:
         if self._manager is None or self._unsummed is None:
             return
         path = self.directory / str(self._unsummed)
-        with writing(path):
+        with writing(path, quoted=True):
             self._manager.wait_until_finished()
         if is_main():
             lines = [f"{_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
@@ -165,11 +167,11 @@ class Checkpoints:
         any_process(False)  # the others go on when it is done
 
 
-def _without_closed_loops(unraisable: Any) -> None:
+def _without_closed_loops(otherwise: Callable, unraisable: Any) -> None:
     """For sys.unraisablehook: when one of many writes fails, Orbax raises that, and closes the event loop that TensorStore's
     threads report the others to. Each of those would print a traceback, which says nothing more."""
     if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(unraisable)
+        otherwise(unraisable)
 
 
 def _out_of_memory(error: Exception) -> bool:

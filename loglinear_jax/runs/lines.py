@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loglinear_jax.train import TrainSettings
 
 
 def read_lines(path: Path, check: Callable[[Any], None]) -> tuple[list[dict[str, Any]], list[int]]:
@@ -24,7 +27,7 @@ def read_lines(path: Path, check: Callable[[Any], None]) -> tuple[list[dict[str,
         try:
             record = json.loads(line)
             check(record)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
                 damaged.append(number)
         else:
@@ -59,3 +62,15 @@ def check_process(record: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
+
+
+def missing_evaluations(records: Sequence[Mapping[str, Any]], train: TrainSettings, last_step: int) -> str | None:
+    """Which evaluations up to a step are not recorded, in words; None if all are."""
+    expected = {*range(train.eval_every, last_step + 1, train.eval_every)}
+    if last_step == train.num_steps:
+        expected.add(last_step)
+    missing = sorted(expected - {record["step"] for record in records})
+    if not missing:
+        return None
+    shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return f"metrics.jsonl lacks the evaluations at step {shown} ({len(missing)} of {len(expected)})"

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, read_config, task_of, variant_names
+from loglinear_jax.config import ConfigError, build, read_config, task_of, variant_config, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
-from loglinear_jax.runs.lines import CURVES
+from loglinear_jax.runs.lines import CURVES, missing_evaluations
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
@@ -57,6 +57,20 @@ class Run:
         """By variant; of those that are finished."""
         return {} if self.summary is None else self.summary.variants
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with its curves, a line each: damaged records, and missing evaluations of finished variants."""
+        directory = Workdir(self.workdir)
+        if not directory.metrics_file.exists():
+            return []
+        damaged = directory.damaged_metrics()
+        found = [f"{directory.metrics_file}, line {number}: not a record of a run" for number in damaged[:1]]
+        for variant, outcome in self.outcomes.items():
+            train = variant_config(self.config, variant).train
+            if missing := missing_evaluations(directory.read_metrics(variant), train, outcome.last_step):
+                found.append(f"{directory.path}: {variant}: {missing}")
+        return found
+
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
         return load_metrics(Workdir(self.workdir), variant, self.config.train.num_seeds)
@@ -70,7 +84,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
     summary = directory.read_summary()
     try:
         task = task_of(config)
-    except (SettingError, TypeError) as error:
+    except SettingError as error:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
     return Run(directory.path, config, task, summary)
@@ -148,8 +162,10 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     variant = names[0] if variant is None else variant
     if variant not in names:
         raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {', '.join(names)}")
-    if not directory.checkpoints(variant).is_dir():
-        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
+    folder = directory.checkpoints(variant)
+    if not folder.is_dir():
+        why = f"{folder} is a file, expected a folder" if folder.exists() else f"variant {variant!r} has no checkpoint"
+        raise ConfigError(f"{directory.path}: {why}")
 
     corpus = directory.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
@@ -200,6 +216,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
 def load_metrics(directory: Workdir, variant: str, num_seeds: int) -> dict[str, np.ndarray]:
     """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]; records of another number
     of seeds are left out."""
+    if damaged := directory.damaged_metrics():
+        log.warning("%s: line %d is not a record of a run: left out", directory.metrics_file, damaged[0])
     records = [record for record in directory.read_metrics(variant) if len(record["active"]) == num_seeds]
     shapes = dict.fromkeys(CURVES, (len(records), num_seeds)) | {"step": (len(records),)}
     return {

@@ -10,10 +10,11 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process
-from loglinear_jax.runs.writing import writing
+from loglinear_jax.runs.writing import CannotWrite, writing
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,8 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
     """
     holder = None
     with contextlib.ExitStack() as stack:
-        if tries:
-            with writing(file):
-                lock = stack.enter_context(file.open("a+"))
+        if tries and (lock := _opened(file)) is not None:
+            stack.enter_context(lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -49,3 +49,14 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
         if any_process(holder is not None):
             raise ConfigError(f"workdir {file.parent} is in use: {holder or 'another process'} trains in it")
         yield
+
+
+def _opened(file: Path) -> TextIO | None:
+    """The file, made if there is none; None where nothing can be written, so that nobody trains. Raises CannotWrite for want of
+    space."""
+    try:
+        return file.open("a+")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise CannotWrite(file, os.strerror(error.errno)) from error
+        return None

@@ -26,6 +26,7 @@ from loglinear_jax.lam import count_lam_params
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.idle_seeds import IdleSeeds
+from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
 from loglinear_jax.runs.provenance import device, provenance, versions
@@ -145,10 +146,11 @@ def finished_variants(
         checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
         steps, records = checkpoints.steps(), directory.read_metrics(variant)
         if outcome is None:
-            if not retrain and not steps and records and _is_last(records[-1], experiment.train):
+            was_damaged = summary is None and directory.has_damaged_summary()
+            if was_damaged and not retrain and not steps and records and _is_last(records[-1], experiment.train):
                 raise NoReadableCheckpoint(
                     f"{directory.path}: {variant} is finished, as its metrics say, but its checkpoints are gone, and "
-                    "summary.json has no outcome of it: --retrain trains it again"
+                    "summary.json was damaged: --retrain trains it again"
                 )
             continue
         problem = "is gone"
@@ -166,18 +168,6 @@ def finished_variants(
             if missing := missing_evaluations(records, experiment.train, outcome.last_step):
                 log.warning("%s: %s", variant, missing)
     return finished
-
-
-def missing_evaluations(records: list[dict[str, Any]], train: TrainSettings, last_step: int) -> str | None:
-    """Which evaluations up to a step are not recorded, in words; None if all are."""
-    expected = {*range(train.eval_every, last_step + 1, train.eval_every)}
-    if last_step == train.num_steps:
-        expected.add(last_step)
-    missing = sorted(expected - {record["step"] for record in records})
-    if not missing:
-        return None
-    shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-    return f"metrics.jsonl lacks the evaluations at step {shown} ({len(missing)} of {len(expected)})"
 
 
 def _is_last(record: dict[str, Any], train: TrainSettings) -> bool:

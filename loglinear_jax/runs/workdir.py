@@ -33,6 +33,7 @@ from loglinear_jax.runs.lines import check_metrics, check_process, read_lines
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import (
+    CannotWrite,
     append_line,
     free_name,
     keep_aside,
@@ -75,16 +76,16 @@ class Workdir:
     def hold(self) -> Iterator[None]:
         """Makes the folder, unless it is there, and keeps other processes from training in it while entered.
 
-        Raises ConfigError if it can't be written, holds something else than a run, or another process trains in it.
+        Raises ConfigError if it can't be made, holds something else than a run, or another process trains in it.
         """
         if self.path.is_file():
             raise ConfigError(f"workdir {self.path} is a file, expected a folder")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            others = {path.name for path in self.path.iterdir()} - {self.lock_file.name, "config.json.partial"}
-            self.lock_file.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"workdir {self.path} can't be written: {refusal(error)}") from error
+            with writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                others = {path.name for path in self.path.iterdir()} - {self.lock_file.name, "config.json.partial"}
+        except CannotWrite as error:
+            raise ConfigError(f"workdir {error}") from error
         if others and not self.config_file.exists():
             raise ConfigError(
                 f"workdir {self.path} holds no run, as there is no config.json, but {', '.join(sorted(others)[:3])}"
@@ -117,6 +118,8 @@ class Workdir:
     def make_folders(self, variant: str) -> None:
         """Makes the folders of a variant, so that what is in their way shows before training. Raises CannotWrite."""
         for folder in (self.checkpoints(variant), self.tensorboard(variant)):
+            if folder.is_file():
+                raise CannotWrite(folder, "it is a file, expected a folder")
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
 
@@ -222,6 +225,10 @@ class Workdir:
             raise ConfigError(f"{path} can't be read: it holds null")
         return value
 
+    def has_damaged_summary(self) -> bool:
+        """Whether `repair` has ever kept a summary aside."""
+        return any(self.path.glob(f"{self.summary_file.name}.damaged*"))
+
     def write_summary(self, summary: RunSummary) -> None:
         """Raises CannotWrite."""
         if self.writes:
@@ -253,14 +260,18 @@ class Workdir:
             append_line(self.metrics_file, record)
 
     def read_metrics(self, variant: str | None = None) -> list[dict[str, Any]]:
-        """The records in metrics.jsonl, of one variant or of all; damaged lines are left out, with a warning."""
+        """The records in metrics.jsonl, of one variant or of all; `damaged_metrics` are left out."""
+        return [record for record in self._read_metrics()[0] if variant in (None, record["variant"])]
+
+    def damaged_metrics(self) -> list[int]:
+        """The numbers of the lines of metrics.jsonl that are no records."""
+        return self._read_metrics()[1]
+
+    def _read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
         try:
-            records, damaged = read_lines(self.metrics_file, check_metrics)
+            return read_lines(self.metrics_file, check_metrics)
         except OSError as error:
             raise ConfigError(f"{self.metrics_file} can't be read: {refusal(error)}") from error
-        if damaged:
-            log.warning("%s: line %d is not a record of a run: left out", self.metrics_file, damaged[0])
-        return [record for record in records if variant in (None, record["variant"])]
 
     def keep_copies(self) -> None:
         """Copies metrics.jsonl and summary.json to *.earlier, before something of them is made again. Raises CannotWrite."""

@@ -23,33 +23,31 @@ class CannotWrite(RunFailed):
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises CannotWrite for what the file system refuses inside: an OSError, or an error of a library that quotes one."""
+def writing(path: Path, quoted: bool = False) -> Iterator[None]:
+    """Raises CannotWrite for what the file system refuses inside. quoted: also for an error of a library that only quotes the
+    operating system's words, as TensorStore does."""
     try:
         yield
     except Exception as error:
-        reason = refusal(error)
+        reason = refusal(error, quoted)
         if reason is None:
             raise
         raise CannotWrite(path, reason) from error
 
 
-# What TensorStore says in the words of the operating system alone, without an OSError.
-_REFUSALS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG", "ENOTDIR", "EISDIR", "ESTALE", "EMFILE")
+_QUOTED = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG", "ENOTDIR", "EISDIR", "ESTALE", "EMFILE")
 
 
-def refusal(error: BaseException | None) -> str | None:
-    """Why the file system refused, if that is what this error, or one that it came from, is about; else None."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+def refusal(error: BaseException | None, quoted: bool = False) -> str | None:
+    """Why the file system refused, if that is what this error, or what it was raised from, is about; else None."""
+    while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return os.strerror(error.errno)
-        for name in _REFUSALS:
+        for name in _QUOTED if quoted else ():
             reason = os.strerror(getattr(errno, name))
             if reason.lower() in str(error).lower():
                 return reason
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return None
 
 
@@ -63,12 +61,12 @@ def _free_space(path: Path) -> str:
         return f"free space of {folder} not known: {error.strerror}"
 
 
-def replace_file(path: Path, write: Callable[[IO[str]], Any]) -> None:
-    """Replaces a text file by what `write(file)` writes, whole or not at all. Raises CannotWrite."""
+def replace_file(path: Path, write: Callable[[IO], Any], mode: str = "w") -> None:
+    """Replaces a file by what `write(file)` writes, whole or not at all. mode: "wb" for bytes. Raises CannotWrite."""
     partial = path.with_name(path.name + ".partial")
     with writing(path):
         try:
-            with partial.open("w") as file:
+            with partial.open(mode) as file:
                 write(file)
                 to_disk(file)
             partial.replace(path)

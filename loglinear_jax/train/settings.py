@@ -66,11 +66,9 @@ class TrainSettings:
         check_fields(self, "train")
         if self.first_seed < 0 or self.first_seed + self.num_seeds > 2**31:
             raise SettingError(f"train.first_seed must leave all seeds within 0 .. 2**31 - 1, got {self.first_seed}")
-        cosine = self.schedule == "cosine"  # which takes at least a step to fall
-        if self.warmup_steps > self.num_steps - cosine:
+        if self.schedule == "cosine" and self.warmup_steps >= self.num_steps:  # it takes at least a step to fall
             raise SettingError(
-                f"train.warmup_steps={self.warmup_steps} must {'be less than' if cosine else 'not be more than'} "
-                f"train.num_steps={self.num_steps}"
+                f"train.warmup_steps={self.warmup_steps} must be less than train.num_steps={self.num_steps}"
             )
         if self.batch_size % self.grad_accumulation:
             raise SettingError(

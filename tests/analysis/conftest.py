@@ -39,7 +39,7 @@ def make_trained():
         params = jax.tree.map(lambda x: np.float32(x + 0.3 * rng.normal(size=x.shape)), params)
         score = np.zeros(len(built.seeds))
         return TrainedVariant(
-            workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, seeds=built.seeds,
+            workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, step=0, seeds=built.seeds,
             metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score,
             diverged_step=score - 1,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from loglinear_jax.config import (
     ConfigError,
     build,
     check_config,
+    check_effects,
     config_differences,
     describe_settings,
     sizes,
@@ -211,7 +212,6 @@ def test_bad_variants(variants, message):
         ("model.mixer", "mamba", "model.mixer must be one of"),
         ("model.lam_head_slope", float("nan"), "model.lam_head_slope must be finite, got nan"),
         ("model.kind", "language", "model.kind=language does not go with this config"),
-        ("train.warmup_steps", 5001, "train.warmup_steps=5001 must not be more than train.num_steps=5000"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
         ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),
@@ -233,13 +233,13 @@ def test_impossible_settings(field, value, message):
 
 def test_a_lam_that_no_variant_uses_is_refused():
     config = get_config("mqar")
-    check_config(config)
+    check_effects(config)
     config.variants = "linear,fixed"
     config.model.lam = "rope"
     with pytest.raises(ConfigError, match="model.lam=rope has no effect.*set variants=rope"):
-        check_config(config)
+        check_effects(config)
     config.variants = "linear,layers=1"
-    check_config(config)
+    check_effects(config)
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,15 @@ def test_a_lam_that_no_variant_uses_is_refused():
         ({"variants": "lam_hidden=32,lam_hidden=64", "lam_hidden": 16}, "model.lam_hidden=16 has no effect"),
         ({"variants": "fixed,linear+lam_hidden=32"}, "'linear\\+lam_hidden=32' sets model.lam_hidden, which has no effect"),
         ({"variants": "linear,mixer=linear+lam=rope"}, "'mixer=linear\\+lam=rope' sets model.lam, which has no effect there"),
+        ({"train.warmup_steps": 5001}, "train.warmup_steps=5001 must not be more than train.num_steps=5000"),
         ({"train.stream": True, "train.num_train": 500}, "train.num_train=500 has no effect"),
     ],
 )  # fmt: skip
 def test_a_setting_that_no_variant_reads_is_refused(settings, message):
     config = changed(settings)
+    check_config(config)  # a run that was started with it goes on
     with pytest.raises(ConfigError, match=message):
-        check_config(config)
+        check_effects(config)
 
 
 @pytest.mark.parametrize(
@@ -267,11 +269,17 @@ def test_a_setting_that_no_variant_reads_is_refused(settings, message):
     [
         {"variants": "linear,mlp_softmax", "lam_hidden": 32},
         {"variants": "mixer=softmax,mixer=linear", "chunk_size": 16},
-        {"variants": "mixer=softmax", "dt_max": 0.01, "init_scheme": "released"},  # as presets set them
     ],
 )
 def test_a_setting_that_some_variant_reads_is_none_of_those(settings):
-    check_config(changed(settings))
+    check_effects(changed(settings))
+
+
+def test_what_presets_set_is_none_of_those():
+    config = changed({"variants": "mixer=softmax", "dt_max": 0.01, "lam_hidden": 16})
+    check_effects(config, given=["variants"])
+    with pytest.raises(ConfigError, match="model.lam_hidden=16 has no effect"):
+        check_effects(config, given=["variants", "model.lam_hidden"])
 
 
 def changed(settings, name="mqar"):

@@ -58,7 +58,21 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
 
 def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
     # As TensorStore says it: no OSError, but the words of the operating system.
-    with pytest.raises(CannotWrite, match="Disk quota exceeded"), writing(tmp_path):
+    with pytest.raises(CannotWrite, match="Disk quota exceeded"), writing(tmp_path, quoted=True):
         raise ValueError('Error writing "params/0": Failed to write 46208 bytes to file 4: Disk quota exceeded')
-    with pytest.raises(ZeroDivisionError), writing(tmp_path):
-        1 / 0  # noqa: B018
+    with pytest.raises(ValueError, match="Not a directory"), writing(tmp_path):
+        raise ValueError("Not a directory: said by somebody's own code")
+    with pytest.raises(AttributeError), writing(tmp_path):
+        try:
+            (tmp_path / "none").read_text()
+        except OSError:
+            tmp_path.nope  # noqa: B018 - a bug, though it comes after an OSError
+
+
+def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+    with pytest.raises(CannotWrite, match=r"metrics\.jsonl can't be written: Disk quota exceeded \("):
+        Workdir(tmp_path).append_metrics(record(5))

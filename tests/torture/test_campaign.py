@@ -26,7 +26,6 @@ def test_a_sample_of_the_campaign_finds_nothing(kind, tmp_path, capsys):
 def test_a_run_that_is_killed_twice_is_an_undisturbed_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kills, "LONGER", {"recall": {"variants": "linear", "train.num_steps": 200}})
-    monkeypatch.setattr(kills, "NOT_OF_USERS", ())  # compiles faster
     case = kills.Case("recall", (("SIGKILL", 0.5), ("SIGTERM", 4.0)))
     kills.prepare(tmp_path, [case])
     assert kills.run_case(case, tmp_path) == Outcome("the same after 2 kills")
