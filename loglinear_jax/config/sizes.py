@@ -97,7 +97,7 @@ def memory_in_bytes() -> int | None:
     """Memory of all devices together; None if they do not say."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * jax.process_count()
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return None if limit is None else limit * jax.device_count()
 

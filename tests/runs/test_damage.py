@@ -217,10 +217,10 @@ def test_without_any_checkpoint_it_is_trained_again_and_nothing_is_lost(undistur
 
 
 def test_a_run_that_has_ended_is_shown_where_nothing_can_be_written(undisturbed, copied, train, monkeypatch):
-    def refused(self, mode="r", *arguments):
+    def refused(self, mode="r", *arguments, **named):
         if set(mode) & set("wa+"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
-        return opened(self, mode, *arguments)
+        return opened(self, mode, *arguments, **named)
 
     opened = type(copied).open
     monkeypatch.setattr(type(copied), "open", refused)

@@ -63,7 +63,7 @@ def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
 
     def records(workdir):
         lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
-        lines = [line for line in lines if line["variant"] in variants]
+        lines = sorted((line for line in lines if line["variant"] in variants), key=lambda line: line["variant"])
         return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
     assert records(a) == records(b)
