@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.figures.style import DOTS_PER_INCH, save
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.runs.writing import replace_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Report:
         self._stems.add(stem)
 
     def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
-        """Writes report.html, with pictures inside."""
+        """Writes report.html, with pictures inside. Raises CannotWrite."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
             autoescape=True,
@@ -96,7 +97,7 @@ class Report:
             parts=[part for part in self.parts if part.items],
         )
         path = self.out / "report.html"
-        path.write_text(html)
+        replace_file(path, lambda file: file.write(html))
         return path
 
 

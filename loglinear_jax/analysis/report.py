@@ -99,6 +99,7 @@ def _logged_to(path: Path) -> Iterator[None]:
     """Writes what this package logs meanwhile to a file, if it logs anything."""
     path.unlink(missing_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.handleError = lambda record: None  # a full disk: the report's own lines say it
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     package = logging.getLogger("loglinear_jax")
     package.addHandler(handler)

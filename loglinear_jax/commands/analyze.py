@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from loglinear_jax.commands.arguments import (
     BadInput,
+    Failed,
     check_folder,
     comma_separated,
     integer,
@@ -70,9 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     from loglinear_jax.analysis.report import LOG, Choices, make_report
-    from loglinear_jax.runs.errors import NoReadableCheckpoint
+    from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.settings import SettingError
 
     quiet_libraries()
@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
             page, problems = make_report(workdirs, args.out, choices)
         except (SettingError, NoReadableCheckpoint) as error:
             raise BadInput(error) from error
+        except RunFailed as error:
+            raise Failed(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
     if (log_file := page.with_name(LOG)).exists():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class RunFailed(Exception):
-    """The machine did not let a run go on; the message is one line. The same command goes on once that is mended."""
+    """The machine did not let a run, or its report, go on; the message is one line. The same command goes on once that is
+    mended."""
 
 
 class NoReadableCheckpoint(Exception):

@@ -1,5 +1,6 @@
 """The whole report of a real run, from the command line and as a function."""
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 from loglinear_jax.analysis import html, load_run, read_run
 from loglinear_jax.analysis.report import LOG, Choices, make_report
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Section
+from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -90,6 +92,17 @@ def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, c
     assert "all runs: Names\nTraceback" in logged and f'{Path(__file__).name}", line ' in logged
     make_report([workdir], tmp_path, Choices(sections=("tables",)))
     assert not (tmp_path / LOG).exists()
+
+
+def test_a_full_disk_is_one_line(workdir, tmp_path, monkeypatch, capsys):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+    assert main(["analyze", f"--workdir={workdir}", f"--out={tmp_path}", "--sections=tables"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"loglinear_jax analyze: {tmp_path}/report.html can't be written: No space left on device (")
+    assert err.count("\n") == 1
 
 
 def test_several_runs_and_broken_ones(workdir, tmp_path):
