@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.torture import __main__ as campaign
-from tests.torture import judge, kills, pool, runs, settings
+from tests.torture import judge, pool, settings
 from tests.torture.judge import Outcome
 
-SAMPLES = {"settings": 40, "calls": 20, "workdirs": 3}
+SAMPLES = {"settings": 40, "calls": 20}  # .ci/run draws some of the others, which take longer
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -21,16 +21,6 @@ def test_a_sample_of_the_campaign_finds_nothing(kind, tmp_path, capsys):
     assert code == 0, capsys.readouterr().out
     counts = json.loads(out.read_text())["counts"][kind]
     assert counts["cases"] == sum(counts["ended"].values()) == SAMPLES[kind] and counts["failures"] == 0
-
-
-def test_a_run_that_is_killed_twice_is_an_undisturbed_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kills, "LONGER", {"recall": {"variants": "linear", "train.num_steps": 200}})
-    case = kills.Case("recall", (("SIGKILL", 0.5), ("SIGTERM", 4.0)))
-    kills.prepare(tmp_path, [case])
-    assert kills.run_case(case, tmp_path) == Outcome("the same after 2 kills")
-    (tmp_path / "recall" / "summary.json").write_text('{"variants": {}}')
-    assert runs.difference(tmp_path / "run", tmp_path / "recall") == "outcomes differ: summary.json"
 
 
 def test_a_case_is_made_from_its_seed_and_number_alone():
@@ -63,7 +53,10 @@ def planted(monkeypatch, tmp_path):
     def run(bug):
         monkeypatch.setattr(settings, "checked_experiments", bug)
         return settings.run_case(
-            settings.Case(("--config=mqar:smoke", "--config.train.num_steps=0"), ("num_steps",)), tmp_path
+            settings.Case(
+                ("--config=mqar:smoke", "--config.train.num_steps=7"), ("num_steps",), "train.num_steps", "7"
+            ),
+            tmp_path,
         )
 
     return run
@@ -77,7 +70,7 @@ def test_a_planted_bug_is_found(planted):
         Path("written").touch()
         return {}
 
-    assert planted(settings.checked_experiments) == Outcome("refused in one line")
+    assert planted(settings.checked_experiments) == Outcome("accepted")
     assert planted(fails).failure.startswith("traceback: ZeroDivisionError")
     assert planted(writes).failure == "written before training: ['written']"
 
