@@ -159,8 +159,8 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 def find_lam(lam: str) -> Callable[..., nn.Module]:
     """The λ module called `lam` in `LAMS`, or the class that "module:Class" names.
 
-    Raises SettingError for a name that is neither, for a module that cannot be found, saying how to pass its path, and for
-    what is no class of a Linen module. What the import of the module raises is not caught.
+    Raises SettingError for any other name, for a missing module (and says how to pass its path), and for what is not the class
+    of a Linen module. An error that the module raises on import is not caught.
     """
     if not isinstance(lam, str):
         raise SettingError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")

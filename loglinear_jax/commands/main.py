@@ -91,12 +91,12 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         return BAD_INPUT
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def _is_closed(stream: TextIO) -> bool:
     """Whether whoever reads the stream is gone, as `head` is when it has read enough."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ from loglinear_jax.settings import SettingError
 
 
 class ConfigError(SettingError):
-    """A config or run that can't be used as it is; the message is one line that names what is wrong."""
+    """An invalid config or run; the message is one line that names what is wrong."""
 
 
 def missing_setting(section: str, name: str) -> ConfigError:

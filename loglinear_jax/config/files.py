@@ -78,8 +78,7 @@ def chosen_file(arguments: Sequence[str]) -> str | None:
 def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     """The config that a command line asks for; arguments that are not about the config are left out.
 
-    Raises ConfigError for a config file that can't be read, a preset or setting that does not exist, and a value of
-    another type.
+    Raises ConfigError for an unreadable config file, an unknown preset or setting, and a value of the wrong type.
     """
     arguments, _ = split_arguments(argv)
     chosen = chosen_file(arguments)
@@ -189,7 +188,7 @@ def _change(config: ConfigDict, changes: Sequence[str]) -> None:
 
 
 def _check_exists(config: ConfigDict, name: str) -> None:
-    """Raises ConfigError, naming the nearest, if there is no setting of that name."""
+    """Raises ConfigError for an unknown setting, and names the nearest one."""
     known = list(_names_of(config))
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)

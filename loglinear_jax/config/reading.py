@@ -27,6 +27,12 @@ def check_config(config: ConfigDict) -> None:
     Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, and sizes for which
     this machine has too little memory.
     """
+    for name, (task, model, train) in _checked_variants(config).items():
+        check_memory(name, MODEL_KINDS[config.model.kind].model, model, task, train)
+
+
+def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:
+    """`checked_settings` of each variant. Raises ConfigError for sections and settings that can't be."""
     _check_sections(config)
     try:
         settings_classes(config)
@@ -34,10 +40,7 @@ def check_config(config: ConfigDict) -> None:
     except SettingError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(("task", "model")) else f"model.{message}") from error
-    variants = {name: variant_config(config, name) for name in variant_names(config)}
-    checked = {name: checked_settings(own) for name, own in variants.items()}
-    for name, (task, model, train) in checked.items():
-        check_memory(name, MODEL_KINDS[config.model.kind].model, model, task, train)
+    return {name: checked_settings(variant_config(config, name)) for name in variant_names(config)}
 
 
 def _check_sections(config: ConfigDict) -> None:
@@ -74,14 +77,12 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     variant sets otherwise or does not read, and a warm-up that training never leaves.
 
     given: the names of the settings to look at, such as "model.lam_hidden"; None: all that are not the default. To be asked of
-    a config that a user makes, not of one that a run was started with. Raises ConfigError as `check_config` does, too.
+    a config that a user makes, not of one that a run was started with. Raises ConfigError for impossible settings, too.
     """
-    check_config(config)
-    variants = {name: variant_config(config, name) for name in variant_names(config)}
+    variants = _checked_variants(config)
     own = {name: variant_settings(config, name) for name in variants}
     unread = {}
-    for name, settings in variants.items():
-        _, model, train = checked_settings(settings)
+    for name, (_, model, train) in variants.items():
         unread[name] = _unread(model, train)
         if train.warmup_steps > train.num_steps:
             raise ConfigError(

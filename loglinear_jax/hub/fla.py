@@ -89,7 +89,7 @@ def import_fla(
     without one. dtype: of the activations. Parameters come out in float32.
 
     Raises ValueError naming the array that is missing, unknown, not floating, not finite, or of another shape than in our
-    model; the argument that cannot be; or the field of config that differs from the arrays, an argument, or what our model can.
+    model; the invalid argument; or the field of config that differs from the arrays or an argument, or that our model lacks.
     """
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"state_dict is of type {type(state_dict).__name__}: expected a mapping of names to arrays")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-# Positions are int32, and this one is no token's: counting stops here.
+# The largest int32. Counting stops here, so no token has this position.
 END = 2**31 - 1
 
 
 def as_position(position, most: int = END) -> Int[Array, ""]:
-    """A state's number of tokens as int32; -1, which is no token's position, unless it is from 0 to `most`."""
+    """A state's number of tokens as int32. It becomes -1, which no token has, unless it is from 0 to `most`."""
     position = jnp.asarray(position)
     valid = position >= 0
     if most < jnp.iinfo(position.dtype).max:

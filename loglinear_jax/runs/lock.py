@@ -1,4 +1,7 @@
-"""Only one process trains in a folder at a time."""
+"""Only one process trains in a folder at a time.
+
+The lock's file says who holds it. `filelock` can't serve here, as it empties the file that it tries.
+"""
 
 from __future__ import annotations
 

@@ -64,9 +64,8 @@ def run(
     Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used; NoReadableCheckpoint;
     RunFailed if the machine does not let the run go on: CannotWrite, OutOfMemory.
     """
-    experiments = checked_experiments(config)
+    experiments, sizes = checked_experiments(config)
     task = next(iter(experiments.values())).task  # the same for all variants
-    sizes = {variant: describe_size(x.model, x.task.seq_len) for variant, x in experiments.items()}
     directory = Workdir(workdir, writes=is_main())
     with directory.hold(), StopOnSignal() as stop:
         resumed = directory.prepare(config)
@@ -191,8 +190,9 @@ def reporting_memory(variant: str, experiment: Experiment) -> Iterator[None]:
         ) from error
 
 
-def checked_experiments(config: ConfigDict) -> dict[str, Experiment]:
-    """What each variant stands for, by its name, after every check that can be made before training and writing.
+def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict[str, str]]:
+    """(what each variant stands for, its size in words), by its name, after every check that can be made before training and
+    writing.
 
     Raises ConfigError naming the first setting that can't be.
     """
@@ -203,13 +203,14 @@ def checked_experiments(config: ConfigDict) -> dict[str, Experiment]:
         task.check_sequences()
     except SettingError as error:
         raise ConfigError(f"task {config.task.name}: {error}") from error
+    sizes = {}
     for variant, experiment in experiments.items():
         try:
-            describe_size(experiment.model, experiment.task.seq_len)
+            sizes[variant] = describe_size(experiment.model, experiment.task.seq_len)
         except UnsupportedError as error:
             implementation = experiment.config.model.implementation
             raise ConfigError(f"{variant}: model.implementation={implementation}: {error}") from error
-    return experiments
+    return experiments, sizes
 
 
 def describe_size(model: nn.Module, seq_len: int) -> str:
@@ -258,7 +259,7 @@ class VariantLoop:
             saved = None if state is None else step_of(state)
             if state is None:
                 state = self._despite_signal(self.many.init, self.many.seeds)
-            self._begin(state)
+            self._begin(state, copied=retrain)
             if not self._finished(state):
                 if saved is not None:
                     log.info("%s: going on from step %d", self.variant, saved)
@@ -274,18 +275,22 @@ class VariantLoop:
                 checkpoints.save(step_of(state), state)
         return state
 
-    def _begin(self, state: SeedState) -> None:
-        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced."""
-        step = step_of(state)
+    def _begin(self, state: SeedState, copied: bool) -> None:
+        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced.
+
+        copied: whether copies of all that is recorded are kept already.
+        """
+        step, records = step_of(state), self._records()
         self.replaces_after: int | None = step
-        ahead = [record["step"] for record in self._records() if record["step"] > step]
+        ahead = [record["step"] for record in records if record["step"] > step]
         if ahead and max(ahead) - step > 2 * self.settings.checkpoint_every:  # more than a kill can lose
             log.warning(
                 "%s: recorded up to step %d, but there is no checkpoint after step %d: trained again from there",
                 self.variant, max(ahead), step,
             )  # fmt: skip
-            self.directory.keep_copies()
-        records = [record for record in self._records() if record["step"] <= step]
+            if not copied:
+                self.directory.keep_copies()
+        records = [record for record in records if record["step"] <= step]
         if missing := missing_evaluations(records, self.settings, step):
             log.warning("%s: %s", self.variant, missing)
         self.idle = IdleSeeds(self.many, self.settings.num_steps, self.settings.eval_every, records)

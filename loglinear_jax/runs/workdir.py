@@ -179,16 +179,10 @@ class Workdir:
             if self._moved and config is not None:
                 write_json(self.config_file, config.to_dict())
             text = corpus.tokenizer.to_str(pretty=True)
-            if not self._holds(self.tokenizer_file, text):
+            if not _holds(self.tokenizer_file, text):
                 replace_file(self.tokenizer_file, lambda file: file.write(text))
             if written is None:
                 write_json(self.corpus_file, corpus.manifest)
-
-    def _holds(self, path: Path, text: str) -> bool:
-        try:
-            return path.read_text() == text
-        except (OSError, UnicodeError):
-            return False
 
     def read_corpus(self) -> dict[str, Any] | None:
         """The manifest of the text that the run was started with; None if there is none. Raises ConfigError if it can't be
@@ -280,3 +274,10 @@ class Workdir:
                 copy = free_name(path, "earlier")
                 with writing(copy):
                     shutil.copy2(path, copy)
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except (OSError, UnicodeError):
+        return False

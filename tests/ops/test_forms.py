@@ -24,9 +24,7 @@ from .forms import (
     LOG_LINEAR,
     exact_output,
     exact_outputs_and_gradients,
-    kernels_run,
     outputs_and_gradients,
-    types_of,
 )
 from .inputs import in_float64, random_inputs, relative_error
 
@@ -35,17 +33,6 @@ LOG_LINEAR_FORMS = [form for form in FORMS if form.operation is LOG_LINEAR]
 
 def every_form(which=lambda form: True):
     return pytest.mark.parametrize("form", [form for form in FORMS if which(form)], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def where_the_form_runs(request):
-    """64-bit types for the forms that have them; kernels in Pallas's interpreter where there is no GPU."""
-    form = getattr(request.node, "callspec", None) and request.node.callspec.params.get("form")
-    if form is None:
-        yield
-        return
-    with types_of(form), kernels_run():
-        yield
 
 
 def assert_close(results, expected, form, tolerance=None):

@@ -9,20 +9,10 @@ from loglinear_jax import FenwickState, fenwick_step, init_fenwick_state, log_li
 from loglinear_jax.ops.positions import END, advanced, as_position, have_room
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .forms import FORMS, LOG_LINEAR, kernels_run, types_of
+from .forms import FORMS, LOG_LINEAR
 from .inputs import in_float64, random_inputs, relative_error
 
 every_form = pytest.mark.parametrize("form", [form for form in FORMS if form.operation is LOG_LINEAR], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def where_the_form_runs(request):
-    form = getattr(request.node, "callspec", None) and request.node.callspec.params.get("form")
-    if form is None:
-        yield
-        return
-    with types_of(form), kernels_run():
-        yield
 
 
 def continued(form):

@@ -188,7 +188,7 @@ def _reach_training(argv: list[str]):
     accepted: list[Any] = []
 
     def instead(config, *arguments):
-        accepted.extend((config, checked_experiments(config)))
+        accepted.extend((config, checked_experiments(config)[0]))
         raise SystemExit(0)
 
     original, runs.run = runs.run, instead

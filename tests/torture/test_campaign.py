@@ -68,7 +68,7 @@ def test_a_planted_bug_is_found(planted):
 
     def writes(config):
         Path("written").touch()
-        return {}
+        return {}, {}
 
     assert planted(settings.checked_experiments) == Outcome("accepted")
     assert planted(fails).failure.startswith("traceback: ZeroDivisionError")
