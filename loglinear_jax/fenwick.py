@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 
 def num_levels(length: int) -> int:
@@ -43,10 +43,21 @@ def capacity(levels: int) -> int:
     return 1 << (levels - 1)
 
 
-def used_levels(length: int, levels: int) -> Bool[np.ndarray, "T L"]:
-    """Whether the bucket of each level has tokens in it at each of the first `length` positions."""
-    position = np.arange(length)[:, None]
-    return np.concatenate([np.ones((length, 1), bool), (position >> np.arange(levels - 1)) & 1 == 1], axis=1)
+def occupied_levels(position, num_levels: int):
+    """Whether the bucket of each of the first `num_levels` levels holds tokens at a position: level 0 always, level ℓ ≥ 1 where
+    bit ℓ - 1 of the position is set.
+
+    position: integers of any shape [...], at least 0. Returns bool [..., num_levels]; plain NumPy in, NumPy out.
+
+    Raises ValueError for positions that are not integers, or known to be negative, and a num_levels below 1.
+    """
+    _check_positive("num_levels", num_levels)
+    _check_positions("position", position)
+    xp = jnp if isinstance(position, jax.Array) else np
+    position = xp.asarray(position)[..., None]
+    # A shift by as many bits as the type has is not defined.
+    bit = np.minimum(np.arange(num_levels - 1), xp.iinfo(position.dtype).bits - 1).astype(position.dtype)
+    return xp.concatenate([xp.ones_like(position, bool), (position >> bit) & 1 == 1], axis=-1)
 
 
 def bit_length(x):

@@ -1,12 +1,18 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-such a class in any module, named as "my_module:MyLam"; its fields may be any of `make_lam`'s settings. With
-needs_input = False it only gets d's shape.
+such a class in any module, named as "my_module:MyLam"; its fields may be any of `make_lam`'s settings. Class attributes say
+more:
+
+  needs_input = False   it only gets d's shape
+  needs_scores = True   it looks into the buckets: it is called with (d, scores, occupied), scores [..., H, L] the
+                        `bucket_scores` of unit queries and keys, occupied [..., 1, L] where a level has a bucket
+  has_levels = False    nothing in it is indexed by level: it returns as many as scores has, so there is no longest sequence
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -18,7 +24,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import pallas_kernels
 from loglinear_jax.settings import SettingError
@@ -29,6 +35,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
 }
 
+FIRST_SCALE = 5.0  # of bucket scores in λ
 # softplus of this is 1.
 UNIT = float(np.log(np.e - 1))
 # The released code re-initialises every linear layer: weights normal(0.02), biases 0.
@@ -55,6 +62,35 @@ class LinearLam(nn.Module):
         return nn.softplus(scale * d.astype(jnp.float32))
 
 
+class ContentLam(nn.Module):
+    """λ = softmax over the occupied levels of γ_h s[ℓ], s the bucket scores of unit queries and keys, γ_h > 0 learned.
+
+    Where the decayed sum of a bucket's keys matches the query, λ is large: it sees what its bucket holds. One parameter a head.
+    """
+
+    needs_input = False
+    needs_scores = True
+    has_levels = False
+
+    @nn.compact
+    def __call__(
+        self, d: Float[Array, "... H L"], scores: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]
+    ) -> Float[Array, "... H L"]:
+        del d
+        return softmax_of_occupied(_sharpened(self, scores), occupied)
+
+
+def _sharpened(module: nn.Module, scores: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
+    """γ_h s, inside a module of which γ is a parameter."""
+    log_scale = module.param("log_scale", nn.initializers.constant(np.log(FIRST_SCALE)), scores.shape[-2:-1])
+    return jnp.exp(log_scale)[:, None] * scores
+
+
+def softmax_of_occupied(logits: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]) -> Float[Array, "... H L"]:
+    """softmax over the occupied levels, 0 for the others."""
+    return nn.softmax(jnp.where(occupied, logits, -jnp.inf), axis=-1)
+
+
 class MlpLam(nn.Module):
     """λ = out(W2 · activation(W1 · d + b1) + b2) over the level axis, shared by the heads (paper, equation 3).
 
@@ -75,12 +111,8 @@ class MlpLam(nn.Module):
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
         width = self.hidden or 2 * levels
-        text = self.init_scheme == "text"
-        start = 0.54 if text and self.out == "softplus" else 0.0
-        hidden_init = nn.initializers.xavier_uniform() if text else released_weights
-        out_init = nn.initializers.zeros if text else released_weights
-        w1, b1 = _Affine(levels, width, hidden_init, name="hidden")()
-        w2, b2 = _Affine(width, levels, out_init, start, name="out_proj")()
+        start = 0.54 if self.init_scheme == "text" and self.out == "softplus" else 0.0
+        w1, b1, w2, b2 = _mlp_weights(levels, width, self.init_scheme, start)
         d = d.astype(jnp.float32)
         if self.implementation == "pallas" or (self.implementation is None and self._kernel_is_best(levels, width)):
             return pallas_kernels.lam_mlp(d, w1, b1, w2, b2, out=self.out, activation=self.activation)
@@ -92,6 +124,37 @@ class MlpLam(nn.Module):
             "the MLP of λ",
             lambda: pallas_kernels.why_lam_mlp_unsupported(levels, width, self.out, self.activation),
         )
+
+
+class ContentMlpLam(nn.Module):
+    """`ContentLam` with the paper's MLP of the token added to the logits: does it add anything to what λ sees?
+
+    The MLP's last weights and biases start at 0, so it starts as `ContentLam`.
+    """
+
+    needs_scores = True
+
+    hidden: int | None = 64  # d_h; None: 2 L
+    activation: str = "gelu"
+    init_scheme: str = "text"
+
+    @nn.compact
+    def __call__(
+        self, d: Float[Array, "... H L"], scores: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]
+    ) -> Float[Array, "... H L"]:
+        levels = d.shape[-1]
+        w1, b1, w2, b2 = _mlp_weights(levels, self.hidden or 2 * levels, self.init_scheme, 0.0)
+        of_token = ACTIVATIONS[self.activation](d.astype(jnp.float32) @ w1 + b1) @ w2 + b2
+        return softmax_of_occupied(_sharpened(self, scores) + of_token, occupied)
+
+
+def _mlp_weights(levels: int, width: int, init_scheme: str, start: float) -> tuple[Array | np.ndarray, ...]:
+    """W1, b1, W2, b2 of the MLP, inside a compact method; b2 starts at `start`."""
+    text = init_scheme == "text"
+    hidden_init = nn.initializers.xavier_uniform() if text else released_weights
+    out_init = nn.initializers.zeros if text else released_weights
+    w1, b1 = _Affine(levels, width, hidden_init, name="hidden")()
+    return w1, b1, *_Affine(width, levels, out_init, start, name="out_proj")()
 
 
 class _Affine(nn.Module):
@@ -153,6 +216,8 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
     "mlp_softplus": functools.partial(MlpLam, out="softplus"),
     "mlp_softmax": functools.partial(MlpLam, out="softmax"),
     "rope": RopeLam,
+    "content": ContentLam,
+    "content_mlp": ContentMlpLam,
 }
 
 
@@ -216,6 +281,23 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
 def lam_arguments(lam: str) -> set[str]:
     """Those of `make_lam`'s settings that the λ called `lam` has fields for, and its own."""
     return set(inspect.signature(find_lam(lam)).parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class LamTraits:
+    """The class attributes of a λ: see the top of this module."""
+
+    needs_input: bool = True
+    needs_scores: bool = False
+    has_levels: bool = True
+
+
+def lam_traits(lam: str) -> LamTraits:
+    """Those of the λ called `lam`. Raises SettingError as `find_lam` does."""
+    module = find_lam(lam)
+    module = module.func if isinstance(module, functools.partial) else module
+    traits = dataclasses.fields(LamTraits)
+    return LamTraits(**{trait.name: getattr(module, trait.name, trait.default) for trait in traits})
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:

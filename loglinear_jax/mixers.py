@@ -7,14 +7,21 @@ import math
 from typing import Any, get_args
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from loglinear_jax.fenwick import FenwickState, num_levels
-from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, lam_arguments, make_lam
-from loglinear_jax.ops import check_attention_settings, fenwick_step, gated_linear_attention, log_linear_attention
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels, occupied_levels
+from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam, lam_arguments, lam_traits, make_lam
+from loglinear_jax.ops import (
+    bucket_scores,
+    check_attention_settings,
+    fenwick_step,
+    gated_linear_attention,
+    log_linear_attention,
+)
 from loglinear_jax.ops.checks import Implementation
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
 from loglinear_jax.settings import INT32_MAX, SettingError, check_fields, setting
@@ -41,8 +48,34 @@ def init_dt_bias(dt_min, dt_max):
     return init
 
 
-# What a mixer remembers of the tokens so far: its levels, one state [B, H, K, V], or everything.
-MixerCache = FenwickState | Array | KeyValueCache
+@flax.struct.dataclass
+class LookingCache:
+    """What log-linear attention remembers with a λ that looks into its buckets.
+
+    states: those of the attention, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1].
+    """
+
+    states: FenwickState
+    key_sums: FenwickState
+
+
+# What a mixer remembers of the tokens so far: its levels, with sums of keys or without, one state [B, H, K, V], or everything.
+MixerCache = FenwickState | LookingCache | Array | KeyValueCache
+
+
+def unit(x: Float[Array, "... K"]) -> Float[Array, "... K"]:
+    """x divided by its length over the last axis; 0 stays 0."""
+    length = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(length + 1e-6)).astype(x.dtype)
+
+
+def _with_room(state: FenwickState, max_length: int) -> FenwickState:
+    """The state without the levels that max_length tokens don't need, which hold nothing yet, and never will."""
+    return state.replace(levels=state.levels[:, :, : num_levels(max_length)])
+
+
+def _with_levels_of(state: FenwickState, other: FenwickState) -> FenwickState:
+    return state.replace(levels=state.levels[:, :, : other.levels.shape[2]])
 
 
 class TokenMixer(nn.Module):
@@ -67,8 +100,11 @@ class TokenMixer(nn.Module):
     (softmax: from max_length on; log-linear: from the next power of two on; linear: never) gets NaN. Raises ValueError for a
     cache and T other than 1.
 
-    λ is sown as ("intermediates", "lam_value"), and q, k and log decays as "queries", "keys" and "log_decay": apply the
-    model with mutable=["intermediates"] to read them; otherwise free.
+    A λ that has levels takes sequences of at most 2^(num_levels - 1) tokens; with extend_lam, higher levels get the λ of its
+    highest one. A λ of which nothing is indexed by level (see loglinear_jax.lam) takes any.
+
+    λ is sown as ("intermediates", "lam_value"), what it looks at as "bucket_scores", and q, k and log decays as "queries",
+    "keys" and "log_decay": apply the model with mutable=["intermediates"] to read them; otherwise free.
     """
 
     mixer: str
@@ -84,6 +120,7 @@ class TokenMixer(nn.Module):
     dt_min: float = DT_MIN
     dt_max: float = DT_MAX
     learned_scale: bool = False
+    extend_lam: bool = False
 
     @nn.compact
     def __call__(
@@ -123,35 +160,85 @@ class TokenMixer(nn.Module):
                 q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
 
-        lam_shape = (*v.shape[:3], self.num_levels)
-        lam = make_lam(
-            self.lam,
-            hidden=self.lam_hidden,
-            activation=self.lam_activation,
-            init_scheme=self.init_scheme,
-            implementation=self.implementation,
-            name="lam",
-        )(jnp.zeros(lam_shape) if d is None else d.reshape(lam_shape))
-        if getattr(lam, "shape", None) != lam_shape:
-            got = f"shape {lam.shape}" if hasattr(lam, "shape") else f"a {type(lam).__name__}"
-            raise SettingError(
-                f"lam={self.lam!r} returns {got}: expected an array like its argument, [B, T, H, L] = {lam_shape}"
-            )
-        if self.lam_head_slope:
-            lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, lam_shape[2:]))
+        lam, key_sums = self._lam(q, k, log_decay, d, cache, max_length)
         self.sow("intermediates", "lam_value", lam)
         if cache is not None:
-            out, cache = fenwick_step(cache, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
-            return out[:, None], cache
+            states = cache if key_sums is None else cache.states
+            out, states = fenwick_step(states, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
+            return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
         attended = log_linear_attention(
             q, k, v, log_decay, lam,
             return_state=decoding, chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
         if not decoding:
             return attended
-        out, state = attended
-        # No level above those that max_length needs holds anything yet, or will.
-        return out, state.replace(levels=state.levels[:, :, : num_levels(max_length)])
+        out, states = attended
+        states = _with_room(states, max_length)
+        return out, states if key_sums is None else LookingCache(states, key_sums)
+
+    def _lam(
+        self, q, k, log_decay, d, cache: MixerCache | None, max_length: int | None
+    ) -> tuple[Float[Array, "B T H L"], FenwickState | None]:
+        """(λ, the sums of keys after these tokens where λ looks at them and something is to be remembered)."""
+        traits = lam_traits(self.lam)
+        module = make_lam(
+            self.lam,
+            hidden=self.lam_hidden,
+            activation=self.lam_activation,
+            init_scheme=self.init_scheme,
+            implementation=self.implementation,
+            name="lam",
+        )
+        room = q.shape[1] if max_length is None else max_length
+        levels = self.num_levels
+        if not traits.has_levels:
+            levels = num_levels(room) if cache is None else self._looking(cache).key_sums.levels.shape[2]
+        elif room > capacity(levels) and not (self.extend_lam and not traits.needs_scores):
+            raise SettingError(
+                f"lam={self.lam!r} has {levels} levels, for {capacity(levels)} tokens, got {room}: train with a larger "
+                "model.max_length, or a λ that is not indexed by level, such as content"
+            )
+        shape = (*log_decay.shape, levels)
+        d = jnp.zeros(shape) if d is None else d.reshape(*log_decay.shape, -1)
+        key_sums = None
+        if traits.needs_scores:
+            scores, occupied, key_sums = self._look(q, k, log_decay, levels, cache, max_length)
+            lam = module(d, scores, occupied)
+        else:
+            lam = module(d)
+        if getattr(lam, "shape", None) != shape:
+            got = f"shape {lam.shape}" if hasattr(lam, "shape") else f"a {type(lam).__name__}"
+            raise SettingError(f"lam={self.lam!r} returns {got}: expected an array [B, T, H, L] = {shape}")
+        if self.lam_head_slope:
+            lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, shape[2:]))
+        wanted = num_levels(room) if cache is None else (cache if key_sums is None else cache.states).levels.shape[2]
+        if self.extend_lam and wanted > levels:
+            lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, wanted - levels)], mode="edge")
+        return lam, key_sums
+
+    def _look(self, q, k, log_decay, levels: int, cache: MixerCache | None, max_length: int | None):
+        """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
+        before = None if cache is None else self._looking(cache).key_sums
+        scores, key_sums = bucket_scores(
+            unit(q), unit(k), log_decay,
+            num_levels=levels, initial_state=before, return_state=True,
+            implementation=self.implementation if before is None else "recurrent",
+        )  # fmt: skip
+        self.sow("intermediates", "bucket_scores", scores)
+        first = 0 if before is None else before.position
+        occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]
+        if before is not None:
+            return scores, occupied, _with_levels_of(key_sums, before)
+        return scores, occupied, None if max_length is None else _with_room(key_sums, max_length)
+
+    def _looking(self, cache: MixerCache) -> LookingCache:
+        """Raises ValueError for a cache without sums of keys."""
+        if not isinstance(cache, LookingCache):
+            raise ValueError(
+                f"cache is of type {type(cache).__name__}, without the sums of keys that lam={self.lam!r} looks at: expected a "
+                "LookingCache, as the same model returns with max_length"
+            )
+        return cache
 
     def _init_lam_log_scale(self, key, shape):
         del key
@@ -194,6 +281,8 @@ class MixerSettings:
         f"form of the attention: {', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
     dtype: str = "float32"
+    # Not in configs, as training never needs it: whether levels beyond max_length take the λ of the highest one below.
+    extend_lam: bool = False
 
     @property
     def groups(self) -> int:
@@ -203,6 +292,15 @@ class MixerSettings:
     def has_lam(self) -> bool:
         """Whether the mixer weighs levels by λ, which it sows."""
         return self.mixer == "log_linear"
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that λ has levels for; None if there is none, as where nothing is indexed by level."""
+        if not self.has_lam:
+            return None
+        traits = lam_traits(self.lam)
+        extended = self.extend_lam and not traits.needs_scores
+        return self.max_length if traits.has_levels and not extended else None
 
     @property
     def has_decays(self) -> bool:
@@ -223,7 +321,7 @@ class MixerSettings:
     @property
     def dt_and_d_sizes(self) -> tuple[int, int]:
         """Widths of the projections dt and d that the mixer and its λ use (0: none)."""
-        needs_d = self.has_lam and getattr(make_lam(**self.lam_settings), "needs_input", True)
+        needs_d = self.has_lam and lam_traits(self.lam).needs_input
         return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
 
     @property
@@ -247,6 +345,7 @@ class MixerSettings:
             init_scheme=self.init_scheme,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
+            extend_lam=self.extend_lam,
             name="mixer",
             **more,
         )
@@ -260,6 +359,11 @@ class MixerSettings:
         except SettingError as error:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
             raise SettingError(f"model.{error}{none}") from error
+        if not self.has_lam and lam_traits(self.lam).needs_scores:
+            raise SettingError(
+                f"model.lam={self.lam} looks into the buckets of levels, and model.mixer={self.mixer} has none: expected "
+                "mixer=log_linear, or another lam"
+            )
         for name in ("vocab_size", "max_length", "groups"):
             shown, value = "key_groups" if name == "groups" else name, getattr(self, name)
             if value < 1:

@@ -1,6 +1,7 @@
 """Pallas GPU kernels of log-linear attention, with their gradient. Nothing outside knows which Pallas lowering they use."""
 
 from pallas_kernels.attention import fenwick_attention
+from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
@@ -10,10 +11,13 @@ from pallas_kernels.support import (
     runs_on_gpu,
     why_unsupported,
 )
+from pallas_kernels.tiles import chunk_of_scores
 
 __all__ = [
     "UnsupportedError",
     "are_best",
+    "chunk_of_scores",
+    "chunk_scores",
     "fenwick_attention",
     "interpret",
     "interpreting",

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import kernels
-from pallas_kernels.common import fold_mapped_axes
-from pallas_kernels.kernels import Sizes
+from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, by_chunk, decay_in_chunk, sum_tokens
+from pallas_kernels.common import fold_mapped_axes, pad
+from pallas_kernels.kernels import AttentionSizes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
 from pallas_kernels.tiles import Tiles, choose_tiles, tile_for
 
-LOG2_E = math.log2(math.e)
-# exp2 of this is 0 in float32, and sums of it over a chunk stay small.
-MIN_LOG2_DECAY = -150.0
-# log2 decays are split at this many parts of one: see `_decay_in_chunk`.
-COARSE = 2.0**9
 # Range sums over chunks go through masks of at most this many chunks at a time.
 MASK_CHUNKS = 64
 
@@ -54,10 +49,10 @@ def fenwick_attention(
         tiles = tiles.with_chunk(chunk_size)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks)
-    q, k = (_pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
-    v = _pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
+    q, k = (pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
+    v = pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
-    log_decay, lam = (_pad(x, (1, sizes.length)) for x in (log_decay, lam))
+    log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
     out = _differentiable(sizes, tiles)(q, k, v, log_decay, lam)
     return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
 
@@ -82,12 +77,12 @@ def _check(q, k, v, log_decay, lam) -> None:
 
 def sizes_for(
     batch: int, length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype, precision, tiles: Tiles
-) -> Sizes:
+) -> AttentionSizes:
     """What the kernels see of a problem of this shape: everything padded to whole tiles."""
     num_chunks = -(-length // tiles.chunk)
     read_chunks = min(tiles.read_chunks, num_chunks)
     num_chunks = -(-num_chunks // read_chunks) * read_chunks
-    return Sizes(
+    return AttentionSizes(
         batch=batch,
         chunk=tiles.chunk,
         num_chunks=num_chunks,
@@ -103,15 +98,7 @@ def sizes_for(
     )
 
 
-def _pad(x, *axes_and_sizes):
-    """x with zeros behind, up to the given size of each given axis."""
-    widths = [(0, 0)] * x.ndim
-    for axis, size in axes_and_sizes:
-        widths[axis] = (0, size - x.shape[axis])
-    return x if all(after == 0 for _, after in widths) else jnp.pad(x, widths)
-
-
-def _differentiable(sizes: Sizes, tiles: Tiles):
+def _differentiable(sizes: AttentionSizes, tiles: Tiles):
     """The differentiable function (q, k, v, log_decay, lam) -> o for these sizes, in the kernels' shapes but for
     log_decay [B, T, H] and lam [B, T, H, L]."""
     forward, backward = _forward_and_backward(sizes, tiles)
@@ -131,7 +118,7 @@ def _differentiable(sizes: Sizes, tiles: Tiles):
 
 
 @functools.cache
-def _forward_and_backward(sizes: Sizes, tiles: Tiles):
+def _forward_and_backward(sizes: AttentionSizes, tiles: Tiles):
     """Forward and backward with a batching rule each: a mapped axis becomes part of the batch, so grids keep their axes."""
     return (
         fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles)),
@@ -139,9 +126,9 @@ def _forward_and_backward(sizes: Sizes, tiles: Tiles):
     )
 
 
-def _forward(q, k, v, log_decay, lam, *, sizes: Sizes, tiles: Tiles):
+def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    decay = _decay_in_chunk(log_decay, sizes)
+    decay = decay_in_chunk(log_decay, sizes)
     lam_inside, lam_between = _split_lam(lam, sizes)
     weight = states = None
     if sizes.heights:
@@ -151,10 +138,10 @@ def _forward(q, k, v, log_decay, lam, *, sizes: Sizes, tiles: Tiles):
     return kernels.outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles.outputs)
 
 
-def _backward(q, k, v, log_decay, lam, do, *, sizes: Sizes, tiles: Tiles):
+def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tiles):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     do = do.astype(v.dtype)
-    decay = _decay_in_chunk(log_decay, sizes)
+    decay = decay_in_chunk(log_decay, sizes)
     lam_inside, lam_between = _split_lam(lam, sizes)
 
     def by_head(x):
@@ -180,72 +167,50 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: Sizes, tiles: Tiles):
     if sizes.heights:
         dq += jnp.sum(dq_read, axis=0)
         # Where no state is read, nothing was written.
-        read = by_head(jnp.where(_reads(sizes)[:, :, None], _by_chunk(read, sizes), 0.0))
-        weight, read_decay = _by_chunk(weight, sizes), _by_chunk(read_decay, sizes)
+        read = by_head(jnp.where(_reads(sizes)[:, :, None], by_chunk(read, sizes), 0.0))
+        weight, read_decay = by_chunk(weight, sizes), by_chunk(read_decay, sizes)
         d_since = jnp.sum(weight * read, axis=-1)
         dlam = jnp.concatenate([dlam, (read_decay * read).reshape(*dlam.shape[:2], sizes.heights, -1)], axis=2)
         d_decay += by_head(d_query_decay)
     # A token's decay counts for queries from it on, and for keys before it.
     tokens = np.arange(sizes.chunk)
-    d_token = _sum_tokens(d_decay, tokens[:, None] >= tokens, sizes)
+    d_token = sum_tokens(d_decay, tokens[:, None] >= tokens, sizes)
     if sizes.heights:
-        d_token += _sum_tokens(by_head(kept[0]), tokens[:, None] < tokens, sizes)
+        d_token += sum_tokens(by_head(kept[0]), tokens[:, None] < tokens, sizes)
         # What lies between the chunks of a query and of a key decays as a whole.
         (d_chunk,) = since_vjp(jnp.swapaxes(d_since, 2, 3))
         d_token += (d_chunk + _sum_over_reads(by_head(d_merge)))[..., None]
     d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
     d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
     dlam = jnp.moveaxis(dlam, 3, 1)[..., : lam.shape[-1]]
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv, d_log_decay, _pad(dlam, (3, lam.shape[-1]))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv, d_log_decay, pad(dlam, (3, lam.shape[-1]))
 
 
-def _by_chunk(x, sizes: Sizes):
-    """[..., T] to [..., N, C]."""
-    return x.reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
-
-
-def _sum_tokens(x, mask, sizes: Sizes):
-    """x [B, H, T] summed over tokens of each chunk where mask [C, C] (summed token, result's token); [B, H, N, C]."""
-    return jnp.einsum("bhnc,cd->bhnd", _by_chunk(x, sizes), mask.astype(np.float32), precision="highest")
-
-
-def _decay_in_chunk(log_decay, sizes: Sizes):
-    """The kernels' `decay`, from [B, T, H] natural logs."""
-    log2_decay = jnp.maximum(jnp.swapaxes(log_decay, 1, 2) * LOG2_E, MIN_LOG2_DECAY)
-    parts = [log2_decay]
-    if sizes.decay_parts == 2:
-        # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
-        coarse = jnp.floor(log2_decay * COARSE) / COARSE
-        parts = [coarse, log2_decay - coarse]
-    tokens = np.arange(sizes.chunk)
-    return jnp.stack([_sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
-
-
-def _chunk_decay(decay, sizes: Sizes):
+def _chunk_decay(decay, sizes: AttentionSizes):
     """log2 decay over each chunk, [B, H, N]."""
-    return jnp.sum(_by_chunk(decay, sizes)[..., -1], axis=0)
+    return jnp.sum(by_chunk(decay, sizes)[..., -1], axis=0)
 
 
-def _split_lam(lam, sizes: Sizes):
+def _split_lam(lam, sizes: AttentionSizes):
     """λ [B, T, H, L] of the levels inside a chunk and of those between chunks, each [B, H, levels, T]."""
-    lam = _pad(lam[..., : sizes.levels], (3, sizes.levels))
+    lam = pad(lam[..., : sizes.levels], (3, sizes.levels))
     return tuple(jnp.moveaxis(part, 1, 3) for part in jnp.split(lam, [sizes.levels_inside], axis=3))
 
 
-def _reads(sizes: Sizes):
+def _reads(sizes: AttentionSizes):
     """[heights, N]: whether a chunk reads a state at a height."""
     return (np.arange(sizes.num_chunks) >> np.arange(sizes.heights)[:, None]) & 1 == 1
 
 
-def _read_decay(decay, since, sizes: Sizes):
+def _read_decay(decay, since, sizes: AttentionSizes):
     """Decay from the end of the state that a token's chunk reads at each height to the token, [B, H, heights, T]; 0 if none."""
-    since_start = jnp.sum(_by_chunk(decay, sizes), axis=0)[:, :, None]
+    since_start = jnp.sum(by_chunk(decay, sizes), axis=0)[:, :, None]
     read_decay = jnp.exp2(jnp.swapaxes(since, 2, 3)[..., None] + since_start)
     read_decay = jnp.where(_reads(sizes)[:, :, None], read_decay, 0.0)
     return read_decay.reshape(*read_decay.shape[:3], sizes.length)
 
 
-def _states(k, v, decay, chunk_decay, sizes: Sizes, tiles: Tiles):
+def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles):
     """Bottom-up: the state of every node that is read."""
     size = min(tiles.span, 1 << sizes.heights)
     states = kernels.chunk_states(k, v, decay, sizes, tiles.chunk_states, size)
@@ -256,7 +221,7 @@ def _states(k, v, decay, chunk_decay, sizes: Sizes, tiles: Tiles):
     return states
 
 
-def _chunk_gradients(read_gradients, states, chunk_decay, sizes: Sizes, tiles: Tiles):
+def _chunk_gradients(read_gradients, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles):
     """Top-down: (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk
     which state[e] passes on its way up)."""
     stages = [1]
@@ -279,7 +244,7 @@ def _chunk_gradients(read_gradients, states, chunk_decay, sizes: Sizes, tiles: T
 def _node_decay(chunk_decay, size: int):
     """Log decays of nodes of `size` chunks, from those of chunks."""
     nodes = -(-chunk_decay.shape[2] // size)
-    padded = _pad(chunk_decay, (2, nodes * size))
+    padded = pad(chunk_decay, (2, nodes * size))
     return jnp.sum(padded.reshape(*padded.shape[:2], nodes, size), axis=3)
 
 
@@ -300,7 +265,7 @@ def since_block_start(chunk_decay):
     blocks = -(-num_chunks // size)
     # A decay that is not finite is in the states of its chunk already; times the masks' zeros it would reach earlier chunks.
     finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
-    padded = _pad(finite, (chunk_decay.ndim - 1, blocks * size))
+    padded = pad(finite, (chunk_decay.ndim - 1, blocks * size))
     padded = padded.reshape(*chunk_decay.shape[:-1], blocks, size)
 
     # One height more than the block has: the sum over all of the block before each chunk.

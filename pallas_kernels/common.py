@@ -61,3 +61,11 @@ def fold_mapped_axes(function):
         return results, jax.tree.map(lambda _: True, results)
 
     return folding
+
+
+def pad(x, *axes_and_sizes):
+    """x with zeros behind, up to the given size of each given axis."""
+    widths = [(0, 0)] * x.ndim
+    for axis, size in axes_and_sizes:
+        widths[axis] = (0, size - x.shape[axis])
+    return x if all(after == 0 for _, after in widths) else jnp.pad(x, widths)

@@ -30,55 +30,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, dot
+from pallas_kernels.chunks import Sizes, Specs, decay_parts, decay_tile, decay_until_end, level_tile, multiply
+from pallas_kernels.common import call
 from pallas_kernels.tiles import Launch
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a problem as the kernels see it. Hashable: one set of kernels for each."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionSizes(Sizes):
+    """N is a multiple of read_chunks, of which `Tiles` tells; value_dim is that of one block."""
 
-    batch: int
-    chunk: int  # C, tokens
-    num_chunks: int  # N, a multiple of read_chunks
-    read_chunks: int  # see Tiles
-    groups: int  # G
-    heads: int  # H
-    value_blocks: int
-    key_dim: int
-    value_dim: int  # of one block
-    dtype: str  # of q, k, v and the states
-    precision: str  # "bf16", "tf32" or "f32"
-    interpret: bool
-
-    @property
-    def length(self) -> int:
-        return self.num_chunks * self.chunk
-
-    @property
-    def all_heads(self) -> int:
-        """R: heads, each as often as it has value blocks."""
-        return self.heads * self.value_blocks
-
-    @property
-    def group_heads(self) -> int:
-        return self.all_heads // self.groups
-
-    @property
-    def heights(self) -> int:
-        return (self.num_chunks - 1).bit_length()
-
-    @property
-    def levels_inside(self) -> int:
-        return self.chunk.bit_length()
-
-    @property
-    def levels(self) -> int:
-        return self.levels_inside + self.heights
-
-    @property
-    def decay_parts(self) -> int:
-        return 2 if self.precision == "f32" else 1
+    read_chunks: int
+    value_dim: int
 
     @property
     def states_shape(self) -> jax.ShapeDtypeStruct:
@@ -87,10 +49,6 @@ class Sizes:
 
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------
-
-
-def _dot(x, y, sizes: Sizes, transpose_x=False, transpose_y=False):
-    return dot(x, y, sizes.precision, sizes.interpret, transpose_x, transpose_y)
 
 
 def _lowbit(e):
@@ -102,36 +60,7 @@ def _height(e):
     return 31 - lax.clz(_lowbit(e))
 
 
-def _decay_parts(decay_ref, head, tokens, sizes: Sizes):
-    """The parts of the log2 decay since the chunk's start, at some tokens or at one."""
-    return [decay_ref[part, head, tokens] for part in range(sizes.decay_parts)]
-
-
-def _at_most_zero(x):
-    """min(x, 0), and NaN of NaN: the minimum of a kernel on a GPU would make 0 of it, a decay of 1."""
-    return jnp.where(x > 0.0, 0.0, x)
-
-
-def _decay_tile(parts):
-    """Decay from key (column) to query (row) for each pair of a chunk; 1 where the key comes later."""
-    between = sum(part[:, None] - part[None, :] for part in parts)
-    return jnp.exp2(_at_most_zero(between))
-
-
-def _decay_until_end(parts, last):
-    """Decay from each token to the end of the chunk; `last` are the parts at its last token."""
-    after = sum(end - part for part, end in zip(parts, last, strict=True))
-    return jnp.exp2(_at_most_zero(after))
-
-
-def _level_tile(size: int):
-    """Fenwick level of each pair of query (row) and key (column) of a chunk; -1 where the key comes later."""
-    query = lax.broadcasted_iota(jnp.int32, (size, size), 0)
-    key = lax.broadcasted_iota(jnp.int32, (size, size), 1)
-    return jnp.where(query >= key, 32 - lax.clz(query ^ key), -1)
-
-
-def _lam_tile(lam_ref, head, level, sizes: Sizes):
+def _lam_tile(lam_ref, head, level, sizes: AttentionSizes):
     """λ of each pair's level; 0 where the key comes later."""
     tile = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32)
     for index in range(sizes.levels_inside):
@@ -139,7 +68,7 @@ def _lam_tile(lam_ref, head, level, sizes: Sizes):
     return tile
 
 
-def _decay_head(head, launch: Launch, sizes: Sizes):
+def _decay_head(head, launch: Launch, sizes: AttentionSizes):
     """Which head of the block of decays and λ belongs to head `head` of the block of values."""
     return head // sizes.value_blocks if launch.heads >= sizes.value_blocks else 0
 
@@ -147,64 +76,16 @@ def _decay_head(head, launch: Launch, sizes: Sizes):
 # --- Launching ------------------------------------------------------------------------------------------------------
 
 
-class _Specs:
-    """BlockSpecs of a grid (chunk or node, block of a group's heads, batch x group), with `launch.heads` heads a program.
+class AttentionSpecs(Specs):
+    """With blocks of values and states."""
 
-    A program sees `chunks` chunks of tokens from the first grid axis on, or all of them if that is None.
-    """
-
-    def __init__(self, sizes: Sizes, launch: Launch):
-        self.sizes, self.launch = sizes, launch
-        self.head_blocks = sizes.group_heads // launch.heads
-        self.decay_heads = max(launch.heads // sizes.value_blocks, 1)
-
-    def grid(self, first: int) -> tuple[int, int, int]:
-        return first, self.head_blocks, self.sizes.batch * self.sizes.groups
-
-    def _batch(self, z):
-        return z // self.sizes.groups
-
-    def _head_block(self, y, z):
-        return (z % self.sizes.groups) * self.head_blocks + y
-
-    def _decay_block(self, y, z):
-        first = self._head_block(y, z) * self.launch.heads // self.sizes.value_blocks
-        return first // self.decay_heads
-
-    def keys(self, chunks=1):
-        """[tokens, K] of q or k; all tokens if `chunks` is None."""
-        tokens = self._tokens(chunks)
-        return pl.BlockSpec(
-            (None, tokens, None, self.sizes.key_dim),
-            lambda x, y, z: (self._batch(z), self._block(chunks, x), z % self.sizes.groups, 0),
-        )
-
-    def partial_keys(self, chunks=1):
-        """[tokens, K] of one block of heads' part of dq or dk, [head blocks, B, T, G, K]."""
-        return pl.BlockSpec(
-            (None, None, self._tokens(chunks), None, self.sizes.key_dim),
-            lambda x, y, z: (y, self._batch(z), x, z % self.sizes.groups, 0),
-        )
+    sizes: AttentionSizes
 
     def values(self, chunks=1):
         """[tokens, heads, V]."""
         return pl.BlockSpec(
             (None, self._tokens(chunks), self.launch.heads, self.sizes.value_dim),
             lambda x, y, z: (self._batch(z), self._block(chunks, x), self._head_block(y, z), 0),
-        )
-
-    def decay(self, chunks=1):
-        """[parts, decay heads, tokens]."""
-        return pl.BlockSpec(
-            (self.sizes.decay_parts, None, self.decay_heads, self._tokens(chunks)),
-            lambda x, y, z: (0, self._batch(z), self._decay_block(y, z), self._block(chunks, x)),
-        )
-
-    def lam(self, levels: int, chunks=1):
-        """[decay heads, levels, tokens] of lam or weight."""
-        return pl.BlockSpec(
-            (None, self.decay_heads, levels, self._tokens(chunks)),
-            lambda x, y, z: (self._batch(z), self._decay_block(y, z), 0, self._block(chunks, x)),
         )
 
     def states(self):
@@ -215,36 +96,15 @@ class _Specs:
             lambda x, y, z: (self._batch(z), self._head_block(y, z), 0, 0, 0),
         )
 
-    def by_token(self, chunks=1):
-        """[heads, tokens] of what is summed by head."""
-        return pl.BlockSpec(
-            (None, self.launch.heads, self._tokens(chunks)),
-            lambda x, y, z: (self._batch(z), self._head_block(y, z), x),
-        )
 
-    def by_level(self, levels: int, chunks=1):
-        """[heads, levels, tokens] of what is summed by head and level."""
-        return pl.BlockSpec(
-            (None, self.launch.heads, levels, self._tokens(chunks)),
-            lambda x, y, z: (self._batch(z), self._head_block(y, z), 0, x),
-        )
-
-    def _tokens(self, chunks):
-        return self.sizes.length if chunks is None else chunks * self.sizes.chunk
-
-    def _block(self, chunks, x):
-        """Which such block of tokens the program with this first index sees."""
-        return 0 if chunks is None else x
-
-
-def _node_spec(sizes: Sizes, nodes: int, elements: int | None):
+def _node_spec(sizes: AttentionSizes, nodes: int, elements: int | None):
     """[nodes, elements] of a grid (block of K x V, group of nodes, batch x head); None: one number for each block."""
     return pl.BlockSpec(
         (None, None, nodes, elements), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads, 0, x)
     )
 
 
-def _node_decay_spec(sizes: Sizes, nodes: int):
+def _node_decay_spec(sizes: AttentionSizes, nodes: int):
     """[nodes] of node_decay, for the same grid."""
     return pl.BlockSpec(
         (None, None, nodes), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads // sizes.value_blocks, 0)
@@ -254,12 +114,12 @@ def _node_decay_spec(sizes: Sizes, nodes: int):
 # --- States: bottom-up through the tree -----------------------------------------------------------------------------
 
 
-def chunk_states(k, v, decay, sizes: Sizes, launch: Launch, span: int):
+def chunk_states(k, v, decay, sizes: AttentionSizes, launch: Launch, span: int):
     """State of every node of up to `span` chunks (a power of two), built in registers; [B, R, N, K, V].
 
     At the end e of a block of `span` chunks stands the state of that block, not yet joined with what comes before.
     """
-    specs = _Specs(sizes, launch)
+    specs = AttentionSpecs(sizes, launch)
     return call(
         functools.partial(_chunk_states_kernel, sizes=sizes, span=span),
         "chunk_states",
@@ -272,7 +132,7 @@ def chunk_states(k, v, decay, sizes: Sizes, launch: Launch, span: int):
     )(k, v, decay)
 
 
-def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Sizes, span: int):
+def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: AttentionSizes, span: int):
     base = pl.program_id(0) * span
 
     def store(end, state):
@@ -285,10 +145,10 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Sizes, s
         if size == 1:
             start = jnp.minimum(base + first, sizes.num_chunks - 1) * sizes.chunk
             tokens = pl.ds(start, sizes.chunk)
-            parts = _decay_parts(decay_ref, 0, tokens, sizes)
-            last = _decay_parts(decay_ref, 0, start + sizes.chunk - 1, sizes)
-            values = v_ref[tokens, 0, :] * _decay_until_end(parts, last)[:, None]
-            return _dot(k_ref[tokens, :], values.astype(sizes.dtype), sizes, transpose_x=True), sum(last)
+            parts = decay_parts(decay_ref, 0, tokens, sizes)
+            last = decay_parts(decay_ref, 0, start + sizes.chunk - 1, sizes)
+            values = v_ref[tokens, 0, :] * decay_until_end(parts, last)[:, None]
+            return multiply(k_ref[tokens, :], values.astype(sizes.dtype), sizes, transpose_x=True), sum(last)
         half = size // 2
         left, left_decay = build(first, half)
         store(base + first + half, left)
@@ -299,7 +159,7 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Sizes, s
     store(base + span, root)
 
 
-def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, radix: int, tile: int):
+def merge_states(states, node_decay, sizes: AttentionSizes, launch: Launch, size: int, radix: int, tile: int):
     """Joins nodes of `size` chunks into nodes of up to `size * radix`, in place. node_decay [B, H, N / size], log2."""
     elements = sizes.key_dim * sizes.value_dim
     tile = min(elements, tile)
@@ -324,7 +184,7 @@ def merge_states(states, node_decay, sizes: Sizes, launch: Launch, size: int, ra
     return merged.reshape(states.shape)
 
 
-def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: Sizes, size: int, radix: int):
+def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: AttentionSizes, size: int, radix: int):
     del states_ref  # the same memory as merged_ref
     first = pl.program_id(1) * radix
     ends = [(first + index + 1) * size for index in range(radix)]
@@ -347,9 +207,9 @@ def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: Sizes, siz
 # --- Forward --------------------------------------------------------------------------------------------------------
 
 
-def outputs(q, k, v, decay, lam, weight, states, sizes: Sizes, launch: Launch):
+def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, launch: Launch):
     """o [B, T, R, V]."""
-    specs = _Specs(sizes, launch)
+    specs = AttentionSpecs(sizes, launch)
     in_specs = [specs.keys(), specs.keys(), specs.values(), specs.decay(), specs.lam(sizes.levels_inside)]
     operands = [q, k, v, decay, lam]
     if sizes.heights:
@@ -367,25 +227,25 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: Sizes, launch: Launch):
     )(*operands)
 
 
-def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes, launch: Launch):
+def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch):
     *tree_refs, o_ref = refs
     chunk = pl.program_id(0)
     q = q_ref[:, :]
-    scores = _dot(q, k_ref[:, :], sizes, transpose_y=True)
-    level = _level_tile(sizes.chunk)
+    scores = multiply(q, k_ref[:, :], sizes, transpose_y=True)
+    level = level_tile(sizes.chunk)
 
     def one_head(head, _):
         decay_head = _decay_head(head, launch, sizes)
-        parts = _decay_parts(decay_ref, decay_head, slice(None), sizes)
-        weights = scores * _decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
-        out = _dot(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
+        parts = decay_parts(decay_ref, decay_head, slice(None), sizes)
+        weights = scores * decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
+        out = multiply(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
         if sizes.heights:
             weight_ref, states_ref = tree_refs
 
             def read(_, carry):
                 end, out = carry
                 weight = weight_ref[decay_head, _height(end), :]
-                out += weight[:, None] * _dot(q, states_ref[head, end], sizes)
+                out += weight[:, None] * multiply(q, states_ref[head, end], sizes)
                 return end & (end - 1), out
 
             _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))
@@ -397,9 +257,9 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Sizes
 # --- Backward: states -----------------------------------------------------------------------------------------------
 
 
-def read_gradients(q, do, weight, sizes: Sizes, launch: Launch):
+def read_gradients(q, do, weight, sizes: AttentionSizes, launch: Launch):
     """Gradient of each state from the chunks that read it, [B, R, N, K, V]; e = 0 is never written."""
-    specs = _Specs(sizes, launch)
+    specs = AttentionSpecs(sizes, launch)
     return call(
         functools.partial(_read_gradients_kernel, sizes=sizes),
         "read_gradients",
@@ -412,7 +272,7 @@ def read_gradients(q, do, weight, sizes: Sizes, launch: Launch):
     )(q, do, weight)
 
 
-def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: Sizes):
+def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: AttentionSizes):
     # Programs are numbered from the top of the tree down, so that those with the most chunks start first.
     number = pl.program_id(0) + 1
     depth = 31 - lax.clz(number)
@@ -424,7 +284,7 @@ def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: S
         def add_chunk(chunk, gradient):
             tokens = pl.ds(chunk * sizes.chunk, sizes.chunk)
             weighted = (weight_ref[0, height, tokens][:, None] * do_ref[tokens, 0, :]).astype(sizes.dtype)
-            return gradient + _dot(q_ref[tokens, :], weighted, sizes, transpose_x=True)
+            return gradient + multiply(q_ref[tokens, :], weighted, sizes, transpose_x=True)
 
         readers_end = jnp.minimum(end + (1 << height), sizes.num_chunks)
         zeros = jnp.zeros((sizes.key_dim, sizes.value_dim), jnp.float32)
@@ -433,7 +293,7 @@ def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: S
 
 
 def spread_gradients(
-    read_gradients, states, above, node_decay, sizes: Sizes, launch: Launch, size: int, radix: int, tile: int
+    read_gradients, states, above, node_decay, sizes: AttentionSizes, launch: Launch, size: int, radix: int, tile: int
 ):
     """Top-down through the tree: from gradients of nodes of size * radix chunks to those of `size` chunks.
 
@@ -478,7 +338,7 @@ def spread_gradients(
     return gradients.reshape(*shape, sizes.key_dim, sizes.value_dim), d_merge
 
 
-def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Sizes, size: int, radix: int):
+def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: AttentionSizes, size: int, radix: int):
     *above_refs, gradients_ref, d_merge_ref = refs
     if size == 1:
         read_ref = gradients_ref  # the same memory
@@ -519,7 +379,7 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Size
 # --- Backward: tokens -----------------------------------------------------------------------------------------------
 
 
-def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
+def reader_gradients(q, do, weight, states, sizes: AttentionSizes, launch: Launch):
     """What reading states gives to those who read.
 
     Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
@@ -527,7 +387,7 @@ def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
     d_decay [B, R, T], each query's sum of weight times read).
     """
     chunks = sizes.read_chunks
-    specs = _Specs(sizes, launch)
+    specs = AttentionSpecs(sizes, launch)
     per_head = (sizes.batch, sizes.all_heads)
     return call(
         functools.partial(_reader_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
@@ -546,7 +406,17 @@ def reader_gradients(q, do, weight, states, sizes: Sizes, launch: Launch):
 
 
 def _reader_gradients_kernel(
-    q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, d_decay_ref, *, sizes: Sizes, launch: Launch, chunks: int
+    q_ref,
+    do_ref,
+    weight_ref,
+    states_ref,
+    dq_ref,
+    read_ref,
+    d_decay_ref,
+    *,
+    sizes: AttentionSizes,
+    launch: Launch,
+    chunks: int,
 ):
     # The last of the program's chunks reads every state that any of them reads; to the others it has weight 0.
     last_chunk = pl.program_id(0) * chunks + chunks - 1
@@ -562,10 +432,10 @@ def _reader_gradients_kernel(
             height = _height(end)
             state = states_ref[head, end]
             weight = weight_ref[decay_head, height, :]
-            was_read = jnp.sum(_dot(q, state, sizes) * do, axis=1)
+            was_read = jnp.sum(multiply(q, state, sizes) * do, axis=1)
             read_ref[head, height, :] = was_read
             weighted = (weight[:, None] * do).astype(sizes.dtype)
-            return end & (end - 1), dq + _dot(weighted, state, sizes, transpose_y=True), d_decay + weight * was_read
+            return end & (end - 1), dq + multiply(weighted, state, sizes, transpose_y=True), d_decay + weight * was_read
 
         carry = last_chunk, dq, jnp.zeros((tokens,), jnp.float32)
         _, dq, d_decay = lax.fori_loop(0, lax.population_count(last_chunk), read, carry)
@@ -575,7 +445,7 @@ def _reader_gradients_kernel(
     dq_ref[:, :] = _fold_heads(one_head, launch.heads, jnp.zeros((tokens, sizes.key_dim), jnp.float32))
 
 
-def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: Launch):
+def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, launch: Launch):
     """What pairs inside a chunk give, and what each chunk's own state gives to its keys and values.
 
     gradients [B, R, N, K, V]: of each chunk's own state.
@@ -584,7 +454,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: La
     d_decay [B, R, T], each token's weights as query less its weights as key, inside the chunk; kept [B, R, T], each
     token's weight as key in what later chunks read, only with heights).
     """
-    specs = _Specs(sizes, launch)
+    specs = AttentionSpecs(sizes, launch)
     in_specs = [
         specs.keys(),
         specs.keys(),
@@ -623,26 +493,28 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: Sizes, launch: La
     )(*operands)
 
 
-def _chunk_gradients_kernel(q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs, sizes: Sizes, launch: Launch):
+def _chunk_gradients_kernel(
+    q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch
+):
     if sizes.heights:
         gradients_ref, dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, kept_ref = refs
     else:
         dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref = refs
     chunk = pl.program_id(0)
     q, k = q_ref[:, :], k_ref[:, :]
-    scores = _dot(q, k, sizes, transpose_y=True)
-    level = _level_tile(sizes.chunk)
+    scores = multiply(q, k, sizes, transpose_y=True)
+    level = level_tile(sizes.chunk)
 
     def one_head(head, carry):
         d_scores, dk = carry
         decay_head = _decay_head(head, launch, sizes)
-        parts = _decay_parts(decay_ref, decay_head, slice(None), sizes)
+        parts = decay_parts(decay_ref, decay_head, slice(None), sizes)
         lam = _lam_tile(lam_ref, decay_head, level, sizes)
         v, do = v_ref[:, head, :], do_ref[:, head, :]
-        decayed = _decay_tile(parts)
+        decayed = decay_tile(parts)
         weights = scores * decayed * lam
-        dv = _dot(weights.astype(sizes.dtype), do, sizes, transpose_x=True)
-        decayed *= _dot(do, v, sizes, transpose_y=True)
+        dv = multiply(weights.astype(sizes.dtype), do, sizes, transpose_x=True)
+        decayed *= multiply(do, v, sizes, transpose_y=True)
         d_scores += lam * decayed
         d_lam = scores * decayed
         for index in range(sizes.levels_inside):
@@ -651,11 +523,11 @@ def _chunk_gradients_kernel(q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *re
         d_weights = jnp.where(level > 0, lam * d_lam, 0.0)
         d_decay_ref[head, :] = jnp.sum(d_weights, axis=1) - jnp.sum(d_weights, axis=0)
         if sizes.heights:
-            last = _decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes)
-            until_end = _decay_until_end(parts, last)[:, None]
+            last = decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes)
+            until_end = decay_until_end(parts, last)[:, None]
             gradient = gradients_ref[head, chunk]
-            dk += _dot((until_end * v).astype(sizes.dtype), gradient, sizes, transpose_y=True)
-            from_later = until_end * _dot(k, gradient, sizes)
+            dk += multiply((until_end * v).astype(sizes.dtype), gradient, sizes, transpose_y=True)
+            from_later = until_end * multiply(k, gradient, sizes)
             kept_ref[head, :] = jnp.sum(from_later * v, axis=1)
             dv += from_later
         dv_ref[:, head, :] = dv.astype(dv_ref.dtype)
@@ -667,8 +539,8 @@ def _chunk_gradients_kernel(q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *re
     )
     d_scores, dk = _fold_heads(one_head, launch.heads, carry)
     d_scores = d_scores.astype(sizes.dtype)
-    dq_ref[:, :] = _dot(d_scores, k, sizes)
-    dk_ref[:, :] = dk + _dot(d_scores, q, sizes, transpose_x=True)
+    dq_ref[:, :] = multiply(d_scores, k, sizes)
+    dk_ref[:, :] = dk + multiply(d_scores, q, sizes, transpose_x=True)
 
 
 def _fold_heads(body, heads: int, carry):

@@ -55,10 +55,13 @@ def interpreting() -> bool:
     return value == "1"
 
 
-def why_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None = None, precision=None) -> str | None:
-    """Why `fenwick_attention` would raise UnsupportedError here for q, k, v of this dtype; None if it would run."""
+def why_unsupported(
+    key_dim: int, value_dim: int | None, dtype, chunk_size: int | None = None, precision=None
+) -> str | None:
+    """Why `fenwick_attention`, or `chunk_scores` if value_dim is None, would raise UnsupportedError here for q, k, v of this
+    dtype; None if it would run."""
     for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
-        if not MIN_DIM <= size <= MAX_DIM:
+        if size is not None and not MIN_DIM <= size <= MAX_DIM:
             return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"

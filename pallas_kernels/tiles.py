@@ -69,6 +69,31 @@ class Tiles:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoreTiles:
+    """Those of bucket scores."""
+
+    scores: Launch = Launch(4, 4, 1)
+    gradients: Launch = Launch(4, 4, 1)
+
+    def fitted(self, group_heads: int) -> ScoreTiles:
+        """The same with no more heads a program than a group has, in whole fractions of them."""
+
+        def fits(launch: Launch) -> Launch:
+            heads = max(h for h in range(1, launch.heads + 1) if group_heads % h == 0)
+            return dataclasses.replace(launch, heads=heads)
+
+        return ScoreTiles(fits(self.scores), fits(self.gradients))
+
+
+def chunk_of_scores(length: int) -> int:
+    """Tokens a chunk for bucket scores: what is quadratic in them weighs more there, and a state less."""
+    return SCORE_CHUNK if length > SCORE_CHUNK else tile_for(length)
+
+
+SCORE_CHUNK = 32
+
+
 def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
     """Tiles for a shape, found on an H200. key_dim: a power of two; value_dim: not necessarily."""
     if jnp.dtype(dtype).itemsize == 2:

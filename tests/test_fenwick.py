@@ -14,9 +14,9 @@ from loglinear_jax.fenwick import (
     capacity,
     left_sibling,
     merge_for_token,
+    occupied_levels,
     right_siblings,
     tree_heights,
-    used_levels,
 )
 
 
@@ -132,11 +132,21 @@ def test_a_chunk_reads_left_siblings_that_partition_what_is_before_it(chunk):
     assert sorted(read) == list(range(chunk))
 
 
-def test_used_levels_are_those_with_tokens():
-    used = used_levels(20, 6)
+def test_occupied_levels_are_those_with_tokens():
+    occupied = occupied_levels(np.arange(20), 6)
+    assert (occupied == occupied_levels(jnp.arange(20), 6)).all()
     for position in range(20):
         levels = {int(fenwick_level(position, s)) for s in range(position + 1)}
-        assert set(np.flatnonzero(used[position])) == levels
+        assert set(np.flatnonzero(occupied[position])) == levels
+    for end in (2**31 - 1, jnp.asarray(2**31 - 1, jnp.int32)):
+        assert occupied_levels(end, 40).tolist() == [True] * 32 + [False] * 8
+
+
+def test_occupied_levels_of_no_positions_or_levels_are_refused():
+    with pytest.raises(ValueError, match="num_levels must be an integer ≥ 1, got 0"):
+        occupied_levels(3, 0)
+    with pytest.raises(ValueError, match="position has dtype float64: expected integers"):
+        occupied_levels(3.0, 4)
 
 
 @given(st.integers(1, 40))

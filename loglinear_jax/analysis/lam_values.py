@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from loglinear_jax.fenwick import num_levels, used_levels
+from loglinear_jax.fenwick import num_levels, occupied_levels
 from loglinear_jax.lam import make_lam
 from loglinear_jax.runs.loading import TrainedVariant
 
@@ -109,7 +109,7 @@ def input_dependence(
     over the used levels: the mean over tokens, for each layer and head.
     """
     layers, num, length, heads, levels = lam.shape
-    used = used_levels(length, levels)
+    used = occupied_levels(np.arange(length), levels)
     lam = lam.astype(np.float64)
     result = {name: np.full((layers, heads, levels), np.nan) for name in ("mean", "std", "min", "max", "role_share")}
     for level in range(levels):

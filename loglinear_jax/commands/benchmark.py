@@ -15,11 +15,12 @@ HELP = "time and memory on this machine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from loglinear_jax.benchmarks import attention, language_model, tiles, training
+    from loglinear_jax.benchmarks import attention, lam, language_model, tiles, training
 
     parsers = parser.add_subparsers(metavar="benchmark", required=True)
     for name, module in {
         "attention": attention,
+        "lam": lam,
         "language": language_model,
         "training": training,
         "tiles": tiles,

@@ -89,7 +89,8 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
         section[field.name] = config_dict.placeholder(kind_of(types[field.name])) if is_none else field.default
 
 
-NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype")  # of models: from the task, and from train.precision
+# Of models: from the task, and from train.precision; and one for evaluation alone.
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "extend_lam")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,9 +64,9 @@ class LanguageSettings(MixerSettings):
 
     def check_decoding(self, max_length: int) -> None:
         """Raises SettingError if λ has no levels for so many tokens."""
-        if self.has_lam and max_length > self.max_length:
+        if self.longest is not None and max_length > self.longest:
             raise SettingError(
-                f"{max_length} tokens, prompt included: the model's λ has levels for {self.max_length}; train with a "
+                f"{max_length} tokens, prompt included: the model's λ, {self.lam}, has levels for {self.longest}; train with a "
                 "larger model.max_length, or generate less"
             )
 

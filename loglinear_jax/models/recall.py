@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import token_losses
-from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings
+from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, setting
 
@@ -48,6 +47,10 @@ class RecallSettings(MixerSettings):
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""
         super().check()
+        if self.lam_head_slope and self.longest is None:
+            raise SettingError(
+                f"model.lam_head_slope={self.lam_head_slope}: lam={self.lam} has no levels that could have one"
+            )
         if self.dt_min > self.dt_max:
             raise SettingError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 
@@ -84,7 +87,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
     if m.qk_norm:
-        q, k = (y * jax.lax.rsqrt(jnp.sum(y * y, axis=-1, keepdims=True) + 1e-6) for y in (q, k))
+        q, k = unit(q), unit(k)
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
     mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)
     mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)

@@ -4,12 +4,14 @@ Beside them stands what they share: `checks` of arguments, groups of `heads`, `d
 `tree`, and the `continuation` of a sequence from an initial state.
 """
 
+from loglinear_jax.ops.bucket_scores import bucket_scores
 from loglinear_jax.ops.checks import check_attention_settings
 from loglinear_jax.ops.gated_linear import gated_linear_attention
 from loglinear_jax.ops.log_linear import fenwick_step, log_linear_attention
 from loglinear_jax.ops.softmax import softmax_attention
 
 __all__ = [
+    "bucket_scores",
     "check_attention_settings",
     "fenwick_step",
     "gated_linear_attention",

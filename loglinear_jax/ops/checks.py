@@ -54,11 +54,11 @@ def check_shapes(**named) -> None:
             known, source = sizes.setdefault(axis, (size, name))
             if size != known:
                 raise ValueError(f"{name} has shape {shape}: expected {spelled} with {axis} = {known}, as in {source}")
-    heads, groups = sizes["H"][0], sizes["G"][0]
+    (heads, source), (groups, _) = sizes["H"], sizes["G"]
     if heads % groups:
         raise ValueError(
-            f"v has shape {jnp.shape(named['v'][0])} with H = {heads} heads: expected a multiple of the G = {groups} groups "
-            "of q and k"
+            f"{source} has shape {jnp.shape(named[source][0])} with H = {heads} heads: expected a multiple of the G = {groups} "
+            "groups of q and k"
         )
 
 
@@ -73,8 +73,7 @@ def check_floating(x, name: str, spelled: str) -> None:
 def check_levels(lam, end: int, what: str) -> None:
     """Raises ValueError if lam [..., L] has too few levels for `end` tokens, or positions are too small for them; `what` says
     what they are."""
-    if end > END:
-        raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
+    _check_end(end, what)
     levels = jnp.shape(lam)[-1]
     if levels < num_levels(end):
         raise ValueError(
@@ -83,16 +82,28 @@ def check_levels(lam, end: int, what: str) -> None:
         )
 
 
-def check_state(state: FenwickState, q, v, name: str) -> int | None:
-    """The state's position, None where it is traced. Raises ValueError for a state that does not fit q [B, ..., K] and
-    v [B, ..., H, V]."""
+def check_num_levels(levels: int, end: int, what: str) -> None:
+    """Raises ValueError if num_levels is too small for `end` tokens, or positions are; `what` says what they are."""
+    _check_end(end, what)
+    is_int = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
+    if not is_int or levels < num_levels(end):
+        raise ValueError(
+            f"num_levels is {levels!r}: expected an integer ≥ num_levels({end}) = {num_levels(end)} for {what}"
+        )
+
+
+def _check_end(end: int, what: str) -> None:
+    if end > END:
+        raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
+
+
+def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim: int, value_dim: int) -> int | None:
+    """The state's position, None where it is traced. Raises ValueError for a state that is not of these sizes."""
     if not isinstance(state, FenwickState):
         raise ValueError(f"{name} is of type {type(state).__name__}: expected a FenwickState")
     check_floating(state.levels, f"{name}.levels", "[B, H, L, K, V]")
     shape = jnp.shape(state.levels)
-    expected = (v.shape[0], v.shape[-2], q.shape[-1], v.shape[-1])
-    if len(shape) != 5 or (*shape[:2], *shape[3:]) != expected or shape[2] < 1:
-        batch, heads, key_dim, value_dim = expected
+    if len(shape) != 5 or (*shape[:2], *shape[3:]) != (batch, heads, key_dim, value_dim) or shape[2] < 1:
         raise ValueError(
             f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
         )

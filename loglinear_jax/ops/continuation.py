@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import FenwickState, bucket_level_after, fenwick_level, num_levels
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
@@ -30,45 +30,65 @@ def run_from(
     if initial is None:
         out, levels = aligned(*tokens, length - 1)
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
-    out, levels = _continue(initial, tokens, aligned, return_state, precision)
-    return out, FenwickState(levels, advanced(initial.position, length)) if return_state else None
+    q, k, v, log_decay, lam = tokens
+    windows = Windows(initial.position, length, lam.shape[-1])
+    inputs = (windows.lay(x) for x in (q, k, v, log_decay, windows.of_levels(lam)))
+    out, levels = aligned(*inputs, windows.last)
+
+    groups = q.shape[2]
+    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
+    from_initial, at_end = read_initial_state(*by_group, initial, precision)
+    out = windows.take(out) + merge_heads(from_initial)
+    if not return_state:
+        return out, None
+    return out, FenwickState(windows.levels_at_end(levels) + at_end(), advanced(initial.position, length))
 
 
-def _continue(initial: FenwickState, tokens, aligned, return_state, precision):
-    """Tokens that follow an initial state, at a position that may be traced and lie anywhere in a chunk.
+class Windows:
+    """Where tokens that follow an initial state lie in a sequence of their own, at a position that may be traced and lie
+    anywhere in a chunk.
 
     The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
     buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
     except the topmost: pairs across the window boundary meet at the level where the boundary's position does.
     """
-    q, k, v, log_decay, lam = tokens
-    length, groups, levels = q.shape[1], q.shape[2], lam.shape[-1]
-    window = 1 << (num_levels(length) - 1)
-    top = num_levels(2 * window) - 1
-    offset = initial.position % window
-    boundary = initial.position - offset + window
-    # Clipped where no token lies beyond the boundary, and the level is not used.
-    boundary_level = jnp.minimum(fenwick_level(boundary, boundary - 1), levels - 1)
 
-    def lay(x):
-        return jnp.roll(jnp.pad(x, [(0, 0), (0, 2 * window - length)] + [(0, 0)] * (x.ndim - 2)), offset, axis=1)
+    def __init__(self, position: Int[Array, ""], length: int, levels: int):
+        window = 1 << (num_levels(length) - 1)
+        self.length, self.levels, self.buffer = length, levels, 2 * window
+        self.top = num_levels(self.buffer) - 1
+        self.known = min(self.top, levels)
+        self.offset = position % window
+        boundary = position - self.offset + window
+        # Clipped where no token lies beyond the boundary, and the level is not used.
+        self.boundary_level = jnp.minimum(fenwick_level(boundary, boundary - 1), levels - 1)
 
-    known = min(top, levels)
-    local_lam = jnp.pad(lam[..., :known], [(0, 0)] * 3 + [(0, top - known)])
-    at_boundary = jax.lax.dynamic_index_in_dim(lam, boundary_level, axis=3)
-    local_lam = jnp.concatenate([local_lam, at_boundary], axis=3)
-    out, local_levels = aligned(*(lay(x) for x in (q, k, v, log_decay, local_lam)), offset + length - 1)
-    out = jax.lax.dynamic_slice_in_dim(out, offset, length, axis=1)
+    @property
+    def last(self) -> Int[Array, ""]:
+        """The last token's place in the buffer."""
+        return self.offset + self.length - 1
 
-    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
-    from_initial, initial_at_end = read_initial_state(*by_group, initial, precision)
-    out = out + merge_heads(from_initial)
-    if not return_state:
-        return out, None
-    below = jnp.pad(local_levels[:, :, :known], [(0, 0)] * 2 + [(0, levels - known)] + [(0, 0)] * 2)
-    above = jax.nn.one_hot(boundary_level, levels, dtype=below.dtype)[:, None, None] * local_levels[:, :, top, None]
-    at_end = initial_at_end()
-    return out, below + above + at_end.reshape(at_end.shape[0], -1, *at_end.shape[3:])
+    def lay(self, x: Float[Array, "B T ..."]) -> Float[Array, "B W ..."]:
+        """Tokens at their places."""
+        behind = [(0, 0), (0, self.buffer - self.length)] + [(0, 0)] * (x.ndim - 2)
+        return jnp.roll(jnp.pad(x, behind), self.offset, axis=1)
+
+    def take(self, x: Float[Array, "B W ..."]) -> Float[Array, "B T ..."]:
+        """What stands at the tokens' places."""
+        return jax.lax.dynamic_slice_in_dim(x, self.offset, self.length, axis=1)
+
+    def of_levels(self, lam: Float[Array, "B T H L"]) -> Float[Array, "B T H M"]:
+        """λ of the buffer's levels."""
+        local = jnp.pad(lam[..., : self.known], [(0, 0)] * 3 + [(0, self.top - self.known)])
+        at_boundary = jax.lax.dynamic_index_in_dim(lam, self.boundary_level, axis=3)
+        return jnp.concatenate([local, at_boundary], axis=3)
+
+    def levels_at_end(self, local: Float[Array, "B H M ..."]) -> Float[Array, "B H L ..."]:
+        """What the buffer's levels hold at the levels of the sequence."""
+        after = [(0, 0)] * (local.ndim - 3)
+        below = jnp.pad(local[:, :, : self.known], [(0, 0)] * 2 + [(0, self.levels - self.known)] + after)
+        at_boundary = jax.nn.one_hot(self.boundary_level, self.levels, dtype=local.dtype)
+        return below + at_boundary.reshape(-1, *[1] * len(after)) * local[:, :, self.top, None]
 
 
 def read_initial_state(
@@ -77,32 +97,44 @@ def read_initial_state(
     lam: Float[Array, "B G R T L"],
     initial: FenwickState,
     precision=None,
-) -> tuple[Float[Array, "B G R T V"], Callable]:
-    """What the initial state's buckets add to the outputs, and a function that gives what they leave at the end.
-
-    A bucket that stood at level l when the state was taken is found by token t at bucket_level_after(l, last, t).
-    """
-    batch, groups, reps, length, levels = lam.shape
-    states = initial.levels.reshape(batch, groups, reps, levels, *initial.levels.shape[3:])
-    # Position 0 has no past: whatever the levels hold there belongs to nothing.
-    states = jnp.where(initial.position == 0, 0, states)
-    last = initial.position - 1
-    level = jnp.arange(levels, dtype=jnp.int32)
-    found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
-    found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
-    since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
-    weights = jnp.take_along_axis(lam, jnp.broadcast_to(found_at, lam.shape), axis=-1) * since[..., None]
+) -> tuple[Float[Array, "B G R T V"], Callable[[], Float[Array, "B H L K V"]]]:
+    """What the initial state's buckets add to the outputs, and a function that gives what they leave at the end."""
+    old = InitialState(initial, log_decay, lam.shape[-1])
+    found_at = jnp.broadcast_to(old.found_at, lam.shape)
+    weights = jnp.take_along_axis(lam, found_at, axis=-1) * old.since[..., None]
 
     @jax.checkpoint
     def add_level(out, state_and_weight):
         state, weight = state_and_weight
         return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
 
-    zeros = jnp.zeros((batch, groups, reps, length, states.shape[-1]), states.dtype)
-    out, _ = jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))
+    zeros = jnp.zeros((*lam.shape[:4], old.states.shape[-1]), old.states.dtype)
+    out, _ = jax.lax.scan(add_level, zeros, (jnp.moveaxis(old.states, 3, 0), jnp.moveaxis(weights, -1, 0)))
+    return out, old.at_end
 
-    def at_end() -> Float[Array, "B G R L K V"]:
-        moved = (found_at[-1][:, None] == level).astype(states.dtype)
-        return jnp.einsum("bgrlkv,lm->bgrmkv", states * since[..., -1, None, None, None], moved, precision="highest")
 
-    return out, at_end
+class InitialState:
+    """An initial state as later tokens find it.
+
+    states [B, G, R, L, K, V]: its buckets. found_at [T, L]: the level at which each token finds each of them: a bucket that
+    stood at level l when the state was taken is found by token t at bucket_level_after(l, last, t). since [B, G, R, T]: the
+    decay from then to each token.
+    """
+
+    def __init__(self, initial: FenwickState, log_decay: Float[Array, "B G R T"], levels: int):
+        batch, groups, reps, length = log_decay.shape
+        states = initial.levels.reshape(batch, groups, reps, levels, *initial.levels.shape[3:])
+        # Position 0 has no past: whatever the levels hold there belongs to nothing.
+        self.states = jnp.where(initial.position == 0, 0, states)
+        last = initial.position - 1
+        level = jnp.arange(levels, dtype=jnp.int32)
+        found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
+        self.found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
+        self.since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
+
+    def at_end(self) -> Float[Array, "B H L K V"]:
+        """What the buckets leave after the last token."""
+        states = self.states * self.since[..., -1, None, None, None]
+        moved = (self.found_at[-1][:, None] == jnp.arange(states.shape[3])).astype(states.dtype)
+        states = jnp.einsum("bgrlkv,lm->bgrmkv", states, moved, precision="highest")
+        return states.reshape(states.shape[0], -1, *states.shape[3:])

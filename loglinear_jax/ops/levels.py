@@ -13,10 +13,18 @@ from loglinear_jax.ops.heads import dot
 
 
 def with_levels(x: Array, levels: int, axis: int) -> Array:
-    """x with zeros for the levels that it lacks."""
+    """x with zeros for the levels (or others along an axis) that it lacks."""
     pad = [(0, 0)] * x.ndim
     pad[axis] = (0, max(levels - x.shape[axis], 0))
     return jnp.pad(x, pad)
+
+
+def level_of_pairs(position: Int[Array | np.ndarray, " T"]) -> Int[Array | np.ndarray, "T T"]:
+    """Level of each pair (t, s) of tokens at these positions, in order; -1 where s comes later."""
+    level = fenwick_level(position[:, None], position)
+    place = np.arange(len(position))
+    where = np.where if isinstance(level, np.ndarray) else jnp.where
+    return where(place[:, None] >= place, level, -1)
 
 
 def select_level(lam: Float[Array, "... T L"], level: Int[Array | np.ndarray, "T S"]) -> Float[Array, "... T S"]:
@@ -25,6 +33,13 @@ def select_level(lam: Float[Array, "... T L"], level: Int[Array | np.ndarray, "T
     for index in range(lam.shape[-1]):
         selected = jnp.where(level == index, lam[..., index, None], selected)
     return jnp.broadcast_to(selected, (*lam.shape[:-1], level.shape[-1]))
+
+
+def sum_by_level(
+    x: Float[Array, "... T S"], level: Int[Array | np.ndarray, "T S"], levels: int
+) -> Float[Array, "... T L"]:
+    """Sums of x over the pairs of each level; those without one don't count."""
+    return jnp.stack([jnp.sum(jnp.where(level == index, x, 0), axis=-1) for index in range(levels)], axis=-1)
 
 
 def levels_after(

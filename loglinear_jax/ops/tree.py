@@ -17,6 +17,8 @@ from jaxtyping import Array, Float
 from loglinear_jax.fenwick import left_sibling, num_levels, right_siblings, tree_heights
 
 DEFAULT_CHUNK = 64
+# Elements of each intermediate of in_segments at a time: what fits a CPU's cache; on others, what is small beside their memory.
+MAX_ELEMENTS_CPU, MAX_ELEMENTS = 1 << 19, 1 << 26
 
 
 def fitting_chunk_size(length: int, chunk_size: int | None = None) -> int:
@@ -30,6 +32,25 @@ def into_parts(x: Array, axis: int, size: int) -> Array:
     pad = [(0, 0)] * x.ndim
     pad[axis] = (0, parts * size - x.shape[axis])
     return jnp.pad(x, pad).reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :])
+
+
+def in_segments(function: Callable, chunked: Sequence[tuple[Array, int]], elements: int) -> Array:
+    """function(*arrays), which treats each chunk by itself, in segments of so many chunks that its intermediates have at most
+    MAX_ELEMENTS elements; none of them is kept for the backward pass.
+
+    chunked: the arrays, as (array, its axis of chunks). elements: of an intermediate of all chunks. function returns
+    [B, G, R, N, ...].
+    """
+    function = jax.checkpoint(function)
+    x, axis = chunked[0]
+    num_chunks = x.shape[axis]
+    most = MAX_ELEMENTS_CPU if jax.default_backend() == "cpu" else MAX_ELEMENTS
+    segment = max(most * num_chunks // elements, 1)
+    if num_chunks <= segment:
+        return function(*(x for x, _ in chunked))
+    segments = tuple(jnp.moveaxis(into_parts(x, axis, segment), axis, 0) for x, axis in chunked)
+    out = jnp.moveaxis(jax.lax.map(lambda x: function(*x), segments), 0, 3)
+    return out.reshape(*out.shape[:3], -1, *out.shape[5:])[:, :, :, :num_chunks]
 
 
 def climb(

@@ -15,7 +15,7 @@ from loglinear_jax.analysis import (
     static_lam,
 )
 from loglinear_jax.analysis.lam_values import mixer_values
-from loglinear_jax.fenwick import used_levels
+from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import LAMS, rotate_by_level
 
 
@@ -87,7 +87,7 @@ def test_input_dependence_against_sums_by_hand():
     lam = rng.gamma(2.0, size=(1, 4, 8, 2, 4))
     roles = rng.integers(0, 2, (4, 8))
     found = input_dependence(lam, roles, 3)
-    used = used_levels(8, 4)
+    used = occupied_levels(np.arange(8), 4)
     for level in range(4):
         values = lam[0][:, used[:, level], 1, level].ravel()
         of = roles[:, used[:, level]].ravel()

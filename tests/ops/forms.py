@@ -12,10 +12,10 @@ import numpy as np
 
 import pallas_kernels
 from loglinear_jax import FenwickState, fenwick_step, gated_linear_attention, log_linear_attention, num_levels
-from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops import bucket_scores, softmax_attention
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .inputs import ARGUMENTS, definition, random_inputs, softmax_definition
+from .inputs import ARGUMENTS, bucket_definition, definition, random_inputs, softmax_definition
 
 HAS_GPU = jax.default_backend() == "gpu"
 
@@ -30,26 +30,29 @@ class Operation:
 
     name: str
     function: Callable
-    num_arguments: int  # of ARGUMENTS
+    arguments: tuple[str, ...]  # of ARGUMENTS
     definition: Callable
     prefill: Callable
     step: Callable
     oracle: str = "recurrent"
     has_state: bool = True
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return ARGUMENTS[: self.num_arguments]
+    # Arguments of `function` with which a state lasts for so many tokens.
+    with_room: Callable = lambda room: {}
 
     def inputs(self, *args, **kwargs):
-        return random_inputs(*args, **kwargs)[: self.num_arguments]
+        drawn = dict(zip(ARGUMENTS, random_inputs(*args, **kwargs), strict=True))
+        return tuple(drawn[name] for name in self.arguments)
 
     def draw_state(self, seed, inputs, levels=None):
         """Random values for an initial state that fits the inputs."""
-        (batch, _, _, key_dim), (_, _, heads, value_dim) = inputs[0].shape, inputs[2].shape
-        by_level = () if self.name == "gated_linear" else (inputs[4].shape[-1] if levels is None else levels,)
-        stood = np.random.default_rng(seed).normal(size=(batch, heads, *by_level, key_dim, value_dim))
-        return jnp.asarray(stood, inputs[3].dtype)
+        named = dict(zip(self.arguments, inputs, strict=True))
+        batch, _, heads = named["log_decay"].shape
+        if levels is None and "lam" in named:
+            levels = named["lam"].shape[-1]
+        by_level = () if self.name == "gated_linear" else (levels or 9,)
+        value_dim = named["v"].shape[-1] if "v" in named else 1
+        stood = np.random.default_rng(seed).normal(size=(batch, heads, *by_level, named["q"].shape[-1], value_dim))
+        return jnp.asarray(stood, named["log_decay"].dtype)
 
     def make_state(self, values, position):
         return values if self.name == "gated_linear" else FenwickState(values, jnp.asarray(position, jnp.int32))
@@ -59,7 +62,7 @@ class Operation:
 
 
 def _prefill(form, inputs, room):
-    return form(inputs, return_state=True)
+    return form(inputs, return_state=True, **form.operation.with_room(room))
 
 
 def _one_token(state, inputs):
@@ -72,13 +75,33 @@ def _attend_once(cache, inputs):
     return out[:, 0], cache
 
 
+def _score_once(state, inputs):
+    inputs = (x[:, None] for x in inputs)
+    scores, state = bucket_scores(*inputs, initial_state=state, return_state=True, implementation="recurrent")
+    return scores[:, 0], state
+
+
 LOG_LINEAR = Operation(
-    "log_linear", log_linear_attention, 5, definition, _prefill, lambda state, inputs: fenwick_step(state, *inputs)
+    "log_linear",
+    log_linear_attention,
+    ARGUMENTS,
+    definition,
+    _prefill,
+    lambda state, inputs: fenwick_step(state, *inputs),
+)
+BUCKET_SCORES = Operation(
+    "bucket_scores",
+    bucket_scores,
+    ("q", "k", "log_decay"),
+    bucket_definition,
+    _prefill,
+    _score_once,
+    with_room=lambda room: {"num_levels": num_levels(room)},
 )
 GATED_LINEAR = Operation(
     "gated_linear",
     gated_linear_attention,
-    4,
+    ("q", "k", "v", "log_decay"),
     lambda q, k, v, g: definition(q, k, v, g, np.ones((*g.shape, num_levels(g.shape[1])))),
     _prefill,
     _one_token,
@@ -86,7 +109,7 @@ GATED_LINEAR = Operation(
 SOFTMAX = Operation(
     "softmax",
     softmax_attention,
-    3,
+    ("q", "k", "v"),
     softmax_definition,
     lambda form, inputs, room: (form(inputs), key_value_cache(*inputs[1:], room)),
     _attend_once,
@@ -152,6 +175,19 @@ FORMS = (
         chunk_sizes=(16, 32),
         spreads=("k", "v", "log_decay"),
     ),
+    Form(BUCKET_SCORES, "parallel"),
+    Form(BUCKET_SCORES, "recurrent"),
+    Form(BUCKET_SCORES, "xla", chunk_sizes=(4, 1, 8, 32)),
+    Form(
+        BUCKET_SCORES,
+        "pallas",
+        np.float32,
+        1e-5,
+        1e-5,
+        dims=(16, 24),
+        chunk_sizes=(16, 32),
+        spreads=("log_decay",),
+    ),
     Form(GATED_LINEAR, "parallel", spreads=("k", "v")),
     Form(GATED_LINEAR, "recurrent"),
     Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
@@ -171,16 +207,17 @@ def kernels_run():
     return pallas_kernels.interpret(not HAS_GPU)
 
 
-def exactly(inputs):
+def exactly(operation, inputs):
     """The same numbers in float64; a decay of -inf as the operations take it. Within 64-bit types."""
     exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-    return [jnp.maximum(x, -1e4) if index == 3 else x for index, x in enumerate(exact)]
+    named = zip(operation.arguments, exact, strict=True)
+    return [jnp.maximum(x, -1e4) if name == "log_decay" else x for name, x in named]
 
 
 def exact_output(operation, inputs, **kwargs):
     """The oracle's output in float64, as NumPy."""
     with jax.enable_x64(True):
-        return np.asarray(operation.function(*exactly(inputs), implementation=operation.oracle, **kwargs))
+        return np.asarray(operation.function(*exactly(operation, inputs), implementation=operation.oracle, **kwargs))
 
 
 @functools.cache
@@ -220,4 +257,4 @@ def exact_outputs_and_gradients(operation, inputs, values=None, position=0):
     """The same of the oracle in float64."""
     with jax.enable_x64(True):
         values = None if values is None else jnp.asarray(np.asarray(values, np.float64))
-        return outputs_and_gradients(operation, operation.oracle, exactly(inputs), values, position)
+        return outputs_and_gradients(operation, operation.oracle, exactly(operation, inputs), values, position)

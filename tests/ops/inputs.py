@@ -67,6 +67,20 @@ def definition(q, k, v, log_decay, lam, start=0):
     return out
 
 
+def bucket_definition(q, k, log_decay, start=0):
+    """Bucket scores term by term in NumPy."""
+    q, k, log_decay = (np.asarray(x, np.float64) for x in (q, k, log_decay))
+    batch, length, heads = log_decay.shape
+    scores = np.zeros((batch, length, heads, num_levels(start + length)))
+    for b, h, t in np.ndindex(batch, heads, length):
+        group = h // (heads // q.shape[2])
+        for s in range(t + 1):
+            level = len(f"{(start + t) ^ (start + s):b}") if t > s else 0
+            decay = np.exp(log_decay[b, s + 1 : t + 1, h].sum())
+            scores[b, t, h, level] += decay * (q[b, t, group] @ k[b, s, group])
+    return scores
+
+
 def softmax_definition(q, k, v):
     """Softmax attention term by term in NumPy, with pairs of features as complex numbers that positions rotate."""
     half = q.shape[-1] // 2

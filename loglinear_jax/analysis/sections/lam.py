@@ -14,7 +14,7 @@ from loglinear_jax.analysis.labels import describe_run, describe_variant, senten
 from loglinear_jax.analysis.lam_values import static_lam
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.sections.dependence import dependence_of
-from loglinear_jax.fenwick import used_levels
+from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
@@ -102,7 +102,9 @@ class Lam(Section):
         for seed in context.drawn_seeds(trained):
             lam = context.mixer_values(trained, seed)[layer]["lam_value"][context.choices.example, :, head]
             title = f"{self._titled(trained, seed)}; layer {layer}, head {head}"
-            panels.append(Panel(lam.T, title, used_levels(*lam.shape).T, trained.task.marks()))
+            panels.append(
+                Panel(lam.T, title, occupied_levels(np.arange(lam.shape[0]), lam.shape[1]).T, trained.task.marks())
+            )
         return panels
 
     def _means(self, trained: TrainedVariant) -> list[Panel]:

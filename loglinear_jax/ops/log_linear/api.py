@@ -84,9 +84,11 @@ def log_linear_attention(
     check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
     )
-    length = q.shape[1]
+    batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
-    position = None if initial_state is None else check_state(initial_state, q, v, "initial_state")
+    position = None
+    if initial_state is not None:
+        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], value_dim)
     if position is None:  # or traced
         check_levels(lam, length, "T tokens")
     else:
@@ -166,7 +168,8 @@ def fenwick_step(
         outgrown its levels. Size the state by init_fenwick_state's max_length.
     """
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
-    position = check_state(state, q, v, "state")
+    batch, heads, value_dim = v.shape
+    position = check_state(state, "state", batch, heads, q.shape[-1], value_dim)
     levels = state.levels.shape[2]
     if position is not None:
         check_levels(lam, position + 1, "state.position + 1 tokens")

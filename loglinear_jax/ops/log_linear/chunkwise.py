@@ -16,11 +16,9 @@ from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, tree_
 from loglinear_jax.ops.continuation import run_from
 from loglinear_jax.ops.decays import decay_matrix, decay_to_end
 from loglinear_jax.ops.heads import accumulation_dtype, dot, merge_heads, split_heads
-from loglinear_jax.ops.levels import select_level
-from loglinear_jax.ops.tree import climb, fitting_chunk_size, into_parts, read_left_siblings
+from loglinear_jax.ops.levels import level_of_pairs, select_level
+from loglinear_jax.ops.tree import climb, fitting_chunk_size, in_segments, into_parts, read_left_siblings
 
-# Elements of each C x C intermediate at a time: what fits a CPU's cache; on others, what is small beside their memory.
-MAX_SCORES_CPU, MAX_SCORES = 1 << 19, 1 << 26
 # On a CPU, sequences of a batch are taken so many at a time that their values have at most this many elements.
 MAX_VALUES_CPU = 1 << 21
 
@@ -96,28 +94,17 @@ def _aligned_at_once(q, k, v, log_decay, lam, last, chunk_size, return_state, pr
 def _inside_chunks(q, k, v, log_decay, lam, precision):
     """The quadratic form within each chunk: [B, G, R, N, C, V].
 
-    Its C x C matrices take more memory than everything else. So long sequences go through in segments, each of at most
-    MAX_SCORES of their elements; none is kept for the backward pass.
+    Its C x C matrices take more memory than everything else, so long sequences go through in segments.
     """
-    batch, groups, reps, num_chunks, chunk_size = log_decay.shape
-    level = np.arange(chunk_size)
-    level = fenwick_level(level[:, None], level)
+    chunk_size = log_decay.shape[-1]
+    level = level_of_pairs(np.arange(chunk_size))
 
-    @jax.checkpoint
     def attend(q, k, v, log_decay, lam):
         scores = dot("bgntk,bgnsk->bgnts", q, k, precision)[:, :, None]
         weights = scores * decay_matrix(log_decay) * select_level(lam, level)
         return dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
 
-    max_scores = MAX_SCORES_CPU if jax.default_backend() == "cpu" else MAX_SCORES
-    segment = max(max_scores // (batch * groups * reps * chunk_size**2), 1)
-    if num_chunks <= segment:
-        return attend(q, k, v, log_decay, lam)
-
-    chunked = (q, 2), (k, 2), (v, 3), (log_decay, 3), (lam, 3)
-    segments = tuple(jnp.moveaxis(into_parts(x, axis, segment), axis, 0) for x, axis in chunked)
-    out = jnp.moveaxis(jax.lax.map(lambda x: attend(*x), segments), 0, 3)
-    return out.reshape(*out.shape[:3], -1, *out.shape[5:])[:, :, :, :num_chunks]
+    return in_segments(attend, [(q, 2), (k, 2), (v, 3), (log_decay, 3), (lam, 3)], log_decay.size * chunk_size)
 
 
 def _read_left_siblings(q, lam, since_sibling, from_chunk, state, *, height, precision):

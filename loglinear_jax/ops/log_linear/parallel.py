@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, fenwick_level
+from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.ops.continuation import read_initial_state
 from loglinear_jax.ops.decays import decay_matrix
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
-from loglinear_jax.ops.levels import levels_after, select_level
+from loglinear_jax.ops.levels import level_of_pairs, levels_after, select_level
 from loglinear_jax.ops.positions import advanced
 
 
@@ -23,10 +23,9 @@ def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=
     q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
     v, log_decay, lam = (split_heads(x, groups) for x in (v, log_decay, lam))
     position = start + jnp.arange(q.shape[2], dtype=jnp.int32)
-    level = fenwick_level(position[:, None], position)  # symmetric, so meaningless but harmless above the diagonal
 
     scores = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None]
-    weights = scores * decay_matrix(log_decay) * select_level(lam, level)
+    weights = scores * decay_matrix(log_decay) * select_level(lam, level_of_pairs(position))
     out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
     if initial_state is not None:
         from_initial, initial_at_end = read_initial_state(q, log_decay, lam, initial_state, precision)
@@ -37,6 +36,5 @@ def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=
     end = start + q.shape[2]
     levels = levels_after(end - 1, *tokens, lam.shape[-1], first=start, precision=precision)
     if initial_state is not None:
-        at_end = initial_at_end()
-        levels += at_end.reshape(at_end.shape[0], -1, *at_end.shape[3:])
+        levels += initial_at_end()
     return out, FenwickState(levels=levels, position=advanced(start, q.shape[2]))

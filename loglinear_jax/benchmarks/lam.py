@@ -1,0 +1,102 @@
+"""Time of the token mixer (decays, λ, attention) with each λ, forward and forward + backward, on the machine at hand.
+
+    loglinear_jax benchmark lam --preset=language --lams=fixed,mlp_softplus,content --lengths=8192
+
+Times are medians of queued calls over inputs that take turns, as in `benchmark attention`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import jax
+import jax.numpy as jnp
+from tabulate import tabulate
+
+from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.benchmarks.attention import PRESETS
+from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.lam import LAMS, lam_traits
+from loglinear_jax.mixers import TokenMixer
+
+HELP = "time of each λ with its attention"
+INPUT_SETS = 3
+
+
+def time_lam(lam: str, preset: dict, length: int, implementation: str | None = None) -> dict[str, float]:
+    """forward_ms and both_ms of the mixer with this λ; gradients in its parameters and every input."""
+    levels = num_levels(length)
+    mixer = TokenMixer(
+        mixer="log_linear",
+        num_levels=levels,
+        lam=lam,
+        lam_hidden=None,
+        lam_activation="gelu",
+        init_scheme="text",
+        chunk_size=None,
+        implementation=implementation,
+    )
+    batch, heads, groups, dtype = (preset[name] for name in ("batch", "heads", "groups", "dtype"))
+
+    def draw(seed):
+        keys = iter(jax.random.split(jax.random.key(seed), 6))
+        q, k = (
+            jax.random.normal(next(keys), (batch, length, groups, preset["key_dim"]), dtype=dtype) for _ in range(2)
+        )
+        v, cotangent = (
+            jax.random.normal(next(keys), (batch, length, heads, preset["value_dim"]), dtype=dtype) for _ in range(2)
+        )
+        dt = jax.random.normal(next(keys), (batch, length, heads), dtype=dtype)
+        d = None
+        if lam_traits(lam).needs_input:
+            d = jax.random.normal(next(keys), (batch, length, heads * levels), dtype=dtype)
+        return (q, k, v, dt, d), cotangent
+
+    inputs = [draw(seed) for seed in range(INPUT_SETS)]
+    params = {"params": mixer.init(jax.random.key(0), *inputs[0][0])["params"]}
+
+    def forward(arrays, _):
+        return mixer.apply(params, *arrays)
+
+    def both(arrays, cotangent):
+        out, vjp = jax.vjp(lambda params, arrays: mixer.apply(params, *arrays), params, arrays)
+        return out, vjp(cotangent)
+
+    return {
+        f"{kind}_ms": timing.median_ms(timing.compile_over(call, inputs), len(inputs))
+        for kind, call in (("forward", forward), ("both", both))
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", choices=PRESETS, default="small", help="shape (default: %(default)s)")
+    parser.add_argument("--lengths", type=comma_separated(size), default=[1024], help="comma-separated; default: 1024")
+    parser.add_argument(
+        "--lams",
+        type=comma_separated(one_of(LAMS)),
+        default=["fixed", "linear", "mlp_softplus", "content", "content_mlp"],
+        help="λ, comma-separated",
+    )
+    parser.add_argument("--implementation", help="form of the attention (default: the best that works)")
+    common.add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    print(f"{common.machine()}; {args.preset}: {', '.join(f'{k}={v}' for k, v in PRESETS[args.preset].items())}")
+    results, rows = {}, []
+    for length in args.lengths:
+        for lam in args.lams:
+            found = time_lam(lam, PRESETS[args.preset], length, args.implementation)
+            results.setdefault(lam, {})[length] = found
+            rows.append([length, lam, found["forward_ms"], found["both_ms"]])
+    print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))
+    common.write_record(args.output, common.origin(args.called) | PRESETS[args.preset] | {"results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(["lam", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

@@ -1,0 +1,121 @@
+"""The public function: its checks, and the choice of a form."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+import pallas_kernels
+from loglinear_jax import fenwick
+from loglinear_jax.fenwick import FenwickState, capacity
+from loglinear_jax.ops.bucket_scores import pallas
+from loglinear_jax.ops.bucket_scores.chunkwise import chunkwise
+from loglinear_jax.ops.bucket_scores.parallel import parallel
+from loglinear_jax.ops.bucket_scores.recurrent import recurrent
+from loglinear_jax.ops.checks import (
+    Implementation,
+    check_attention_settings,
+    check_num_levels,
+    check_shapes,
+    check_state,
+)
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.levels import with_levels
+from loglinear_jax.ops.positions import as_position, have_room
+
+
+def bucket_scores(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    log_decay: Float[Array, "B T H"],
+    *,
+    num_levels: int | None = None,
+    initial_state: FenwickState | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    implementation: Implementation | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B T H L"] | tuple[Float[Array, "B T H L"], FenwickState]:
+    """How well each token's query matches the decayed sum of the keys in each bucket of its past: what a λ can look at.
+
+        s_t[ℓ] = Σ over s in bucket ℓ of t of exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s)
+
+    with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s). 0 where a bucket is empty; `occupied_levels`
+    says where. It is the derivative of that attention by λ, for values of 1. O(T log T), with one sum of keys a level to
+    remember. Differentiable in q, k, log_decay and the initial state. What is not finite reaches as far as it does there.
+
+    Args:
+      q, k, log_decay, return_state, precision: as in `log_linear_attention`.
+      num_levels: L, at least fenwick.num_levels(position of the last token + 1). None: just as many, and no fewer than the
+        initial state's; the initial state's (and at least fenwick.num_levels(T)) where its position is traced.
+      initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
+        position can't be refused: tokens beyond the levels get NaN.
+      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16. The result does not depend on it.
+      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T log T), any
+        backend), "pallas" (chunkwise, by a GPU kernel; K from 16 to 256, float32 or bfloat16, reverse-mode gradients only), or
+        None for the best that works here.
+
+    Returns:
+      scores [B, T, H, L], float32 or wider; with return_state, (scores, FenwickState [B, H, L, K, 1]), whose L is the larger of
+        the scores' and the initial state's.
+
+    Raises:
+      ValueError: as in `log_linear_attention`, and for a num_levels that is too small.
+    """
+    check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), log_decay=(log_decay, "B T H"))
+    batch, length, heads = log_decay.shape
+    check_attention_settings(chunk_size, implementation)
+    end, what, held = length, "T tokens", 1
+    if initial_state is not None:
+        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], 1)
+        held = initial_state.levels.shape[2]
+        if position is not None:
+            end, what = position + length, "initial_state.position + T tokens"
+    if num_levels is None:
+        num_levels = max(fenwick.num_levels(end), held)
+    check_num_levels(num_levels, end, what)
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, k, chunk_size, precision) else "xla"
+    scores, state = _score(
+        q, k, log_decay, initial_state,
+        levels=num_levels, return_state=return_state, chunk_size=chunk_size, implementation=implementation,
+        precision=precision, interpreted=pallas_kernels.interpreting(),
+    )  # fmt: skip
+    return (scores, state) if return_state else scores
+
+
+@functools.partial(
+    jax.jit, static_argnames=("levels", "return_state", "chunk_size", "implementation", "precision", "interpreted")
+)
+def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, implementation, precision, interpreted):
+    del interpreted  # but it must not be that of an earlier call
+    dtype = accumulation_dtype(q, k)
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    widest = jnp.result_type(q, k)
+    q, k = q.astype(widest), k.astype(widest)
+    wanted = levels
+    if initial_state is not None:
+        held = initial_state.levels.shape[2]
+        levels = max(held, levels)
+        initial_state = FenwickState(
+            levels=with_levels(initial_state.levels.astype(dtype), levels, axis=2),
+            position=as_position(initial_state.position, capacity(held)),
+        )
+    kwargs = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
+    if implementation == "parallel":
+        scores, state = parallel(q, k, log_decay, **kwargs)
+    elif implementation == "recurrent":
+        scores, state = recurrent(q, k, log_decay, **kwargs)
+    elif implementation == "xla":
+        scores, state = chunkwise(q, k, log_decay, chunk_size=chunk_size, **kwargs)
+    else:
+        scores, state = pallas.pallas(q, k, log_decay, chunk_size=chunk_size, **kwargs)
+    scores = scores[..., :wanted]
+    if initial_state is not None:
+        known = have_room(initial_state.position, scores.shape[1], capacity(wanted))
+        scores = jnp.where(known[:, None, None], scores, jnp.nan)
+    return scores, state

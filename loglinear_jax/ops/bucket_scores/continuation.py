@@ -1,0 +1,63 @@
+"""How scores go on from an initial state, and the state that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from loglinear_jax.fenwick import FenwickState
+from loglinear_jax.ops.continuation import InitialState, Windows
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
+from loglinear_jax.ops.levels import levels_after
+from loglinear_jax.ops.positions import advanced
+
+
+def run_from(
+    initial: FenwickState | None, tokens: tuple, aligned: Callable, levels: int, return_state: bool, precision=None
+) -> tuple[Float[Array, "B T H L"], FenwickState | None]:
+    """Runs a form that only knows sequences from position 0 on from any initial state.
+
+    tokens: q, k, log_decay of `bucket_scores`. aligned: function of such tokens at positions 0, 1, ... and of a number of
+      levels, that returns their scores.
+    """
+    q, k, log_decay = tokens
+    if initial is None:
+        return aligned(*tokens, levels), ending(k, log_decay, levels, None, None, precision) if return_state else None
+    windows = Windows(initial.position, q.shape[1], levels)
+    local = windows.take(aligned(*(windows.lay(x) for x in tokens), windows.top + 1))
+    scores = jnp.moveaxis(windows.levels_at_end(jnp.moveaxis(local, 3, 2)), 2, 3)
+    groups = q.shape[2]
+    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups)
+    from_initial, old = scores_of_initial_state(*by_group, initial, levels, precision)
+    state = ending(k, log_decay, levels, initial, old, precision) if return_state else None
+    return scores + merge_heads(from_initial), state
+
+
+def scores_of_initial_state(
+    q: Float[Array, "B G T K"], log_decay: Float[Array, "B G R T"], initial: FenwickState, levels: int, precision=None
+) -> tuple[Float[Array, "B G R T L"], InitialState]:
+    """What the initial state's buckets add to the scores."""
+    old = InitialState(initial, log_decay, levels)
+    scores = dot("bgtk,bgrlk->bgrtl", q, old.states[..., 0], precision) * old.since[..., None]
+    moved = jax.nn.one_hot(old.found_at, levels, dtype=scores.dtype)
+    return jnp.einsum("bgrtl,tlm->bgrtm", scores, moved, precision="highest"), old
+
+
+def ending(
+    k: Float[Array, "B T G K"],
+    log_decay: Float[Array, "B T H"],
+    levels: int,
+    initial: FenwickState | None,
+    old: InitialState | None,
+    precision=None,
+) -> FenwickState:
+    """The state after the last token."""
+    start = 0 if initial is None else initial.position
+    ones = jnp.ones((*log_decay.shape, 1), log_decay.dtype)
+    sums = levels_after(start + log_decay.shape[1] - 1, k, ones, log_decay, levels, first=start, precision=precision)
+    if old is not None:
+        sums += old.at_end()
+    return FenwickState(sums, advanced(start, log_decay.shape[1]))

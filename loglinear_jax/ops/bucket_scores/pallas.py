@@ -1,0 +1,41 @@
+"""The chunkwise form by the GPU kernels of pallas_kernels, and what they leave to plain JAX: sums of keys, and states."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+import pallas_kernels
+from loglinear_jax.ops.bucket_scores.chunkwise import sums_to_read
+from loglinear_jax.ops.bucket_scores.continuation import run_from
+from loglinear_jax.ops.heads import split_heads
+from loglinear_jax.ops.levels import with_levels
+from loglinear_jax.ops.tree import into_parts
+
+
+def is_best(q, k, chunk_size=None, precision=None) -> bool:
+    """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
+    dtype = jnp.result_type(q, k)
+    return pallas_kernels.are_best(
+        "bucket_scores", lambda: pallas_kernels.why_unsupported(q.shape[-1], None, dtype, chunk_size, precision)
+    )
+
+
+def pallas(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):
+    """Shapes and errors as in `bucket_scores`, whose arguments these are after its checks."""
+
+    def aligned(q, k, log_decay, levels):
+        length, groups = q.shape[1:3]
+        size = chunk_size or pallas_kernels.chunk_of_scores(length)
+        q, k, log_decay = (with_levels(x, -(-length // size) * size, axis=1) for x in (q, k, log_decay))
+        chunks = into_parts(jnp.moveaxis(k, 1, 2), 2, size), into_parts(split_heads(log_decay, groups), 3, size)
+        tree = ((heads_together(x) for x in of_height) for of_height in sums_to_read(*chunks, precision))
+        sums, since = zip(*tree, strict=True) if chunks[0].shape[2] > 1 else ((), ())
+        scores = pallas_kernels.chunk_scores(q, k, log_decay, sums, since, chunk_size=size, precision=precision)
+        return with_levels(scores[:, :length], levels, axis=3)[..., :levels]
+
+    return run_from(initial_state, (q, k, log_decay), aligned, levels, return_state, precision)
+
+
+def heads_together(x: Float[Array, "B G R ..."]) -> Float[Array, "B H ..."]:
+    return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -1,0 +1,35 @@
+"""The recurrent form: one step per token over a sum of keys a level. What decoding does."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.positions import advanced
+
+
+def step(state: FenwickState, q, k, log_decay, precision=None):
+    """One token. q, k [B, G, K]; log_decay [B, H]. Returns (scores [B, H, L], new state)."""
+    dtype = state.levels.dtype
+    q, k = (jnp.repeat(x, log_decay.shape[1] // x.shape[1], axis=1).astype(dtype) for x in (q, k))
+    levels = merge_for_token(state.levels, state.position) * jnp.exp(log_decay)[..., None, None, None]
+    levels = levels.at[:, :, 0].set(k[..., None])
+    scores = jnp.einsum("bhk,bhlk->bhl", q, levels[..., 0], precision=precision)
+    return scores, FenwickState(levels=levels, position=advanced(state.position, 1))
+
+
+def recurrent(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
+    """`step` over every token by `lax.scan`. Shapes and errors as in `bucket_scores`."""
+    if initial_state is None:
+        batch, _, heads = log_decay.shape
+        initial_state = init_fenwick_state(batch, heads, q.shape[-1], 1, capacity(levels), accumulation_dtype(q, k))
+
+    def body(state, inputs):
+        scores, state = step(state, *inputs, precision=precision)
+        return state, scores
+
+    inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, log_decay))
+    state, scores = jax.lax.scan(body, initial_state, inputs)
+    return jnp.moveaxis(scores, 0, 1), state if return_state else None

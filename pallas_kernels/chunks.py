@@ -1,0 +1,208 @@
+"""What kernels over chunks of tokens share: sizes, decays inside chunks, tiles of pairs, and which block a program sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.common import dot
+from pallas_kernels.tiles import Launch
+
+LOG2_E = math.log2(math.e)
+# exp2 of this is 0 in float32, and sums of it over a chunk stay small.
+MIN_LOG2_DECAY = -150.0
+# log2 decays are split at this many parts of one: see `decay_in_chunk`.
+COARSE = 2.0**9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a problem as kernels over chunks see it. Hashable: one set of kernels for each."""
+
+    batch: int
+    chunk: int  # C, tokens
+    num_chunks: int  # N
+    groups: int  # G
+    heads: int  # H
+    value_blocks: int = 1  # of each head
+    key_dim: int
+    dtype: str  # of q, k, v and the states
+    precision: str  # "bf16", "tf32" or "f32"
+    interpret: bool
+
+    @property
+    def length(self) -> int:
+        return self.num_chunks * self.chunk
+
+    @property
+    def all_heads(self) -> int:
+        """R: heads, each as often as it has value blocks."""
+        return self.heads * self.value_blocks
+
+    @property
+    def group_heads(self) -> int:
+        return self.all_heads // self.groups
+
+    @property
+    def heights(self) -> int:
+        return (self.num_chunks - 1).bit_length()
+
+    @property
+    def levels_inside(self) -> int:
+        return self.chunk.bit_length()
+
+    @property
+    def levels(self) -> int:
+        return self.levels_inside + self.heights
+
+    @property
+    def decay_parts(self) -> int:
+        return 2 if self.precision == "f32" else 1
+
+
+# --- Around kernels -------------------------------------------------------------------------------------------------
+
+
+def by_chunk(x, sizes: Sizes):
+    """[..., T] to [..., N, C]."""
+    return x.reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
+
+
+def sum_tokens(x, mask, sizes: Sizes):
+    """x [B, H, T] summed over tokens of each chunk where mask [C, C] (summed token, result's token); [B, H, N, C]."""
+    return jnp.einsum("bhnc,cd->bhnd", by_chunk(x, sizes), mask.astype(np.float32), precision="highest")
+
+
+def decay_in_chunk(log_decay, sizes: Sizes):
+    """The kernels' `decay`, from [B, T, H] natural logs."""
+    log2_decay = jnp.maximum(jnp.swapaxes(log_decay, 1, 2) * LOG2_E, MIN_LOG2_DECAY)
+    parts = [log2_decay]
+    if sizes.decay_parts == 2:
+        # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
+        coarse = jnp.floor(log2_decay * COARSE) / COARSE
+        parts = [coarse, log2_decay - coarse]
+    tokens = np.arange(sizes.chunk)
+    return jnp.stack([sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
+
+
+# --- Inside a kernel ------------------------------------------------------------------------------------------------
+
+
+def multiply(x, y, sizes: Sizes, transpose_x=False, transpose_y=False):
+    return dot(x, y, sizes.precision, sizes.interpret, transpose_x, transpose_y)
+
+
+def decay_parts(decay_ref, head, tokens, sizes: Sizes):
+    """The parts of the log2 decay since the chunk's start, at some tokens or at one."""
+    return [decay_ref[part, head, tokens] for part in range(sizes.decay_parts)]
+
+
+def _at_most_zero(x):
+    """min(x, 0), and NaN of NaN: the minimum of a kernel on a GPU would make 0 of it, a decay of 1."""
+    return jnp.where(x > 0.0, 0.0, x)
+
+
+def decay_tile(parts):
+    """Decay from key (column) to query (row) for each pair of a chunk; 1 where the key comes later."""
+    between = sum(part[:, None] - part[None, :] for part in parts)
+    return jnp.exp2(_at_most_zero(between))
+
+
+def decay_until_end(parts, last):
+    """Decay from each token to the end of the chunk; `last` are the parts at its last token."""
+    after = sum(end - part for part, end in zip(parts, last, strict=True))
+    return jnp.exp2(_at_most_zero(after))
+
+
+def level_tile(size: int):
+    """Fenwick level of each pair of query (row) and key (column) of a chunk; -1 where the key comes later."""
+    query = lax.broadcasted_iota(jnp.int32, (size, size), 0)
+    key = lax.broadcasted_iota(jnp.int32, (size, size), 1)
+    return jnp.where(query >= key, 32 - lax.clz(query ^ key), -1)
+
+
+# --- Launching ------------------------------------------------------------------------------------------------------
+
+
+class Specs:
+    """BlockSpecs of a grid (chunk or node, block of a group's heads, batch x group), with `launch.heads` heads a program.
+
+    A program sees `chunks` chunks of tokens from the first grid axis on, or all of them if that is None.
+    """
+
+    def __init__(self, sizes: Sizes, launch: Launch):
+        self.sizes, self.launch = sizes, launch
+        self.head_blocks = sizes.group_heads // launch.heads
+        self.decay_heads = max(launch.heads // sizes.value_blocks, 1)
+
+    def grid(self, first: int) -> tuple[int, int, int]:
+        return first, self.head_blocks, self.sizes.batch * self.sizes.groups
+
+    def _batch(self, z):
+        return z // self.sizes.groups
+
+    def _head_block(self, y, z):
+        return (z % self.sizes.groups) * self.head_blocks + y
+
+    def _decay_block(self, y, z):
+        first = self._head_block(y, z) * self.launch.heads // self.sizes.value_blocks
+        return first // self.decay_heads
+
+    def batch_and_heads(self, y, z):
+        """Which sequence, and which block of heads."""
+        return self._batch(z), self._head_block(y, z)
+
+    def keys(self, chunks=1):
+        """[tokens, K] of q or k; all tokens if `chunks` is None."""
+        tokens = self._tokens(chunks)
+        return pl.BlockSpec(
+            (None, tokens, None, self.sizes.key_dim),
+            lambda x, y, z: (self._batch(z), self._block(chunks, x), z % self.sizes.groups, 0),
+        )
+
+    def partial_keys(self, chunks=1):
+        """[tokens, K] of one block of heads' part of dq or dk, [head blocks, B, T, G, K]."""
+        return pl.BlockSpec(
+            (None, None, self._tokens(chunks), None, self.sizes.key_dim),
+            lambda x, y, z: (y, self._batch(z), x, z % self.sizes.groups, 0),
+        )
+
+    def decay(self, chunks=1):
+        """[parts, decay heads, tokens]."""
+        return pl.BlockSpec(
+            (self.sizes.decay_parts, None, self.decay_heads, self._tokens(chunks)),
+            lambda x, y, z: (0, self._batch(z), self._decay_block(y, z), self._block(chunks, x)),
+        )
+
+    def lam(self, levels: int, chunks=1):
+        """[decay heads, levels, tokens] of lam or weight."""
+        return pl.BlockSpec(
+            (None, self.decay_heads, levels, self._tokens(chunks)),
+            lambda x, y, z: (self._batch(z), self._decay_block(y, z), 0, self._block(chunks, x)),
+        )
+
+    def by_token(self, chunks=1):
+        """[heads, tokens] of what is summed by head."""
+        return pl.BlockSpec(
+            (None, self.launch.heads, self._tokens(chunks)),
+            lambda x, y, z: (*self.batch_and_heads(y, z), x),
+        )
+
+    def by_level(self, levels: int, chunks=1):
+        """[heads, levels, tokens] of what is summed by head and level."""
+        return pl.BlockSpec(
+            (None, self.launch.heads, levels, self._tokens(chunks)),
+            lambda x, y, z: (*self.batch_and_heads(y, z), 0, x),
+        )
+
+    def _tokens(self, chunks):
+        return self.sizes.length if chunks is None else chunks * self.sizes.chunk
+
+    def _block(self, chunks, x):
+        """Which such block of tokens the program with this first index sees."""
+        return 0 if chunks is None else x
