@@ -193,7 +193,7 @@ def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
 
 def test_help_of_a_config_that_is_none_is_one_line(capsys):
     assert main(["train", "--config=nothing", "--help"]) == 2
-    assert "there is no config file nothing, and the configs by name are mqar" in capsys.readouterr().err
+    assert "there is no config file nothing, and the configs by name are forgetting, " in capsys.readouterr().err
 
 
 def test_a_config_is_found_by_name_from_any_folder(tmp_path):

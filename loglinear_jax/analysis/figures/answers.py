@@ -26,12 +26,13 @@ def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: s
     for row, of_task in zip(padded, shares.values(), strict=True):
         row[: len(of_task)] = 100 * of_task
     held = np.flatnonzero(padded.any(0))
-    colors = mpl.colormaps["viridis"](np.linspace(0.95, 0.1, padded.shape[1]))
+    colors = dict(zip(held, mpl.colormaps["viridis"](np.linspace(0.95, 0.1, len(held))), strict=True))
     ends, handles = padded.cumsum(1), {}
     for level in held:
         color = colors[level]
         at = range(len(names))
-        handles[f"level {level}"] = axis.barh(at, padded[:, level], left=ends[:, level] - padded[:, level], color=color)
+        bars = dict(left=ends[:, level] - padded[:, level], color=color, edgecolor="w", linewidth=0.8)
+        handles[f"level {level}"] = axis.barh(at, padded[:, level], **bars)
         dark = np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.5
         for row, share in enumerate(padded[:, level]):
             if share >= 4:
