@@ -2,9 +2,9 @@
 
     python run.py --config=configs/interleaved.py:pairs=16,state=32 --config.variants=fixed,linear,mlp_softplus
 
-Not in the paper: in its MQAR every answer is at one level, so that a learned constant is as good a λ as any. Here, with 24
+Not in the paper: in its MQAR every answer is at one level, which a λ can weigh without looking at its input. Here, with 24
 pairs in 128 tokens, 51 % of the answers are at level 7, 25 % at 6, 13 % at 5, and so on. The default model has one head with
-keys and values of 16: 24 pairs are more than one such state holds.
+keys and values of 16: fewer dimensions than there are pairs.
 
 Presets, joined by commas: pairs=N, seq=N tokens, state=N (keys and values of one head so wide), robust (the model that nearly
 every seed learns MQAR with), smoke (a small instance that learns in under three minutes on two CPU cores).

@@ -20,8 +20,8 @@ class Interleaved(Task):
 
     A sequence has T // 2 slots of two tokens (of an odd T the last token is filler). For each key two slots are drawn: the
     earlier holds the key and its value, the later the key again, which is the query, and filler. The 2k slots of a sequence
-    are drawn without replacement and paired at random; so are its keys drawn, from 1 .. V/2-1. Values and filler are drawn
-    with replacement from V/2 .. V-1, so no key stands anywhere by chance. Scored at the queries only.
+    are drawn without replacement and paired at random. Its keys are drawn without replacement from 1 .. V/2-1, values and
+    filler with replacement from V/2 .. V-1, so no key stands anywhere by chance. Scored at the queries only.
 
     A task of this project. In `Mqar` every answer is at one Fenwick level; here the level differs from query to query, and
     neither the query nor its position says which it is.

@@ -63,7 +63,7 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["train", "--config=/"],
-            "loglinear_jax train: the config / is a folder: expected a file in it, or one of mqar, ",
+            "loglinear_jax train: the config / is a folder: expected a file in it, or one of forgetting, ",
         ),
         (
             ["train", "--config=mqar", "--config.train.stream=maybe"],
