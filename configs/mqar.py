@@ -26,6 +26,7 @@ from loglinear_jax.config import (
     default_config,
     released_config,
     robust_config,
+    set_pairs,
     set_seq_len,
     smoke_config,
 )
@@ -34,11 +35,6 @@ from loglinear_jax.config import (
 def get_config(preset=None):
     config = default_config(task="mqar")
     return apply_presets(config, preset, PRESETS)
-
-
-def kv(config, pairs):
-    """So many key-value pairs."""
-    config.task.num_pairs = pairs
 
 
 def d_h(config):
@@ -59,6 +55,6 @@ PRESETS = {
     "released": released_config,
     "robust": robust_config,
     "d_h": d_h,
-    "kv=": kv,
+    "kv=": set_pairs,
     "seq=": set_seq_len,
 }

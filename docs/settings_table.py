@@ -14,14 +14,16 @@ from loglinear_jax.config.files import get_config, load_config_file
 
 PAGE = Path(__file__).with_name("settings.md")
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
-CONFIGS = ("mqar", "selective_copy", "wikitext103", "wikitext2")
+CONFIGS = ("mqar", "interleaved", "forgetting", "selective_copy", "wikitext103", "wikitext2")
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
     ("Variants", "variants", ("mqar", "wikitext103")),
     ("Task: MQAR", "task", ("mqar",)),
+    ("Task: interleaved MQAR", "task", ("interleaved",)),
+    ("Task: forgetting MQAR", "task", ("forgetting",)),
     ("Task: selective copying", "task", ("selective_copy",)),
     ("Task: text", "task", ("wikitext103", "wikitext2")),
-    ("Model", "model", ("mqar", "wikitext103")),
+    ("Model", "model", ("mqar", "interleaved", "wikitext103")),
     ("Training", "train", CONFIGS),
 )
 

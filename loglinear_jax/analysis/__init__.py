@@ -1,6 +1,7 @@
 """Analysis of runs: their parameters, λ, curves, tables and figures, as functions; `python -m loglinear_jax.analysis` makes a
 report of them."""
 
+from loglinear_jax.analysis.answer_levels import answer_levels
 from loglinear_jax.analysis.attention_rows import AttentionRow, attention_row
 from loglinear_jax.analysis.lam_values import input_dependence, lam_values, sample_tokens, static_lam
 from loglinear_jax.analysis.lengths import scores_by_length
@@ -10,6 +11,7 @@ __all__ = [
     "AttentionRow",
     "Run",
     "TrainedVariant",
+    "answer_levels",
     "attention_row",
     "input_dependence",
     "lam_values",

@@ -9,7 +9,9 @@ from loglinear_jax.config.presets import (
     released_language_config,
     robust_config,
     set_hidden,
+    set_pairs,
     set_seq_len,
+    set_state,
     smoke_config,
 )
 from loglinear_jax.config.reading import (
@@ -41,7 +43,9 @@ __all__ = [
     "released_language_config",
     "robust_config",
     "set_hidden",
+    "set_pairs",
     "set_seq_len",
+    "set_state",
     "smoke_config",
     "task_of",
     "variant_config",

@@ -75,3 +75,13 @@ def set_hidden(config: ConfigDict, width: int) -> None:
 def set_seq_len(config: ConfigDict, length: int) -> None:
     """Sequences of so many tokens."""
     config.task.seq_len = length
+
+
+def set_pairs(config: ConfigDict, pairs: int) -> None:
+    """So many key-value pairs."""
+    config.task.num_pairs = pairs
+
+
+def set_state(config: ConfigDict, width: int) -> None:
+    """One head, with keys and values so wide."""
+    config.model.update(heads=1, key_dim=width, head_dim=width)

@@ -118,6 +118,13 @@ class BaseTask:
         """What each token of a sample is for, as an index of ROLES."""
         return np.zeros(tokens.shape, np.int32)
 
+    def sources(
+        self, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
+    ) -> Int[np.ndarray, "num T"] | None:
+        """Where the answer of each scored target of a sample stands: the position, not after the target's own, of the token
+        that is to be output; -1 where nothing is scored. None where no single position holds it, as in a text."""
+        return None
+
     def shown(self, token: int) -> str:
         """A token in a figure."""
         return str(token)

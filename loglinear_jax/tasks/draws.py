@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 
 def distinct(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "num count"]:
     """In each row, `count` distinct integers of 0 .. size-1 in random order (a uniform permutation's beginning)."""
     bits = jax.random.bits(key, (num, size), jnp.uint32)
     return jnp.argsort(bits, axis=1)[:, :count].astype(jnp.int32)
+
+
+def distinct_of_many(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "num count"]:
+    """What `distinct` draws, by time and memory that do not grow with `size`."""
+    key_subset, key_order = jax.random.split(key)
+    subset = increasing(key_subset, num, count, size)
+    return jnp.take_along_axis(subset, distinct(key_order, num, count, count), axis=1)
+
+
+def weighted(key: jax.Array, num: int, count: int, weights: Float[Array, " size"]) -> Int[Array, "num count"]:
+    """In each row, `count` distinct integers of 0 .. size-1 in the order in which they are drawn: each in proportion to its
+    weight among those that are left (the largest of log weight + Gumbel noise)."""
+    noise = jax.random.gumbel(key, (num, len(weights)))
+    return jax.lax.top_k(jnp.log(weights) + noise, count)[1].astype(jnp.int32)
 
 
 def increasing(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "num count"]:

@@ -11,6 +11,7 @@ import numpy as np
 from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct
+from loglinear_jax.tasks.lookup import values_behind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,10 @@ class Mqar(Task):
         of_position[1 : 2 * self.num_pairs : 2] = self.ROLES.index("value")
         of_position[self.scored] = self.ROLES.index("query")
         return np.broadcast_to(of_position, tokens.shape)
+
+    def sources(self, tokens, targets):
+        in_pairs = np.arange(tokens.shape[1]) < 2 * self.num_pairs
+        return values_behind(tokens, targets, in_pairs & (np.arange(tokens.shape[1]) % 2 == 0))
 
     def marks(self):
         return {"pairs end": 2 * self.num_pairs, "queries": self.first_query}

@@ -36,6 +36,11 @@ class SelectiveCopy(Task):
         data = (tokens >= FIRST_DATA) & (tokens < FIRST_DATA + self.num_data_ids)
         return np.select([data, tokens == SEPARATOR, tokens == BLANK], [1, 2, 3], 0)
 
+    def sources(self, tokens, targets):
+        found = np.full(tokens.shape, -1, np.int32)
+        found[targets >= 0] = np.nonzero(self.roles(tokens) == self.ROLES.index("data"))[1]  # both are in order
+        return found
+
     def marks(self):
         return {"copy target": self.context_len}
 

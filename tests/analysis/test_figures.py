@@ -126,6 +126,13 @@ def attention_rows(tmp_path):
     return figures.draw_attention_rows(rows, {"queries": 960}, 1024, "λ: mlp_softplus; seed 0; layer 1, head 0")
 
 
+def answer_levels(tasks):
+    rng = np.random.default_rng(0)
+    name = "Forgetting MQAR, length 2048, vocabulary 8192, pairs 256, updates 128, filler random"
+    shares = {f"{name} {i}": rng.dirichlet(np.ones(4 + 2 * (i % 5))) for i in range(tasks)}
+    return figures.draw_answer_levels(shares, "Tasks with all their answers at one Fenwick level: 0 of 24")
+
+
 def scores_by_length(score):
     lengths = [2**i for i in range(5, 15)]
     values = score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None])
@@ -152,6 +159,8 @@ DRAWN = {
     "λ by many heads and levels": lambda _: lam_by_head(3, 8, 15, 1),
     "dependence": dependence,
     "attention rows": attention_rows,
+    "levels of the answers of one task": lambda _: answer_levels(1),
+    "levels of the answers of many tasks": lambda _: answer_levels(24),
     "accuracy by length": lambda _: scores_by_length(ACCURACY),
     "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
     "complexity": complexity,
@@ -164,7 +173,7 @@ def test_a_figure_fits_its_column(draw, tmp_path):
 
 
 def test_figures_of_the_report_fit(report):
-    assert len(report.figures) == 9
+    assert len(report.figures) == 10
     for name, figure in report.figures.items():
         assert misfits(figure) == [], name
 

@@ -36,6 +36,7 @@ def test_everything_is_drawn_and_shown(report):
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
+        "answer-levels.png", "answer-levels-table.csv",
     ):  # fmt: skip
         assert (report.out / stem).stat().st_size > 0, stem
         assert stem.replace(".svg", ".png") in report.html or stem in report.html

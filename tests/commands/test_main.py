@@ -63,7 +63,7 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["train", "--config=/"],
-            "loglinear_jax train: the config / is a folder: expected a file in it, or one of mqar, ",
+            "loglinear_jax train: the config / is a folder: expected a file in it, or one of forgetting, ",
         ),
         (
             ["train", "--config=mqar", "--config.train.stream=maybe"],
@@ -151,7 +151,9 @@ def help_of(capsys, *arguments):
 
 
 def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
-    assert "configs by name: mqar, selective_copy, task, wikitext103, wikitext2" in help_of(capsys)
+    assert "configs by name: forgetting, interleaved, mqar, selective_copy, task, wikitext103, wikitext2" in help_of(
+        capsys
+    )
     shown = help_of(capsys, "--config=mqar:smoke", "--config.train.num_seeds=3")
     assert "Multi-query associative recall: the paper's section 4.2" in shown
     assert "\n  kv=N\n" in shown and "\n  robust\n" in shown
@@ -191,7 +193,7 @@ def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
 
 def test_help_of_a_config_that_is_none_is_one_line(capsys):
     assert main(["train", "--config=nothing", "--help"]) == 2
-    assert "there is no config file nothing, and the configs by name are mqar" in capsys.readouterr().err
+    assert "there is no config file nothing, and the configs by name are forgetting, " in capsys.readouterr().err
 
 
 def test_a_config_is_found_by_name_from_any_folder(tmp_path):

@@ -30,6 +30,7 @@ from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+RECALL = ("mqar", "selective_copy", "interleaved", "forgetting")
 
 
 def load(name):
@@ -47,14 +48,14 @@ def get_config(name, preset=None) -> ConfigDict:
 
 def presets_of(name):
     """None, each preset of a config file alone, with a number where it takes one, and one with another."""
-    sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128}
+    sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128, "pairs=": 6, "updates=": 3, "state=": 8}
     presets = [f"{preset}{sizes.get(preset, '')}" for preset in load(name).PRESETS]
     return [None, *presets, ",".join(presets[:2])]
 
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [(n, p) for n in ("mqar", "selective_copy", "wikitext2", "wikitext103") for p in presets_of(n)],
+    [(n, p) for n in (*RECALL, "wikitext2", "wikitext103") for p in presets_of(n)],
 )
 def test_every_preset_builds(name, preset):
     config = get_config(name, preset)
@@ -66,11 +67,11 @@ def test_every_preset_builds(name, preset):
 
 
 def test_presets_say_what_they_do():
-    for name in ("mqar", "selective_copy", "wikitext2", "wikitext103", "task"):
+    for name in (*RECALL, "wikitext2", "wikitext103", "task"):
         assert all(preset.__doc__ for preset in load(name).PRESETS.values())
 
 
-@pytest.mark.parametrize("name", ["mqar", "selective_copy", "wikitext2"])
+@pytest.mark.parametrize("name", [*RECALL, "wikitext2"])
 def test_every_setting_has_a_meaning(name):
     config = get_config(name)
     described = describe_settings(config)
@@ -108,6 +109,24 @@ def test_the_papers_settings():
         assert (train.eval_every, train.stop_at) == (100, 0.99)
     assert build(get_config("mqar"), "linear").task.vocab_size == 128
     assert build(get_config("selective_copy"), "linear").task.vocab_size == 64
+
+
+@pytest.mark.parametrize("name", ["interleaved", "forgetting"])
+def test_a_state_is_that_of_one_head(name):
+    config = get_config(name, "state=8,pairs=7,seq=64")
+    model, task = build(config, "fixed").model.settings, build(config, "fixed").task
+    assert (model.heads, model.head_dim, model.key_dim) == (1, 8, 8)
+    assert (task.num_pairs, task.seq_len) == (7, 64)
+
+
+def test_the_settings_of_the_tasks_that_are_not_in_the_paper():
+    experiment = build(get_config("interleaved"), "fixed")
+    model, task = experiment.model.settings, experiment.task
+    assert (model.heads, model.head_dim, model.key_dim, experiment.train.num_steps) == (1, 16, 16, 4000)
+    assert (task.seq_len, task.vocab_size, task.num_pairs) == (128, 128, 24)
+    experiment = build(get_config("forgetting", "updates=0"), "fixed")
+    task = experiment.task
+    assert (task.vocab_size, task.num_pairs, task.num_updates, experiment.train.num_train) == (8192, 8, 0, 100_000)
 
 
 def test_the_released_settings():

@@ -15,11 +15,8 @@ from scipy.stats import chisquare
 
 from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks import Task, check_sample, load_task
-from loglinear_jax.tasks.draws import distinct, increasing
-
-
-def sample(task, num=400, seed=0):
-    return (np.asarray(x) for x in jax.jit(lambda key: task.sample(key, num))(jax.random.key(seed)))
+from loglinear_jax.tasks.draws import distinct, distinct_of_many, increasing, weighted
+from tests.tasks.drawing import sample
 
 
 @pytest.mark.parametrize(("seq_len", "pairs", "vocab"), [(128, 4, 128), (128, 32, 128), (256, 8, 128), (20, 3, 10)])
@@ -94,12 +91,26 @@ def test_draws_are_uniform():
     assert len(subsets) == 10 and all(a < b < c for a, b, c in subsets)
     assert chisquare(list(subsets.values())).pvalue > 1e-4
     np.testing.assert_array_equal(increasing(jax.random.key(2), 3, 4, 4), [[0, 1, 2, 3]] * 3)
+    rows = collections.Counter(map(tuple, np.asarray(distinct_of_many(jax.random.key(3), 6000, 2, 4)).tolist()))
+    assert len(rows) == 12 and all(a != b for a, b in rows)
+    assert chisquare(list(rows.values())).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["mqar", "selective_copy"])
+def test_weighted_draws_take_each_in_proportion_to_what_is_left():
+    weights = jnp.array([1.0, 2.0, 5.0])
+    rows = np.asarray(weighted(jax.random.key(0), 6000, 2, weights))
+    expected = {
+        (a, b): wa / 8 * wb / (8 - wa) for a, wa in enumerate((1, 2, 5)) for b, wb in enumerate((1, 2, 5)) if a != b
+    }
+    found = collections.Counter(map(tuple, rows.tolist()))
+    assert set(found) == set(expected)
+    assert chisquare([found[pair] for pair in expected], [6000 * p for p in expected.values()]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", ["mqar", "selective_copy", "interleaved", "forgetting"])
 def test_one_seed_is_one_data_set(name):
     task = load_task(name, seq_len=128)
-    a, b, c = (next(sample(task, 10, seed)) for seed in (0, 0, 1))
+    a, b, c = (sample(task, 10, seed)[0] for seed in (0, 0, 1))
     np.testing.assert_array_equal(a, b)
     assert (a != c).any()
 
@@ -113,6 +124,12 @@ def test_one_seed_is_one_data_set(name):
         ("selective_copy", {"seq_len": 32}, "seq_len=32 is too short for num_tokens=16: it takes at least 33"),
         ("selective_copy", {"vocab_size": 32}, "vocab_size=32 is too small for num_tokens=16"),
         ("selective_copy", {"pairs": 3}, "task.pairs: selective_copy has no such setting; it has num_tokens"),
+        ("interleaved", {"seq_len": 95}, "seq_len=95 is too short for num_pairs=24: it takes at least 96"),
+        ("interleaved", {"vocab_size": 48}, "vocab_size=48 is too small for num_pairs=24 .*: it takes at least 50"),
+        ("forgetting", {"num_updates": 9}, "num_updates must be at most num_pairs=8, got 9"),
+        ("forgetting", {"seq_len": 39}, "seq_len=39 is too short .* num_updates=4: it takes at least 40"),
+        ("forgetting", {"vocab_size": 17}, "vocab_size=17 is too small for num_pairs=8 .*: it takes at least 18"),
+        ("forgetting", {"filler": "one"}, "task.filler must be one of random, zero, got 'one'"),
         ("copying", {}, "no task 'copying'"),
         ("base", {}, "names no TASK"),
     ],
@@ -127,6 +144,8 @@ def test_bad_settings_are_named(name, settings, message):
     [
         ("mqar", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}),
         ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3}),
+        ("interleaved", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}),
+        ("forgetting", {"seq_len": 18, "vocab_size": 8, "num_pairs": 3, "num_updates": 3}),
     ],
 )
 def test_the_smallest_instances_exist(name, smallest):

@@ -1,5 +1,6 @@
 """Figures. Each function draws one matplotlib Figure from arrays or runs; `save` writes it as PNG and SVG."""
 
+from loglinear_jax.analysis.figures.answers import draw_answer_levels
 from loglinear_jax.analysis.figures.attention_rows import draw_attention_rows
 from loglinear_jax.analysis.figures.growth import draw_complexity, draw_scores_by_length
 from loglinear_jax.analysis.figures.lam import Panel, draw_dependence, draw_lam_by_head, draw_lam_over_tokens
@@ -13,6 +14,7 @@ from loglinear_jax.analysis.figures.style import save
 
 __all__ = [
     "Panel",
+    "draw_answer_levels",
     "draw_attention_rows",
     "draw_complexity",
     "draw_convergence",

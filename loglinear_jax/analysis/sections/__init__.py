@@ -1,5 +1,6 @@
 """The sections of a report. To add one: a file here with a subclass of `Section`, and an entry in `SECTIONS`."""
 
+from loglinear_jax.analysis.sections.answers import Answers
 from loglinear_jax.analysis.sections.attention_rows import AttentionRows
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.sections.complexity import Complexity
@@ -15,6 +16,7 @@ SECTIONS: dict[str, type[Section]] = {
     "tables": Results,
     "curves": Curves,
     "decays": InitialDecays,
+    "answers": Answers,
     "lam": Lam,
     "dependence": Dependence,
     "rows": AttentionRows,

@@ -1,0 +1,148 @@
+"""Which Fenwick levels hold a task's answers: each share against what the definition of the task says, and the section."""
+
+import csv
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax import fenwick_level
+from loglinear_jax.analysis import answer_levels
+from loglinear_jax.analysis.answer_levels import table
+from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.tasks import BaseTask, Task, load_task
+from tests.analysis.made_runs import made_run
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pairs", "level"),
+    [(128, 1, 7), (128, 8, 7), (128, 32, 7), (256, 4, 8), (256, 64, 8), (512, 8, 9), (512, 128, 9)],
+)
+def test_in_the_paper_s_mqar_one_level_holds_every_answer(seq_len, pairs, level):
+    """Of any number of pairs: also by the places alone, of any value and any query."""
+    shares = answer_levels(load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=260), num=16)
+    np.testing.assert_array_equal(shares, np.arange(level + 1) == level)
+    queries, values = np.arange(seq_len - 2 * pairs, seq_len, 2), np.arange(1, 2 * pairs, 2)
+    assert set(fenwick_level(queries[:, None], values).ravel()) == {level}
+
+
+def within_sampling_error(shares, expected, answers):
+    """Both of them sum to 1, and differ by at most five standard deviations of a count of so many answers."""
+    assert len(shares) == len(expected) and abs(shares.sum() - 1) < 1e-9 and abs(sum(expected) - 1) < 1e-9
+    p = np.asarray(expected)
+    return (np.abs(shares - p) <= 5 * np.sqrt(p * (1 - p) / answers)).all()
+
+
+def test_selective_copying_has_its_answers_at_four_levels():
+    """Data tokens lie evenly over 239 positions; queries are the 16 after them."""
+    expected = np.array([0, 0, 0, 0, 0, 15, 32, 64, 128]) / 239
+    assert within_sampling_error(answer_levels(load_task("selective_copy")), expected, 1024 * 16)
+
+
+def test_interleaved_has_its_answers_at_every_level_that_its_slots_meet_at():
+    """Of two of 64 slots, half meet at the highest level, and half as many at each lower one."""
+    slots = itertools.combinations(range(64), 2)
+    expected = np.bincount([fenwick_level(2 * late, 2 * early + 1) for early, late in slots]) / (64 * 63 / 2)
+    np.testing.assert_allclose(np.round(100 * expected), [0, 0, 2, 3, 6, 13, 25, 51])
+    assert within_sampling_error(answer_levels(load_task("interleaved")), expected, 1024 * 24)
+
+
+def test_zoology_s_mqar_has_its_answers_at_the_oldest_occupied_bucket():
+    shares = answer_levels(load_task("forgetting", num_updates=0, num_pairs=4, seq_len=64))
+    assert np.flatnonzero(shares).tolist() == [4, 5, 6]
+    shares = answer_levels(load_task("forgetting", num_updates=0, num_pairs=64, seq_len=256), num=16)
+    assert np.flatnonzero(shares).tolist() == [8]
+
+
+def test_another_length_has_other_levels():
+    task = load_task("mqar", seq_len=128)
+    assert answer_levels(task, 4, 256).tolist() == [0] * 8 + [1]
+    with pytest.raises(ValueError, match="task.seq_len=16 is too short for num_pairs=8"):
+        answer_levels(task, 4, 16)
+    with pytest.raises(ValueError, match="num must be a whole number from 1 on, got 0"):
+        answer_levels(task, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Echo(Task):
+    """Say again what came three tokens before."""
+
+    moved: int = 0
+
+    def sample(self, key, num):
+        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)
+        return tokens, jnp.full_like(tokens, -1).at[:, 3:].set(tokens[:, :-3])
+
+    def sources(self, tokens, targets):
+        return np.where(targets >= 0, np.arange(tokens.shape[1]) - 3 + self.moved, -1)
+
+
+def test_a_task_of_one_s_own_says_where_its_answers_stand():
+    expected = np.bincount(fenwick_level(np.arange(3, 16), np.arange(13)), minlength=5) / 13
+    np.testing.assert_allclose(answer_levels(Echo(seq_len=16, vocab_size=8), 2), expected)
+
+
+class Misshapen(Echo):
+    def sources(self, tokens, targets):
+        return np.arange(3.0)
+
+
+class Unscored(Echo):
+    def sources(self, tokens, targets):
+        return np.zeros_like(tokens)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Echo(seq_len=16, vocab_size=8, moved=4), "Echo.sources returns 4 at position 3: expected 0 to 3, as the position"),
+        (Echo(seq_len=16, vocab_size=8, moved=-1), "Echo.sources returns -1 at position 3: expected 0 to 3"),
+        (Unscored(seq_len=16, vocab_size=8), "Unscored.sources returns 0 at position 0: expected -1, as it is not scored"),
+        (Misshapen(seq_len=16, vocab_size=8), r"shape \(3,\) and dtype float64: expected integers \(2, 16\)"),
+    ],
+)  # fmt: skip
+def test_sources_that_cannot_be_are_named(task, message):
+    with pytest.raises(ValueError, match=message):
+        answer_levels(task, 2)
+
+
+def test_a_text_is_not_opened_for_answers_that_it_does_not_have():
+    assert answer_levels(load_task("text", corpus="nowhere", cache="nowhere")) is None
+
+
+class Silent(Echo):
+    def sources(self, tokens, targets):
+        return BaseTask.sources(self, tokens, targets)
+
+
+def test_a_task_may_say_of_its_sequences_that_no_position_holds_the_answers():
+    assert answer_levels(Silent(seq_len=16, vocab_size=8), 2) is None
+
+
+def test_the_table_has_the_levels_that_hold_answers_and_rounds_none_of_them_away():
+    shares = {"a": np.array([0, 0.0004, 0.9996]), "b": np.array([0, 0, 0, 0, 1.0])}
+    found = table(shares)
+    assert found.rows == [
+        {"task": "a", "level 1": "0.1 %", "level 2": "99.9 %", "level 4": "–"},
+        {"task": "b", "level 1": "–", "level 2": "–", "level 4": "100 %"},
+    ]
+    assert len(found.raw) == 3 + 5 and found.raw[1] == {"task": "a", "level": 1, "share": 0.0004}
+
+
+def test_the_section_has_a_row_for_each_task_and_reads_no_checkpoint(tmp_path, monkeypatch):
+    runs = {}
+    for name, pairs in (("one", 4), ("again", 4), ("other", 8)):
+        runs[str(tmp_path / name)] = dataclasses.replace(made_run(tmp_path, pairs), workdir=tmp_path / name)
+    monkeypatch.setattr("loglinear_jax.analysis.report.read_run", lambda workdir: runs[str(workdir)])
+    path, problems = make_report(list(runs), tmp_path / "out", Choices(sections=("answers",)))
+    assert problems == []
+    with (tmp_path / "out" / "answer-levels-table.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if float(row["share"])]
+    assert [(row["task"][-7:], row["level"], row["share"]) for row in rows] == [
+        ("pairs 4", "7", "1.0"),
+        ("pairs 8", "7", "1.0"),
+    ]
+    assert "answer-levels.png" in path.read_text()
