@@ -11,7 +11,6 @@ import argparse
 import sys
 
 import jax
-import jax.numpy as jnp
 from tabulate import tabulate
 
 from loglinear_jax.benchmarks import common, timing

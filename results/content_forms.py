@@ -1,0 +1,100 @@
+"""Forms of a λ that looks into its buckets, tried before `content` was chosen: see results/content.md.
+
+Each is run as a variant, from the repository's root: --config.variants=lam=results.content_forms:SumOf4
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from loglinear_jax.lam import UNIT, softmax_of_occupied
+
+
+class Form(nn.Module):
+    """softmax over the occupied levels of γ_h s[ℓ], γ_h > 0 learned from FIRST_SCALE."""
+
+    needs_input = False
+    needs_scores = True
+    has_levels = False
+    FIRST_SCALE = 5.0
+
+    def logits(self, d, scores):
+        log_scale = self.param("log_scale", nn.initializers.constant(np.log(self.FIRST_SCALE)), scores.shape[-2:-1])
+        return jnp.exp(log_scale)[:, None] * scores
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        return softmax_of_occupied(self.logits(d, scores), occupied)
+
+
+class Plain(Form):
+    """The form of the definition."""
+
+
+class PlainFrom1(Form):
+    """With γ from 1."""
+
+    FIRST_SCALE = 1.0
+
+
+class TokenTemperature(Form):
+    """γ of each token: times exp of a projection of it. (d has one number a level: the first is taken.)"""
+
+    needs_input = True
+
+    def logits(self, d, scores):
+        return jnp.exp(d[..., :1].astype(jnp.float32)) * super().logits(d, scores)
+
+
+class BySize(Form):
+    """Scores divided by the square root of the bucket's size, 2^(ℓ-1)."""
+
+    def logits(self, d, scores):
+        size = 2.0 ** np.maximum(np.arange(scores.shape[-1]) - 1, 0)
+        return super().logits(d, scores / np.sqrt(size).astype(np.float32))
+
+
+class Gates(Form):
+    """λ[ℓ] = softplus(γ_h s[ℓ] + b_h), b learned, from 1 where the score is 0: each level by itself."""
+
+    FIRST_SCALE = 1.0
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        bias = self.param("bias", nn.initializers.constant(UNIT), scores.shape[-2:-1])
+        return nn.softplus(self.logits(d, scores) + bias[:, None])
+
+
+class SumOf4(Form):
+    """Σλ = 4."""
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        return 4 * softmax_of_occupied(self.logits(d, scores), occupied)
+
+
+class SumOfLevels(Form):
+    """Σλ = the number of occupied levels, as with λ = 1."""
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        return jnp.sum(occupied, -1, keepdims=True) * softmax_of_occupied(self.logits(d, scores), occupied)
+
+
+class SumLearned(Form):
+    """Σλ = c_h > 0 learned, from 4."""
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        log_sum = self.param("log_sum", nn.initializers.constant(np.log(4.0)), scores.shape[-2:-1])
+        return jnp.exp(log_sum)[:, None] * softmax_of_occupied(self.logits(d, scores), occupied)
+
+
+class Normalised(Form):
+    """What is read of a bucket divided by the sum of its weights q·k, or by 1 if that is less (as in mLSTM)."""
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        return softmax_of_occupied(self.logits(d, scores), occupied) / jnp.maximum(jnp.abs(scores), 1.0)
