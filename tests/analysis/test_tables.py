@@ -86,7 +86,7 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert table.rows[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and table.rows[0]["linear"] == table.rows[1]["linear"]
     assert "not shown: linear of kv4" in table.note
     (first, *_) = tables.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
-    assert first.title == "MQAR, setting text, by key-value pairs, length 128"
+    assert first.title == "MQAR, setting text: best validation accuracy, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
     titles = [table.title for table in tables.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
