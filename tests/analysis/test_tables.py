@@ -126,6 +126,32 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
 
 
+def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
+    test = {"linear": [0.98, 0.4, 0.2], "mlp_softplus": [0.97, 0.93, 0.1]}
+    tested = made_run(tmp_path, test=test)
+    outcomes, by_seed, differences = (make(tested) for make in (tables.outcomes, tables.by_seed, tables.differences))
+    assert all("test accuracy" in table.title for table in (outcomes, by_seed, differences))
+    assert "52.7 ± 40.5" in outcomes.text("github") and by_seed.rows[1]["linear"] == "40.0"
+    assert differences.raw[0]["mean_difference"] == pytest.approx(100 * (0.01 - 0.53 + 0.1) / 3)
+
+    def of_several(old):
+        """Tables of 4 and 8 pairs, each in two settings. old: whether one of the runs has no test."""
+        others = [(4, 9, test), (8, 0, test), (8, 9, None if old else test)]
+        others = [made_run(tmp_path, pairs, test=of_one, warmup_steps=steps) for pairs, steps, of_one in others]
+        return tables.as_the_paper([tested, *others]), tables.by_setting([tested, *others]).values()
+
+    axis, settings = of_several(old=False)
+    assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True] * 4
+    assert all("52.7 (98.0)" in table.text("github") for table in axis)
+    axis, settings = of_several(old=True)  # which stands in the second table, and in the figure of all settings
+    assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True, False, False, False]
+    assert "best validation accuracy" in axis[1].title and axis[1].text("github").count("59.7 (99.0)") == 2
+    assert "each seed's best in validation" in axis[1].note
+    memory = [(run, "linear", np.ones((3, 1, 1))) for run in (tested, made_run(tmp_path))]
+    assert "with the parameters that validation chose" in tables.initial_memory(memory[:1]).note
+    assert "each seed's best in validation" in tables.initial_memory(memory).note
+
+
 def test_outcomes_by_seed(tmp_path):
     table = tables.by_seed(made_run(tmp_path))
     assert table.rows[1] == {"seed": "1", "linear": "50.0", "mlp_softplus": "95.0"}

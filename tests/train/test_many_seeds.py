@@ -29,7 +29,9 @@ MODEL = RecallModel(
     RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
 )
 CPUS = jax.devices("cpu")  # four virtual ones, also beside a GPU
-SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation=30, eval_batch_size=20, stop_at=None)
+SETTINGS = TrainSettings(
+    num_steps=6, batch_size=8, num_train=50, num_validation=30, num_test=30, eval_batch_size=20, stop_at=None
+)
 
 
 @functools.cache  # whose functions are compiled once for all seeds
@@ -103,9 +105,33 @@ def test_seeds_differ_in_everything():
     assert np.abs(np.diff(state.params["params"]["embed"]["embedding"], axis=0)).max() > 0
 
 
+def measured_on_tests(state, devices):
+    """(loss, accuracy) [seeds] of the seeds from 0 on."""
+    many = many_seeds(len(state.seed), SETTINGS, tuple(devices), None)
+    return np.array(many.test(jax.device_put(state.best_params, many.sharding)))
+
+
+def test_the_test_is_on_sequences_of_its_own():
+    """Drawn here by their key, and scored from the logits."""
+    state, _, _, data = train([0, 1], periods=(2, 2))
+    found = measured_on_tests(state, CPUS[:1])
+    for seed in range(2):
+        key = jax.random.fold_in(jax.random.key(seed), 4)
+        tokens, targets = jax.jit(TASK.sample, static_argnums=1)(key, SETTINGS.num_test)
+        logits = jax.jit(MODEL.apply)(jax.tree.map(lambda x: x[seed], state.best_params), tokens)
+        scored = np.asarray(targets) >= 0
+        chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(targets)[..., None], axis=-1)
+        right = np.asarray(logits).argmax(-1) == targets
+        np.testing.assert_allclose(found[:, seed], [-chosen[scored].mean(), right[scored].mean()], rtol=1e-5)
+        seen = {row.tobytes() for name in ("train", "validation") for row in data[name][0][seed]}
+        assert not seen & {row.tobytes() for row in np.asarray(tokens)}
+
+
 def test_four_devices_give_what_one_gives():
     one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], devices=CPUS[:1])
     four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], devices=CPUS)
+    tests = [measured_on_tests(one, devices) for devices in (CPUS[:1], CPUS)]
+    np.testing.assert_allclose(*tests, rtol=1e-5)
     np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
     np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
     assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
