@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from loglinear_jax.train import ManySeeds
 
 
-CONVERGED_ACCURACY = 0.90  # a seed has converged if its best validation accuracy reaches this
-SOLVED_ACCURACY = 0.99  # and it has solved its task at this
+CONVERGED_ACCURACY = (
+    0.90  # a seed has converged if its accuracy reaches this: on its test set, or without one in validation
+)
+SOLVED_ACCURACY = 0.99  # and it has solved its task at this in validation
 
 
 @dataclasses.dataclass(frozen=True)
