@@ -299,10 +299,11 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train)
 
 
 def test_a_dead_process_holds_no_lock(tmp_path, train):
-    workdir = tmp_path / "run"
-    first = start(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    workdir, short = tmp_path / "run", ("--config.train.num_steps=10", "--config.variants=linear")
+    first = start(workdir, *short)
     wait_for_lines(workdir / "lock", 0, first)
     first.kill()
     first.communicate()
-    code, err = train(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    assert first.returncode == -signal.SIGKILL
+    code, err = train(workdir, *short)
     assert code == 0, err

@@ -290,8 +290,8 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     config.task.update(name="mqar", seq_len=16, vocab_size=16, num_pairs=2)
     config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
     config.train.update(
-        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, eval_every=5, checkpoint_every=10,
-        steps_per_dispatch=5, stop_at=0.12,
+        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, num_test=50, eval_every=5,
+        checkpoint_every=10, steps_per_dispatch=5, stop_at=0.12,
     )  # fmt: skip
     sizes = []
     rows_to_train = ManySeeds.rows_to_train
