@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from loglinear_jax.train import ManySeeds
 
 
-CONVERGED_ACCURACY = (
-    0.90  # a seed has converged if its accuracy reaches this: on its test set, or without one in validation
-)
+CONVERGED_ACCURACY = 0.90  # a seed has converged if its accuracy reaches this, in validation if it has no test
 SOLVED_ACCURACY = 0.99  # and it has solved its task at this in validation
 
 
