@@ -12,6 +12,9 @@ A piece of prose is repeated in a comment, with functions of `page_tables.NUMBER
 
 The page must then contain that piece with the numbers filled in; where its lines break does not count.
 
+The accuracies of a table, or of a piece of prose, are those on the test sets if all of its runs have them, else those in
+validation. A line below the table says which, unless none of its runs has a test.
+
 A folder's pages are its *.md, and its runs its <name>/summary.json. Of a folder that has a folder results, such as the
 repository, the runs are those in results, and the pages also those in docs and results.
 """
@@ -95,12 +98,14 @@ def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: l
         name, options = _call(match["call"])
         if name in page_tables.SLOW and not slow:
             return match[0]
-        rows = _function(page_tables.TABLES, name)(results, **options)
+        make = _function(page_tables.TABLES, name)
+        rows, note = results.on_one_set(lambda runs: make(runs, **options))
     except (ConfigError, TypeError, ValueError, OSError) as error:
         problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
         return match[0]
     table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
-    return f"{match['first']}\n{table}\n\n{match['last']}"
+    below = f"{note}\n\n" if note and name not in page_tables.WITHOUT_ACCURACIES else ""
+    return f"{match['first']}\n{table}\n\n{below}{match['last']}"
 
 
 def _first_difference(page: Path, match: re.Match, new: str, text: str) -> str:
@@ -114,13 +119,17 @@ def _wrong_prose(page: Path, text: str, results: Results) -> list[str]:
     prose, problems = _one_line(COMMENT.sub("", text)), []
     for piece in CHECKED.findall(text):
         try:
-            filled = NUMBER.sub(lambda match: _number(match[1], results), piece)
+            filled, _ = results.on_one_set(functools.partial(_filled, piece))
         except (ConfigError, TypeError, ValueError) as error:
             problems.append(f"{page}: {_one_line(piece)}: {_one_line(error)}")
             continue
         if _one_line(filled) not in prose:
             problems.append(f"{page}: does not say {_one_line(filled)!r}")
     return problems
+
+
+def _filled(piece: str, results: Results) -> str:
+    return NUMBER.sub(lambda match: _number(match[1], results), piece)
 
 
 def _number(call: str, results: Results) -> str:

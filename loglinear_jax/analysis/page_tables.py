@@ -11,12 +11,15 @@ the runs to choose from, the others are the options that the page gives, all as 
 
 from __future__ import annotations
 
+import copy
 import csv
+import dataclasses
 import fnmatch
 import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,12 +28,13 @@ from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
-from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
-from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
 
 Rows = list[dict[str, str]]
 ONE_STATE = "mixer=linear"
+Made = TypeVar("Made")
 
 
 class Results:
@@ -40,6 +44,7 @@ class Results:
         self.folder = folder
         self.names = sorted((path.parent.name for path in folder.glob("*/summary.json")), key=_natural)
         self._read: dict[str, Run] = {}
+        self._given: dict[str, Run] = {}
 
     def matching(self, patterns: str) -> list[Run]:
         """The runs of these comma-separated patterns. Raises ConfigError for a pattern that matches none."""
@@ -54,7 +59,24 @@ class Results:
     def __getitem__(self, name: str) -> Run:
         if name not in self._read:
             self._read[name] = read_run(self.folder / name)
-        return self._read[name]
+        return self._given.setdefault(name, self._read[name])
+
+    def on_one_set(self, make: Callable[[Results], Made]) -> tuple[Made, str]:
+        """What `make` makes of some of these runs, with accuracies that may be compared; and a sentence on what they are, ""
+        if none of the runs has a test."""
+        results = copy.copy(self)
+        results._given = {}
+        made = make(results)
+        outcomes = {(name, v): o for name, run in results._given.items() for v, o in run.outcomes.items()}
+        compared = on_one_set(outcomes)
+        if compared != outcomes:
+            for name, run in results._given.items():
+                variants = {variant: compared[name, variant] for variant in run.outcomes}
+                summary = dataclasses.replace(run.summary, variants=variants)
+                results._given[name] = dataclasses.replace(run, summary=summary)
+            made = make(results)
+        tested = [key for key, o in outcomes.items() if o.score is ACCURACY and o.test_accuracy is not None]
+        return made, compared[tested[0]].shown_note if tested else ""
 
 
 def outcome(run: Run, variant: str) -> VariantOutcome:
@@ -98,12 +120,12 @@ def differences(results: Results, runs: str, a: str, b: str) -> Rows:
     """Two variants of MQAR paired by seed, a row for each run: McNemar's test, and the mean difference with its interval."""
     rows = []
     for run in results.matching(runs):
-        accuracies_of = [np.array(outcome(run, variant).best_accuracy) for variant in (a, b)]
+        pair = [outcome(run, variant) for variant in (a, b)]
         row = {"setting": setting_of(run.config) or "–", "pairs": str(run.config.task.num_pairs)}
         for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
-            only_a, only_b, p_value = mcnemar(*(accuracy >= threshold for accuracy in accuracies_of))
+            only_a, only_b, p_value = mcnemar(*(o.reached(threshold) for o in pair))
             row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
-        mean_of, low, high = mean_difference(*(100 * accuracy for accuracy in accuracies_of))
+        mean_of, low, high = mean_difference(*(100 * o.accuracy for o in pair))
         interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
         rows.append(row | {f"accuracy, {a} − {b}, points": f"{mean_of:+.1f}{interval}".replace("-", "−")})
     return rows
@@ -141,9 +163,9 @@ COLUMNS: dict[str, tuple[str, Cell]] = {
     "run": ("run", lambda run, v, o: f"`{run.name}`"),
     "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
-    "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.best_accuracy)),
-    "least": ("least %", lambda run, v, o: f"{100 * min(o.best_accuracy):.1f}"),
-    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.best_accuracy):.1f}"),
+    "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.accuracy)),
+    "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
+    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
     "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
     "converged": ("≥ 90 %", _converged_cell),
     "solved": ("≥ 99 %; median step", _solved_cell),
@@ -199,9 +221,7 @@ def repeated(results: Results, runs: str, variants: str) -> Rows:
         for same_pairs in zip(*repetitions, strict=True):
             if len({run.config.task.num_pairs for run in same_pairs}) > 1:
                 raise ConfigError(f"runs={runs}: {', '.join(run.name for run in same_pairs)} have different pairs")
-            by_seed = [
-                dict(zip(o.seeds, o.best_accuracy, strict=True)) for o in (outcome(r, variant) for r in same_pairs)
-            ]
+            by_seed = [dict(zip(o.seeds, o.accuracy, strict=True)) for o in (outcome(r, variant) for r in same_pairs)]
             common = set.intersection(*map(set, by_seed))
             means = [100 * np.mean([of_one[seed] for seed in sorted(common)]) for of_one in by_seed]
             row[f"kv={same_pairs[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
@@ -215,9 +235,7 @@ def compared(results: Results, rows: str, change: str) -> Rows:
     for label, runs, _ in _listed(rows):
         without, with_it = (run.outcomes for run in results.matching(runs))
         for variant in (name for name in without if name in with_it):
-            reached = [
-                [x >= CONVERGED_ACCURACY for x in of_one[variant].best_accuracy] for of_one in (with_it, without)
-            ]
+            reached = [of_one[variant].reached(CONVERGED_ACCURACY) for of_one in (with_it, without)]
             only_with, only_without, p_value = mcnemar(*reached)
             found.append(
                 {
@@ -235,7 +253,7 @@ def bands(results: Results, rows: str) -> Rows:
     """How many seeds end in which range of accuracy. rows: "label = runs:variant", over all of these runs together."""
     found = []
     for label, runs, variant in _listed(rows):
-        accuracy = 100 * np.concatenate([outcome(r, variant).best_accuracy for r in results.matching(runs)])
+        accuracy = 100 * np.concatenate([outcome(r, variant).accuracy for r in results.matching(runs)])
         counts, _ = np.histogram(accuracy, [0, 10, 50, 90, 100.001])
         names = ("≥ 90 %", "50 to 90 %", "10 to 50 %", "< 10 %")
         found.append(
@@ -330,7 +348,7 @@ def initial_memory(results: Results, rows: str) -> Rows:
             for run in chosen:
                 if variant not in run.outcomes:
                     continue
-                reached = np.array(run.outcomes[variant].best_accuracy) >= CONVERGED_ACCURACY
+                reached = np.array(run.outcomes[variant].reached(CONVERGED_ACCURACY))
                 by_layer = memory_of(run, variant).max(2).T
                 layers = ", ".join(_probability(*longer_among(memory, reached)) for memory in by_layer)
                 row[f"kv={run.config.task.num_pairs}"] = f"{layers} ({reached.sum()}/{len(reached)})"
@@ -353,7 +371,7 @@ def by_memory(results: Results, rows: str) -> Rows:
         for variant, o in run.outcomes.items():
             memory = memory_of(run, variant)[:, int(layer) - 1].max(1)
             chosen = (memory >= low) & (memory < high)
-            reached = np.array(o.best_accuracy) >= CONVERGED_ACCURACY
+            reached = np.array(o.reached(CONVERGED_ACCURACY))
             row |= {"number": str(chosen.sum()), f"converge under {variant}": str((reached & chosen).sum())}
         found.append(row)
     return found
@@ -367,6 +385,7 @@ TABLES: dict[str, Callable[..., Rows]] = {
     )
 }  # fmt: skip
 SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
+WITHOUT_ACCURACIES = {"solved_by_pairs", "lengths", "variation_of_lam", "perplexities", "time"}  # of summaries
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------
@@ -406,17 +425,14 @@ def mean_and_std(results: Results, runs: str, variant: str) -> str:
 def p(results: Results, runs: str, a: str, b: str, at: str = "90") -> str:
     """McNemar's exact p that two variants of one run reach `at` % equally often."""
     [run] = results.matching(runs)
-    accuracies_of = (np.array(outcome(run, variant).best_accuracy) for variant in (a, b))
-    return _short(mcnemar(*(accuracy >= float(at) / 100 for accuracy in accuracies_of))[2])
+    return _short(mcnemar(*(outcome(run, variant).reached(float(at) / 100) for variant in (a, b)))[2])
 
 
 def changed_sides(results: Results, runs: str) -> str:
     """How many seeds of two runs converge in one of them only, over all their variants."""
     first, second = (run.outcomes for run in results.matching(runs))
-    pairs = ((first[v].best_accuracy, second[v].best_accuracy) for v in first)
-    return str(
-        sum((x >= CONVERGED_ACCURACY) != (y >= CONVERGED_ACCURACY) for a, b in pairs for x, y in zip(a, b, strict=True))
-    )
+    pairs = ((first[v].reached(CONVERGED_ACCURACY), second[v].reached(CONVERGED_ACCURACY)) for v in first)
+    return str(sum(x != y for a, b in pairs for x, y in zip(a, b, strict=True)))
 
 
 def perplexity(results: Results, runs: str, variant: str, digits: str = "1") -> str:
@@ -451,7 +467,7 @@ def _round(rate: float) -> float:
 
 
 def _accuracies(results: Results, runs: str, variant: str) -> np.ndarray:
-    return np.concatenate([o.best_accuracy for o in _matching(results, runs, variant)])
+    return np.concatenate([o.accuracy for o in _matching(results, runs, variant)])
 
 
 def _matching(results: Results, runs: str, variant: str) -> list[VariantOutcome]:

@@ -59,11 +59,13 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
         num_sequences = steps * train.batch_size
         sequences = {"train.steps_per_dispatch": train.steps_per_dispatch, "train.batch_size": train.batch_size}
     else:
-        sequences = {"train.num_validation": train.num_validation}
+        trained = {"train.num_validation": train.num_validation}
         if not train.stream:
-            sequences["train.num_train"] = train.num_train
+            trained["train.num_train"] = train.num_train
+        # Those of the test are drawn when the others are gone.
+        sequences = max(trained, {"train.num_test": train.num_test}, key=lambda sizes: sum(sizes.values()))
         num_sequences = sum(sequences.values())
-        evaluated = min(train.eval_batch_size, train.num_validation)
+        evaluated = min(train.eval_batch_size, max(train.num_validation, train.num_test))
         if evaluated > batch:
             batch, at_once = evaluated, {"train.eval_batch_size": train.eval_batch_size}
     length = {"task.seq_len": task.seq_len}

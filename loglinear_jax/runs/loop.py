@@ -410,7 +410,7 @@ class VariantLoop:
         }
         whole = missing_evaluations(records, self.settings, step_of(state)) is None
         seconds = sum(record["seconds"] for record in records) if whole else None
-        tested = self.task.test(self.many, state.best_params)
+        tested = self._despite_signal(self.task.test, self.many, state.best_params)
         return outcome_of(state, self.task.score.metric, seconds=seconds, **rates, **tested)
 
 

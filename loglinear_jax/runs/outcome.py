@@ -6,7 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,21 +14,24 @@ import numpy as np
 from loglinear_jax.distributed import to_host
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.statistics import wilson_interval
-from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, PERPLEXITY, Score
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, PERPLEXITY, SOLVED_ACCURACY, Score
 from loglinear_jax.train import SeedState
 
 
 @dataclasses.dataclass(frozen=True)
 class VariantOutcome:
-    """The outcome of one trained variant. Lists have an entry a seed; accuracies are shares of 1, losses in nats, both in
-    validation; a step is None if it never came.
+    """The outcome of one trained variant. Lists have an entry a seed; accuracies are shares of 1, losses in nats; a step is
+    None if it never came.
 
-    metric: by which the best step of a seed was chosen, "accuracy" or "loss". best_loss, best_accuracy: what was measured
-    there. solved_step: the first evaluated step at SOLVED_ACCURACY (99 %). diverged_step: the step whose loss or gradient was
-    not finite. last_step: of all seeds. params, lam_params: how many parameters there are in all, and how many are λ's.
-    seconds: of training and evaluating, in all processes. seed_steps_per_second, tokens_per_second: medians over evaluations.
-    predicts, test_loss, test_loss_from_position: of a text only; which token is predicted, the best parameters' loss on the
-    test split, and that by the first position of a range of positions in the window.
+    metric: by which the best step of a seed was chosen in validation, "accuracy" or "loss". best_loss, best_accuracy: what was
+    measured there, in validation. solved_step: the first evaluated step at SOLVED_ACCURACY (99 %) in validation.
+    diverged_step: the step whose loss or gradient was not finite. last_step: of all seeds. params, lam_params: how many
+    parameters there are in all, and how many are λ's. seconds: of training and evaluating, in all processes.
+    seed_steps_per_second, tokens_per_second: medians over evaluations.
+    test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
+    the test split of a text, which has the loss alone; None of a run of an earlier version.
+    predicts, test_loss_from_position: of a text only; which token is predicted, and the test loss by the first position of a
+    range of positions in the window.
     """
 
     metric: str
@@ -45,26 +48,39 @@ class VariantOutcome:
     seed_steps_per_second: float | None = None
     tokens_per_second: float | None = None
     predicts: str | None = None
-    test_loss: list[float] | None = None
+    test_loss: list[float | None] | None = None
+    test_accuracy: list[float | None] | None = None
     test_loss_from_position: dict[str, list[float]] | None = None
 
     @property
+    def accuracy(self) -> np.ndarray:
+        """The accuracies [seeds] that count: on the test set, or the best in validation if there is no test. To compare several
+        outcomes, ask those of `on_one_set`."""
+        return np.array(self.best_accuracy if self.test_accuracy is None else self.test_accuracy, np.float64)
+
+    @property
     def mean_accuracy(self) -> float:
-        return float(np.mean(self.best_accuracy, dtype=np.float64))
+        return float(np.mean(self.accuracy))
 
     @property
     def std_accuracy(self) -> float | None:
         """Over n - 1 seeds; None for one seed."""
-        return float(np.std(self.best_accuracy, ddof=1, dtype=np.float64)) if len(self.seeds) > 1 else None
+        return float(np.std(self.accuracy, ddof=1)) if len(self.seeds) > 1 else None
 
     @property
     def peak_accuracy(self) -> float:
-        return float(np.max(self.best_accuracy))
+        return float(np.max(self.accuracy))
+
+    def reached(self, threshold: float) -> list[bool]:
+        """Whether each seed's `accuracy` is at least so high; of SOLVED_ACCURACY, whether it ever was in validation."""
+        if threshold == SOLVED_ACCURACY:
+            return [step is not None for step in self.solved_step]
+        return (self.accuracy >= threshold).tolist()
 
     @property
     def num_converged(self) -> int:
-        """Seeds whose best accuracy reached CONVERGED_ACCURACY (90 %)."""
-        return int((np.asarray(self.best_accuracy) >= CONVERGED_ACCURACY).sum())
+        """Seeds whose `accuracy` reached CONVERGED_ACCURACY (90 %)."""
+        return sum(self.reached(CONVERGED_ACCURACY))
 
     @property
     def share_converged(self) -> float:
@@ -77,8 +93,8 @@ class VariantOutcome:
 
     @property
     def num_solved(self) -> int:
-        """Seeds that reached SOLVED_ACCURACY (99 %)."""
-        return sum(step is not None for step in self.solved_step)
+        """Seeds that reached SOLVED_ACCURACY (99 %) in validation."""
+        return sum(self.reached(SOLVED_ACCURACY))
 
     @property
     def median_solved_step(self) -> float | None:
@@ -105,10 +121,31 @@ class VariantOutcome:
         """The score's shown values [seeds] at each seed's best validation; nan where there was none."""
         return self.score.of(np.array(self.best_loss, float), np.array(self.best_accuracy, float))
 
+    @property
+    def shown(self) -> np.ndarray:
+        """What tables show of each seed [seeds]: 100 · `accuracy`, or the best validation perplexity."""
+        return self.score.of(np.array(self.best_loss, float), self.accuracy)
+
+    @property
+    def shown_as(self) -> str:
+        """What `shown` is: "test accuracy", "best validation accuracy", "best validation perplexity"."""
+        tested = self.score is ACCURACY and self.test_accuracy is not None
+        return f"{'test' if tested else 'best validation'} {self.score.name}"
+
+    @property
+    def shown_note(self) -> str:
+        """The same as a sentence for below a table."""
+        if self.score is not ACCURACY or self.test_accuracy is None:
+            return f"{self.score.name.capitalize()}: each seed's best in validation."
+        return (
+            "Accuracy: on each seed's test set, with the parameters that validation chose; seeds at "
+            f"≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation."
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """For summary.json: the fields, those that a text alone has only if they are set, and what follows from them."""
+        """For summary.json: the fields, OF_SOME only if they are set, and what follows from them."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in OF_TEXTS} | {
+        return {name: value for name, value in fields.items() if value is not None or name not in OF_SOME} | {
             name: getattr(self, name) for name in DERIVED
         }
 
@@ -127,7 +164,7 @@ class VariantOutcome:
             raise ValueError(f"metric is {outcome.metric!r}")
         if not outcome.seeds or outcome.params <= outcome.lam_params:
             raise ValueError("it has no seeds, or no parameters but λ's")
-        lists = {name: getattr(outcome, name) for name in (*OF_SEEDS, "test_loss")}
+        lists = {name: getattr(outcome, name) for name in (*OF_SEEDS, "test_loss", "test_accuracy")}
         for name, entries in (lists | (outcome.test_loss_from_position or {})).items():
             if entries is not None and len(entries) != len(outcome.seeds):
                 raise ValueError(f"{name} has {len(entries)} entries for {len(outcome.seeds)} seeds")
@@ -135,11 +172,22 @@ class VariantOutcome:
 
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
-OF_TEXTS = ("predicts", "test_loss", "test_loss_from_position")
+OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_loss_from_position")  # not of every task and version
 DERIVED = (
     "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
     "median_solved_step", "lam_params_percent",
 )  # fmt: skip
+
+Key = TypeVar("Key")
+
+
+def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutcome]:
+    """The outcomes with accuracies that may be compared: all on test sets, or all in validation if one of them has no test.
+
+    Those of tasks in which accuracy does not matter have no say.
+    """
+    tested = all(o.test_accuracy is not None for o in outcomes.values() if o.score is ACCURACY)
+    return {key: o if tested else dataclasses.replace(o, test_accuracy=None) for key, o in outcomes.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
 
 
 def outcome_table(outcomes: Mapping[str, VariantOutcome], style: str = "github") -> str:
     """The outcomes of several variants of a task, in one of tabulate's styles."""
+    outcomes = on_one_set(outcomes)
     any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
     rows = []
     for name, outcome in outcomes.items():
@@ -39,10 +40,10 @@ def _columns_with_thresholds(outcome: VariantOutcome) -> dict[str, str]:
     median = "" if outcome.median_solved_step is None else f"; {outcome.median_solved_step:.0f}"
     share = f"{outcome.num_converged}/{seeds} = {outcome.share_converged:.2f} [{low:.2f}, {high:.2f}]"
     return {
-        "accuracy %, mean ± std": mean_and_std(outcome),
+        f"{outcome.shown_as} %, mean ± std": mean_and_std(outcome),
         "peak %": f"{100 * outcome.peak_accuracy:.1f}",
         f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": share,
-        f"seeds ≥ {SOLVED_ACCURACY:.0%}; median step": f"{outcome.num_solved}/{seeds}{median}",
+        f"seeds ≥ {SOLVED_ACCURACY:.0%} in validation; median step": f"{outcome.num_solved}/{seeds}{median}",
         "λ adds": f"{outcome.lam_params_percent:.2f} %",
     }
 

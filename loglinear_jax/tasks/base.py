@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from loglinear_jax.distributed import to_host
 from loglinear_jax.settings import SettingError, check_fields, setting
 from loglinear_jax.tasks.data import Data, DrawnData
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from loglinear_jax.train import ManySeeds
 
 
-CONVERGED_ACCURACY = 0.90  # a seed has converged if its best validation accuracy reaches this
-SOLVED_ACCURACY = 0.99  # and it has solved its task at this
+CONVERGED_ACCURACY = 0.90  # a seed has converged if its accuracy reaches this, in validation if it has no test
+SOLVED_ACCURACY = 0.99  # and it has solved its task at this in validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +170,11 @@ class Task(BaseTask):
 
     def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
         return DrawnData(seeds)
+
+    def test(self, seeds, params):
+        """Loss and accuracy on the test sequences of each seed."""
+        loss, accuracy = (to_host(x).astype(np.float64).tolist() for x in seeds.test(params))
+        return {"test_loss": loss, "test_accuracy": accuracy}
 
     def inspection_sequences(self, num, seq_len=None):
         return _inspect(with_length(self, num, seq_len), num)

@@ -49,7 +49,7 @@ class Text(BaseTask):
     score = PERPLEXITY
     TITLE = "Text"
     STREAMED = True
-    UNUSED_TRAIN_SETTINGS = ("stream", "num_train", "num_validation")  # of drawn sequences
+    UNUSED_TRAIN_SETTINGS = ("stream", "num_train", "num_validation", "num_test")  # of drawn sequences
     LOCATIONS = ("corpus", "source", "tokenizer", "cache")  # the manifest of the corpus says what they hold
 
     def check(self) -> None:

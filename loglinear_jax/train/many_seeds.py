@@ -1,7 +1,7 @@
 """Training many seeds at once: pure functions of one seed, vmapped, sharded over devices, and jitted.
 
-Everything of a seed follows from its number: initial parameters, data set, batch order, validation set. So seed i of
-a run of many is the same experiment as seed i alone. Seeds that stopped need not cost anything: steps can be
+Everything of a seed follows from its number: initial parameters, batch order, the sequences of training, validation and test.
+So seed i of a run of many is the same experiment as seed i alone. Seeds that stopped need not cost anything: steps can be
 computed for half of the seeds, a quarter or an eighth alone.
 
 Devices form a mesh with two axes: "seed", whose parts never talk to each other, and "batch", over which the sequences of a
@@ -72,6 +72,7 @@ class ManySeeds:
         else:
             self.data = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
         self.sums_by_position = self._jit(jax.vmap(self.trainer.sums_by_position), _SEED, windows)
+        self._test = self._jit(jax.vmap(self.trainer.test), _SEED, _SEED)
         self._evaluate_and_record = self._jit(
             jax.vmap(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, donate=True
         )
@@ -112,6 +113,10 @@ class ManySeeds:
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
         """`SeedTrainer.evaluate_and_record` for every seed."""
         return self._evaluate_and_record(state, {"validation": data["validation"]})
+
+    def test(self, params: Any) -> tuple[Array, Array]:
+        """`SeedTrainer.test` for every seed's parameters."""
+        return self._test(self.seeds, params)
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""

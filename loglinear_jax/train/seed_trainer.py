@@ -21,7 +21,7 @@ Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
 
 
 # Each purpose draws from its own stream of the seed.
-_INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES = range(4)
+_INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA = range(5)
 
 
 @flax.struct.dataclass
@@ -195,6 +195,10 @@ class SeedTrainer:
             data, lambda batch: scored_sums(self.model, params, batch, self.task.scored)
         )
         return loss / scored, right / scored
+
+    def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """`evaluate` on the seed's num_test test sequences, which neither training nor validation draws."""
+        return self.evaluate(params, self.task.sample(self._key(seed, _TEST_DATA), self.settings.num_test))
 
     def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""

@@ -37,6 +37,7 @@ class TrainSettings:
     stream: bool = setting(False, "draw fresh sequences for ever, instead of num_train fixed ones")
     num_train: int = setting(10_000, "size of each seed's training set", least=1)
     num_validation: int = setting(1_000, "size of each seed's validation set", least=1)
+    num_test: int = setting(1_000, "size of each seed's test set, drawn after training", least=1)
     eval_batch_size: int = setting(250, "sequences of a seed evaluated at once: memory, not results", least=1)
     eval_every: int = setting(100, "steps between evaluations", least=1)
     stop_at: float | None = setting(0.99, "validation accuracy at which a seed stops; 0 or None: never")

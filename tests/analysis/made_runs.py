@@ -6,8 +6,10 @@ from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.tasks import load_task
 
 
-def made_run(folder, pairs=4, accuracies=None, solved=None, **train):
-    """A finished run of MQAR in the setting text, by default with three seeds; nothing of it is on disk."""
+def made_run(folder, pairs=4, accuracies=None, solved=None, test=None, **train):
+    """A finished run of MQAR in the setting text, by default with three seeds; nothing of it is on disk.
+
+    accuracies, test: by variant, in validation and on the test set; None: no test."""
     config = default_config(task="mqar")
     config.task.num_pairs = pairs
     config.train.update(train)
@@ -18,7 +20,7 @@ def made_run(folder, pairs=4, accuracies=None, solved=None, **train):
         variants[name] = VariantOutcome(
             metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
             params=10, lam_params=1, seconds=1.0, last_step=2, diverged_step=[None] * len(best),
-            solved_step=(solved or {}).get(name, [None] * len(best)),
+            solved_step=(solved or {}).get(name, [None] * len(best)), test_accuracy=(test or {}).get(name),
         )  # fmt: skip
     task = load_task(**config.task.to_dict())
     return Run(folder / f"kv{pairs}", config, task, RunSummary(variants))

@@ -88,6 +88,29 @@ def test_a_changed_outcome_is_found(folder):
     assert "fixed" in problem and "should be" in problem and "50.0 ± 0.0" in problem
 
 
+def give_test(folder, *names):
+    """Every accuracy on the test set is half of that in validation."""
+    for path in (folder / name / "summary.json" for name in names):
+        summary = json.loads(path.read_text())
+        for outcome in summary["variants"].values():
+            outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
+        path.write_text(json.dumps(summary))
+
+
+def test_accuracies_are_of_one_set_in_each_table_and_piece_of_prose(folder):
+    page = folder / "page.md"
+    give_test(folder, "copy-seq1024")
+    _, problems = write_pages(folder)  # the prose also names a run without a test, and still holds
+    assert problems == [] and "| 46.9 ± 0.5 " in page.read_text()
+    assert "Accuracy: on each seed's test set" in page.read_text()
+    page.write_text(page.read_text().replace("accuracies runs=copy-seq1024", "accuracies runs=copy*1024"))
+    write_pages(folder)
+    assert "| 93.7 ± 1.0 " in page.read_text() and "Accuracy: each seed's best in validation." in page.read_text()
+    give_test(folder, "copy-released-seq1024")
+    _, [problem] = write_pages(folder)
+    assert "does not say '`linear` is at 46.9 ± 0.5 %, in released at 26.7 %.'" in problem
+
+
 def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
     check = ["results", "--check", f"--folder={folder}"]
     assert main(check) == 0

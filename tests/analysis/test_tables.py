@@ -86,7 +86,7 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert table.rows[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and table.rows[0]["linear"] == table.rows[1]["linear"]
     assert "not shown: linear of kv4" in table.note
     (first, *_) = tables.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
-    assert first.title == "MQAR, setting text, by key-value pairs, length 128"
+    assert first.title == "MQAR, setting text: best validation accuracy, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
     titles = [table.title for table in tables.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
@@ -124,6 +124,32 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
     table = tables.dependence({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "λ")
     assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
+
+
+def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
+    test = {"linear": [0.98, 0.4, 0.2], "mlp_softplus": [0.97, 0.93, 0.1]}
+    tested = made_run(tmp_path, test=test)
+    outcomes, by_seed, differences = (make(tested) for make in (tables.outcomes, tables.by_seed, tables.differences))
+    assert all("test accuracy" in table.title for table in (outcomes, by_seed, differences))
+    assert "52.7 ± 40.5" in outcomes.text("github") and by_seed.rows[1]["linear"] == "40.0"
+    assert differences.raw[0]["mean_difference"] == pytest.approx(100 * (0.01 - 0.53 + 0.1) / 3)
+
+    def of_several(old):
+        """Tables of 4 and 8 pairs, each in two settings. old: whether one of the runs has no test."""
+        others = [(4, 9, test), (8, 0, test), (8, 9, None if old else test)]
+        others = [made_run(tmp_path, pairs, test=of_one, warmup_steps=steps) for pairs, steps, of_one in others]
+        return tables.as_the_paper([tested, *others]), tables.by_setting([tested, *others]).values()
+
+    axis, settings = of_several(old=False)
+    assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True] * 4
+    assert all("52.7 (98.0)" in table.text("github") for table in axis)
+    axis, settings = of_several(old=True)  # which stands in the second table, and in the figure of all settings
+    assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True, False, False, False]
+    assert "best validation accuracy" in axis[1].title and axis[1].text("github").count("59.7 (99.0)") == 2
+    assert "each seed's best in validation" in axis[1].note
+    memory = [(run, "linear", np.ones((3, 1, 1))) for run in (tested, made_run(tmp_path))]
+    assert "with the parameters that validation chose" in tables.initial_memory(memory[:1]).note
+    assert "each seed's best in validation" in tables.initial_memory(memory).note
 
 
 def test_outcomes_by_seed(tmp_path):

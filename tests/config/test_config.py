@@ -326,6 +326,7 @@ def changed(settings, name="mqar"):
         ({"lam_hidden": 2**27}, "mlp_softmax: the parameters of 5 seeds .* reduce some of .*model.lam_hidden=134217728"),
         ({"train.num_seeds": 2**31 - 1}, "the sequences of 2147483647 seeds alone take .*: reduce some of train.num_valid"),
         ({"train.num_train": 2**31 - 1}, "the sequences .*train.num_train=2147483647, task.seq_len=128"),
+        ({"train.num_test": 2**31 - 1}, "the sequences .* reduce some of train.num_test=2147483647, task.seq_len=128"),
         ({"train.batch_size": 2**31 - 1}, "the activations .*: reduce some of train.batch_size=2147483647, task.seq_len=128"),
         ({"task.seq_len": 2**31 - 1}, "the sequences .*task.seq_len=2147483647"),
         ({"task.vocab_size": 2**31 - 1}, "task.vocab_size=2147483647 × model.hidden=64"),

@@ -53,14 +53,16 @@ def test_a_damaged_newest_checkpoint_falls_back(undisturbed, copied):
     truncate(copied / "checkpoints" / "mlp_softplus" / "60")
     without_outcome(copied, "mlp_softplus")
     summary = json.loads((copied / "summary.json").read_text())
-    summary["variants"]["linear"]["test_loss"] = [1.0, 2.0]  # as of a text, of a variant that is not trained again
+    outcome = summary["variants"]["linear"]  # which is not trained again
+    test_loss, outcome["test_loss"] = outcome["test_loss"], [1.0, 2.0]
     (copied / "summary.json").write_text(json.dumps(summary))
     code, _, err = finish(start(copied))
     assert code == 0, err
     assert "mlp_softplus/60 can't be read" in err and "trying the one before it" in err
     assert "mlp_softplus: going on from step 50" in err
     summary = json.loads((copied / "summary.json").read_text())
-    assert summary["variants"]["linear"].pop("test_loss") == [1.0, 2.0]
+    assert summary["variants"]["linear"]["test_loss"] == [1.0, 2.0]
+    summary["variants"]["linear"]["test_loss"] = test_loss
     (copied / "summary.json").write_text(json.dumps(summary))
     assert_same_run(copied, undisturbed[0])
 
@@ -111,6 +113,25 @@ def test_finished_stays_finished_when_another_variant_goes_on(copied, train):
     code, err = train(copied)
     assert code == 2 and "linear is finished, as its metrics say, but its checkpoints are gone" in err
     assert "--retrain" in err and (copied / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_of_before_there_were_tests_goes_on(copied, train, capsys):
+    """And its accuracies, of which some have a test, are compared in validation."""
+    config = json.loads((copied / "config.json").read_text())
+    del config["train"]["num_test"]
+    (copied / "config.json").write_text(json.dumps(config))
+    without_outcome(copied, "mlp_softplus")
+    summary = json.loads((copied / "summary.json").read_text())
+    for name in ("test_loss", "test_accuracy"):
+        del summary["variants"]["linear"][name]
+    (copied / "summary.json").write_text(json.dumps(summary))
+    code, err = train(copied)
+    assert code == 2 and is_one_line(err) and "train.num_test: 1000 → 40" in err
+    assert main(["train", *TINY, "--config.train.num_test=1_000", f"--workdir={copied}"]) == 0
+    run = read_run(copied)
+    assert run.outcomes["linear"].test_accuracy is None and len(run.outcomes["mlp_softplus"].test_accuracy) == 2
+    assert f"| {100 * np.mean(run.outcomes['mlp_softplus'].best_accuracy):.1f} ±" in (shown := capsys.readouterr().out)
+    assert "best validation accuracy %" in shown and "test accuracy" not in shown
 
 
 def test_a_folder_without_a_config_is_no_run(copied, train, tmp_path):
@@ -278,10 +299,11 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train)
 
 
 def test_a_dead_process_holds_no_lock(tmp_path, train):
-    workdir = tmp_path / "run"
-    first = start(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    workdir, short = tmp_path / "run", ("--config.train.num_steps=10", "--config.variants=linear")
+    first = start(workdir, *short)
     wait_for_lines(workdir / "lock", 0, first)
     first.kill()
     first.communicate()
-    code, err = train(workdir, "--config.train.num_steps=10", "--config.train.num_validation=40")
+    assert first.returncode == -signal.SIGKILL
+    code, err = train(workdir, *short)
     assert code == 0, err

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, outcome_of
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, on_one_set, outcome_of
 from loglinear_jax.runs.outcome_table import outcome_table
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.train import SeedState
@@ -49,11 +49,34 @@ def test_one_seed_that_never_converges():
     assert o.std_accuracy is None and o.median_solved_step is None and o.diverged_step == [7]
 
 
+def test_what_follows_from_accuracies_is_of_the_test_if_there_is_one():
+    trained = state([0.995, 0.91], [300, -1])
+    outcome = outcome_of(trained, "accuracy", test_loss=[0.1, 0.2], test_accuracy=[0.985, 0.89])
+    assert (outcome.mean_accuracy, outcome.peak_accuracy) == (pytest.approx(0.9375), 0.985)
+    assert outcome.num_converged == 1 and outcome.num_solved == 1  # solved: in validation
+    np.testing.assert_allclose(outcome.shown, [98.5, 89])
+    np.testing.assert_allclose(outcome.best, [99.5, 91])
+    untested = outcome_of(trained, "accuracy")
+    text = outcome_of(trained, "loss", test_loss=[1.0, 2.0])
+    together = on_one_set({"new": outcome, "text": text})  # a text's perplexities are compared with no accuracy
+    assert [o.shown_as for o in together.values()] == ["test accuracy", "best validation perplexity"]
+    mixed = on_one_set({"new": outcome, "old": untested})
+    assert mixed["old"] == untested and mixed["new"].num_converged == 2
+    assert {o.shown_as for o in mixed.values()} == {"best validation accuracy"}
+
+
+def test_a_test_without_anything_scored_has_no_accuracy():
+    outcome = outcome_of(state([0.5, 0.95], [-1, -1]), "accuracy", test_accuracy=[float("nan"), 1.0])
+    again = VariantOutcome.from_json(json.loads(to_json(outcome.to_json())))
+    assert again.test_accuracy == [None, 1.0] and again.num_converged == 1 and np.isnan(again.mean_accuracy)
+
+
 def test_a_summary_comes_back_from_json():
     outcome = outcome_of(
         state([0.03, 0.99], [-1, 250]), "loss", seconds=3.5, predicts="next token", test_loss=[1.0, 2.0]
     )
-    summary = RunSummary({"linear": outcome}, command="python run.py", provenance={"commit": "abc"})
+    tested = outcome_of(state([0.03], [-1]), "accuracy", test_loss=[1.0], test_accuracy=[0.5])
+    summary = RunSummary({"linear": outcome, "rope": tested}, command="python run.py", provenance={"commit": "abc"})
     assert RunSummary.from_json(json.loads(to_json(summary.to_json()))) == summary
     np.testing.assert_allclose(outcome.best, np.exp([0.5, 0.5]))
 

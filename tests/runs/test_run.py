@@ -24,7 +24,7 @@ from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for
 
 def test_what_a_run_writes(undisturbed):
     workdir, out, err = undisturbed
-    assert "| linear" in out and "| mlp_softplus" in out and str(workdir) in out
+    assert "| linear" in out and "| mlp_softplus" in out and "| test accuracy %" in out and str(workdir) in out
     assert "linear: 100%" in err and "\r" not in err  # the progress bar, as lines
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == 2 * list(range(5, 65, 5))
@@ -37,6 +37,7 @@ def test_what_a_run_writes(undisturbed):
         assert s["seeds"] == [0, 1] and s["last_step"] == 60
         curves = np.array([r["val_accuracy"] for r in records if r["variant"] == variant])
         np.testing.assert_allclose(s["best_accuracy"], curves.max(axis=0))
+        assert s["mean_accuracy"] == pytest.approx(np.mean(s["test_accuracy"])) and len(s["test_loss"]) == 2
         assert any((workdir / "tensorboard" / variant).iterdir())
     assert summary["variants"]["mlp_softplus"]["lam_params"] > summary["variants"]["linear"]["lam_params"]
     config = json.loads((workdir / "config.json").read_text())
@@ -58,7 +59,7 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     from loglinear_jax.config import build
     from loglinear_jax.train import SeedTrainer
 
-    experiment = build(run.config, "mlp_softplus")
+    experiment, outcome = build(run.config, "mlp_softplus"), read_run(workdir).outcomes["mlp_softplus"]
     trainer = SeedTrainer(run.model, run.task, experiment.train)
     for index, seed in enumerate(run.seeds):
         validation = trainer.data(jnp.int32(seed))["validation"]
@@ -66,6 +67,8 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
         _, last = trainer.evaluate(run.params(seed, "last"), validation)
         assert best == pytest.approx(run.metrics["val_accuracy"][:, index].max(), abs=1e-6)
         assert last == pytest.approx(run.metrics["val_accuracy"][-1, index], abs=1e-6)
+        test = trainer.test(jnp.int32(seed), run.params(seed, "best"))
+        np.testing.assert_allclose([outcome.test_loss[index], outcome.test_accuracy[index]], test, rtol=1e-5)
 
 
 def test_load_run_of_a_run_that_is_ahead_of_its_checkpoints(copied):
@@ -287,8 +290,8 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     config.task.update(name="mqar", seq_len=16, vocab_size=16, num_pairs=2)
     config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
     config.train.update(
-        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, eval_every=5, checkpoint_every=10,
-        steps_per_dispatch=5, stop_at=0.12,
+        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, num_test=50, eval_every=5,
+        checkpoint_every=10, steps_per_dispatch=5, stop_at=0.12,
     )  # fmt: skip
     sizes = []
     rows_to_train = ManySeeds.rows_to_train

@@ -29,6 +29,7 @@ TINY = (
     "--config.train.batch_size=8",
     "--config.train.num_train=100",
     "--config.train.num_validation=50",
+    "--config.train.num_test=40",
     "--config.train.eval_every=5",
     "--config.train.checkpoint_every=10",
     "--config.train.steps_per_dispatch=5",

@@ -29,7 +29,9 @@ MODEL = RecallModel(
     RecallSettings(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
 )
 CPUS = jax.devices("cpu")  # four virtual ones, also beside a GPU
-SETTINGS = TrainSettings(num_steps=6, batch_size=8, num_train=50, num_validation=30, eval_batch_size=20, stop_at=None)
+SETTINGS = TrainSettings(
+    num_steps=6, batch_size=8, num_train=50, num_validation=30, num_test=30, eval_batch_size=20, stop_at=None
+)
 
 
 @functools.cache  # whose functions are compiled once for all seeds
@@ -37,7 +39,8 @@ def many_seeds(count, settings, devices, loss):
     return ManySeeds(SeedTrainer(MODEL, TASK, settings, loss), list(range(count)), device_mesh(count, devices=devices))
 
 
-def train(seeds, settings=SETTINGS, devices=None, loss=None, periods=(3, 3)):
+def train(seeds, settings=SETTINGS, devices=None, loss=None, periods=(2, 2)):
+    """periods: of two steps each, so that few programs are compiled."""
     many = many_seeds(len(seeds), settings, tuple(devices or jax.devices()[:1]), loss)
     numbers = jax.device_put(np.array(seeds, np.int32), many.sharding)
     state, data = many.init(numbers), many.data(numbers)
@@ -72,8 +75,8 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
 
 
 def test_logits_where_the_task_scores_are_enough():
-    scored, losses, accuracies, data = train([0, 1], periods=(2, 2))
-    everywhere, expected, *_ = train([0, 1], loss=mean_loss, periods=(2, 2))
+    scored, losses, accuracies, data = train([0, 1])
+    everywhere, expected, *_ = train([0, 1], loss=mean_loss)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_equal_trees(scored.params, everywhere.params, rtol=1e-3, atol=1e-5)
     params = jax.tree.map(lambda x: x[1], scored.params)
@@ -103,9 +106,33 @@ def test_seeds_differ_in_everything():
     assert np.abs(np.diff(state.params["params"]["embed"]["embedding"], axis=0)).max() > 0
 
 
+def measured_on_tests(state, devices):
+    """(loss, accuracy) [seeds] of the seeds from 0 on."""
+    many = many_seeds(len(state.seed), SETTINGS, tuple(devices), None)
+    return np.array(many.test(jax.device_put(state.best_params, many.sharding)))
+
+
+def test_the_test_is_on_sequences_of_its_own():
+    """Drawn here by their key, and scored from the logits."""
+    state, _, _, data = train([0, 1])
+    found = measured_on_tests(state, CPUS[:1])
+    for seed in range(2):
+        key = jax.random.fold_in(jax.random.key(seed), 4)
+        tokens, targets = jax.jit(TASK.sample, static_argnums=1)(key, SETTINGS.num_test)
+        logits = jax.jit(MODEL.apply)(jax.tree.map(lambda x: x[seed], state.best_params), tokens)
+        scored = np.asarray(targets) >= 0
+        chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(targets)[..., None], axis=-1)
+        right = np.asarray(logits).argmax(-1) == targets
+        np.testing.assert_allclose(found[:, seed], [-chosen[scored].mean(), right[scored].mean()], rtol=1e-5)
+        seen = {row.tobytes() for name in ("train", "validation") for row in data[name][0][seed]}
+        assert not seen & {row.tobytes() for row in np.asarray(tokens)}
+
+
 def test_four_devices_give_what_one_gives():
     one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], devices=CPUS[:1])
     four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], devices=CPUS)
+    tests = [measured_on_tests(one, devices) for devices in (CPUS[:1], CPUS)]
+    np.testing.assert_allclose(*tests, rtol=1e-5)
     np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
     np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
     assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
@@ -149,7 +176,7 @@ def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
 
 
 def test_a_seed_that_diverges_at_once_is_scored_as_it_started():
-    state, _, accuracies, _ = train([0, 1], loss=lambda *args: mean_loss(*args) * jnp.nan, periods=(2, 2))
+    state, _, accuracies, _ = train([0, 1], loss=lambda *args: mean_loss(*args) * jnp.nan)
     np.testing.assert_array_equal(state.diverged_step, [0, 0])
     np.testing.assert_array_equal(state.best_accuracy, accuracies[0])
     fresh, *_ = train([0, 1], periods=())
@@ -173,19 +200,19 @@ def test_early_stopping_and_the_records_of_a_seed():
     np.testing.assert_array_equal(state.solved_step, -1)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_steps_of_active_seeds_alone_are_the_same(devices):
-    many = many_seeds(8, SETTINGS, tuple(CPUS[:devices]), None)
+def test_steps_of_active_seeds_alone_are_the_same():
+    """On two devices, of which one has more of them."""
+    many = many_seeds(8, SETTINGS, tuple(CPUS[:2]), None)
     active = np.isin(np.arange(8), [1, 4, 5])
     ends = []
     for rows in (None, many.rows_to_train(active)):
         state, data = many.init(many.seeds), many.data(many.seeds)
         state = state.replace(stopped=jax.device_put(~active, many.sharding))
         start = jax.device_get(state.params)
-        state, _, accuracy = many.evaluate_and_record(many.train_steps(state, data, 3, rows), data)
-        ends.append(jax.device_get((many.train_steps(state, data, 3, rows), accuracy)))
+        state, _, accuracy = many.evaluate_and_record(many.train_steps(state, data, 2, rows), data)
+        ends.append(jax.device_get((many.train_steps(state, data, 2, rows), accuracy)))
     (every, accuracy), (some, some_accuracy) = ends
-    np.testing.assert_array_equal(some.step, 6)
+    np.testing.assert_array_equal(some.step, 4)
     assert_equal_trees(some.params, every.params, rtol=1e-3, atol=1e-5)
     assert_equal_trees(*(jax.tree.map(lambda x: x[~active], tree) for tree in (some.params, start)), rtol=0)
     np.testing.assert_allclose(some_accuracy, accuracy, atol=1e-6)

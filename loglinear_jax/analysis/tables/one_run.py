@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
 from loglinear_jax.statistics import mcnemar, mean_difference
 
@@ -17,18 +19,17 @@ from loglinear_jax.statistics import mcnemar, mean_difference
 def outcomes(run: Run) -> Table:
     """Every variant of a run: mean ± std, peak, share of converged seeds with Wilson's interval, and the paper's number."""
     rows, raw = [], []
-    variants = run.outcomes
+    variants = on_one_set(run.outcomes)
     published = {variant: paper.result(run.config, variant) for variant in variants}
     for variant, outcome in variants.items():
         row = {"variant": variant, "seeds": str(len(outcome.seeds))} | outcome_columns(outcome)
         if any(published.values()):
             row["the paper"] = published[variant] or "–"
         rows.append(row)
-        lists = ("seeds", "best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step", "test_loss")
-        numbers = {k: v for k, v in outcome.to_json().items() if k not in lists and not isinstance(v, (dict, list))}
+        numbers = {k: v for k, v in outcome.to_json().items() if not isinstance(v, (dict, list))}
         low, high = outcome.share_converged_interval
         raw.append(
-            {"run": run.name, "variant": variant, "num_seeds": len(outcome.seeds)}
+            {"run": run.name, "variant": variant, "num_seeds": len(outcome.seeds), "shown": outcome.shown_as}
             | numbers
             | {
                 "share_low": low,
@@ -37,39 +38,40 @@ def outcomes(run: Run) -> Table:
                 "the_paper": published[variant],
             }
         )
-    metric = "highest accuracy" if run.task.score.higher_is_better else "lowest loss"
-    note = f"Of each seed its {metric} over the evaluations counts, in validation."
+    note = _first(variants).shown_note
     if run.task.score.thresholds:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
-    return Table(f"{describe_run(run)}: outcomes", rows, raw, note)
+    return Table(f"{describe_run(run)}: outcomes, {_first(variants).shown_as}", rows, raw, note)
 
 
 def by_seed(run: Run) -> Table:
-    """Each seed's best validation: accuracy in %, or perplexity."""
-    variants = run.outcomes
-    seeds = next(iter(variants.values())).seeds
-    best = {v: [None if np.isnan(x) else float(x) for x in outcome.best] for v, outcome in variants.items()}
-    raw = [{"seed": seed} | {v: best[v][i] for v in variants} for i, seed in enumerate(seeds)]
+    """Each seed's accuracy in %, or perplexity."""
+    variants = on_one_set(run.outcomes)
+    seeds = _first(variants).seeds
+    shown = {v: [None if np.isnan(x) else float(x) for x in outcome.shown] for v, outcome in variants.items()}
+    raw = [{"seed": seed} | {v: shown[v][i] for v in variants} for i, seed in enumerate(seeds)]
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
-    return Table(f"{describe_run(run)}: best {run.task.score.label} of every seed", rows, raw)
+    unit = run.task.score.unit
+    what = _first(variants).shown_as + (f" ({unit})" if unit else "")
+    return Table(f"{describe_run(run)}: {what} of every seed", rows, raw)
 
 
 def differences(run: Run) -> Table | None:
     """Every two variants of a run, paired by seed; None if there is only one."""
-    variants = run.outcomes
+    variants = on_one_set(run.outcomes)
     if len(variants) < 2:
         return None
     score = run.task.score
     rows, raw = [], []
     for (name_a, a), (name_b, b) in itertools.combinations(variants.items(), 2):
-        values = np.array([a.best, b.best])
+        values = np.array([a.shown, b.shown])
         values = values[:, np.isfinite(values).all(0)]
         row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
         number = dict(row)
         for threshold in score.thresholds:
-            only_a, only_b, p = mcnemar(*([x >= threshold for x in outcome.best_accuracy] for outcome in (a, b)))
+            only_a, only_b, p = mcnemar(a.reached(threshold), b.reached(threshold))
             row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
             at = f"{100 * threshold:.0f}"
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
@@ -80,7 +82,11 @@ def differences(run: Run) -> Table | None:
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (
-        "Paired by seed. The p-values are exact and not corrected for the number of comparisons; intervals are bootstrapped, "
-        "from 10 seeds on."
+        f"{_first(variants).shown_note} Paired by seed. The p-values are exact and not corrected for the number of "
+        "comparisons; intervals are bootstrapped, from 10 seeds on."
     )
-    return Table(f"{describe_run(run)}: differences", rows, raw, note)
+    return Table(f"{describe_run(run)}: differences in {_first(variants).shown_as}", rows, raw, note)
+
+
+def _first(variants: Mapping[str, VariantOutcome]) -> VariantOutcome:
+    return next(iter(variants.values()))

@@ -14,7 +14,7 @@ from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import mean_and_std
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import CONVERGED_ACCURACY
@@ -23,7 +23,7 @@ PRESETS = {"setting released": released_config, "robust": robust_config}
 # What does not make a setting another one.
 BESIDES = {
     "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
-    "train.eval_batch_size",
+    "train.eval_batch_size", "train.num_test",
 }  # fmt: skip
 
 
@@ -46,14 +46,17 @@ def as_the_paper(runs: Sequence[Run]) -> list[Table]:
 
 def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
     """For each task whose score has thresholds, in words, that was run in several settings: a row for each, with every
-    variant's share of converged seeds; settings with few changes first."""
+    variant's share of converged seeds; settings with few changes first. All tables are of accuracies on one set."""
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
     for run in sorted(finished, key=lambda run: tuple(run.config.task.values())):
         groups.setdefault(run.task.describe(), []).append(run)
-    return {
-        task: _against_settings(task, group) for task, group in groups.items() if len(set(changed_settings(group))) > 1
-    }
+    compared = {task: group for task, group in groups.items() if len(set(changed_settings(group))) > 1}
+    chosen, notes = {}, {}  # by task
+    for task, group in compared.items():
+        chosen[task], notes[task] = _by_changes(group)
+    outcomes = on_one_set({(task, *key): run.outcomes[key[1]] for task in chosen for key, run in chosen[task].items()})
+    return {task: _against_settings(task, runs, outcomes, notes[task]) for task, runs in chosen.items()}
 
 
 def changed_settings(runs: Sequence[Run]) -> list[str]:
@@ -90,30 +93,39 @@ def _setting(run: Run) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(run.config).items() if name not in BESIDES}
 
 
-def _against_settings(task: str, runs: list[Run]) -> Table:
-    """One such table."""
-    found: dict[str, dict[str, Run]] = {}  # by changes and variant
-    notes = []
+def _by_changes(runs: list[Run]) -> tuple[dict[tuple[str, str], Run], list[str]]:
+    """By changes and variant the run that is shown, few changes first; and notes of what is not."""
+    found: dict[tuple[str, str], Run] = {}
+    notes: list[str] = []
     by_changes = zip(changed_settings(runs), runs, strict=True)
     for changes, run in sorted(by_changes, key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0])):
         for variant in run.outcomes:
-            _keep_most_seeds(found.setdefault(changes, {}), variant, variant, run, notes)
-    rows, raw = [], []
-    for changes, by_variant in found.items():
-        row = {"changed": changes or "nothing"}
-        for variant, run in by_variant.items():
-            outcome = run.outcomes[variant]
-            row[variant] = _shares(outcome)
-            if outcome.median_solved_step is not None:
-                row[variant] += f"; {outcome.median_solved_step:.0f}"
-            raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
-        rows.append(row)
-    notes.insert(
-        0,
-        "Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step at which those did. "
-        "Changed: against the default settings, as far as these runs differ",
+            _keep_most_seeds(found, (changes, variant), variant, run, notes)
+    return found, notes
+
+
+def _against_settings(
+    task: str,
+    runs: Mapping[tuple[str, str], Run],
+    outcomes: Mapping[tuple[str, str, str], VariantOutcome],
+    notes: Sequence[str],
+) -> Table:
+    """One such table. runs, notes: of `_by_changes`. outcomes: by task, changes and variant."""
+    rows: dict[str, dict[str, str]] = {}
+    raw = []
+    for (changes, variant), run in runs.items():
+        outcome = outcomes[task, changes, variant]
+        cell = _shares(outcome)
+        if outcome.median_solved_step is not None:
+            cell += f"; {outcome.median_solved_step:.0f}"
+        rows.setdefault(changes, {"changed": changes or "nothing"})[variant] = cell
+        raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
+    note = (
+        f"{outcome.shown_note} Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step "
+        "at which those did. Changed: against the default settings, as far as these runs differ"
     )
-    return Table(f"{task}: by what is changed", rows, raw, "; ".join(notes) + ".")
+    title = f"{task}: {outcome.shown_as}, by what is changed"
+    return Table(title, list(rows.values()), raw, "; ".join([note, *notes]) + ".")
 
 
 def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, notes: list[str]) -> None:
@@ -139,7 +151,7 @@ def _share_numbers(outcome: VariantOutcome) -> dict[str, Any]:
     low, high = outcome.share_converged_interval
     names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
     return (
-        {"num_seeds": len(outcome.seeds)}
+        {"shown": outcome.shown_as, "num_seeds": len(outcome.seeds)}
         | {name: getattr(outcome, name) for name in names}
         | {"share_low": low, "share_high": high, "num_solved": outcome.num_solved}
     )
@@ -158,6 +170,9 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     columns = sorted({run.config.task[field] for run in runs})
     if len(columns) < 2:
         return None
+    outcomes = on_one_set(
+        {(variant, value): run.outcomes[variant] for variant in found for value, run in found[variant].items()}
+    )
     rows, raw = [], []
     for variant, by_column in found.items():
         ours, theirs, shares = (
@@ -166,7 +181,7 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
         for value in columns:
             if value not in by_column:
                 continue
-            outcome, name = by_column[value].outcomes[variant], f"{shown}={value}"
+            outcome, name = outcomes[variant, value], f"{shown}={value}"
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
             mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
@@ -177,14 +192,14 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     how = "mean ± std" if field == "seq_len" else "mean (peak)"
     notes.insert(
         0,
-        f"Accuracy: {how} of the seeds' best. Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, "
-        f"and 99 %. Runs: {', '.join(run.name for run in runs)}",
+        f"{outcome.shown_note} Shown: {how} of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
+        f"their share, and 99 %. Runs: {', '.join(run.name for run in runs)}",
     )
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
         notes.append(f"in its text the paper has another run at kv=32: {again}")
     setting = "" if "setting released" in changes else setting_of(first.config)
-    title = f"{first.task.TITLE}{setting and f', setting {setting}'}, by {words}"
+    title = f"{first.task.TITLE}{setting and f', setting {setting}'}: {outcome.shown_as}, by {words}"
     if shown == "kv":
         title += f", length {first.config.task.seq_len}"
     if changes:
@@ -198,10 +213,10 @@ def initial_memory(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers 
     memory: runs, variants and their `decays.initial_memory`. Of each layer, and of all, the head that remembers longest counts.
     """
     changes = changed_settings([run for run, *_ in memory])
+    outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(memory)})
     rows, raw = [], []
-    for (run, variant, tokens), changed in zip(memory, changes, strict=True):
-        outcome = run.outcomes[variant]
-        converged = np.array(outcome.best_accuracy, float) >= CONVERGED_ACCURACY
+    for (run, variant, tokens), changed, outcome in zip(memory, changes, outcomes.values(), strict=True):
+        converged = np.array(outcome.reached(CONVERGED_ACCURACY))
         name = {"task": run.task.describe(), "changed": changed or "nothing", "variant": variant}
         row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
         number = name | {"run": run.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
@@ -213,6 +228,7 @@ def initial_memory(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers 
         rows.append(row)
         raw.append(number)
     note = (
+        f"{outcome.shown_note} "
         "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: "
         "the outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. "
         "Memory: tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, "
