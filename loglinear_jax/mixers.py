@@ -100,8 +100,9 @@ class TokenMixer(nn.Module):
     (softmax: from max_length on; log-linear: from the next power of two on; linear: never) gets NaN. Raises ValueError for a
     cache and T other than 1.
 
-    A λ that has levels takes sequences of at most 2^(num_levels - 1) tokens; with extend_lam, higher levels get the λ of its
-    highest one. A λ of which nothing is indexed by level (see loglinear_jax.lam) takes any.
+    A λ that has levels takes sequences of at most 2^(num_levels - 1) tokens, but of any length with lam_levels: then every
+    level from lam_levels on takes the λ of the one below. A λ of which nothing is indexed by level (see loglinear_jax.lam)
+    takes any length.
 
     λ is sown as ("intermediates", "lam_value"), what it looks at as "bucket_scores", and q, k and log decays as "queries",
     "keys" and "log_decay": apply the model with mutable=["intermediates"] to read them; otherwise free.
@@ -120,7 +121,7 @@ class TokenMixer(nn.Module):
     dt_min: float = DT_MIN
     dt_max: float = DT_MAX
     learned_scale: bool = False
-    extend_lam: bool = False
+    lam_levels: int | None = None
 
     @nn.compact
     def __call__(
@@ -193,7 +194,7 @@ class TokenMixer(nn.Module):
         levels = self.num_levels
         if not traits.has_levels:
             levels = num_levels(room) if cache is None else self._looking(cache).key_sums.levels.shape[2]
-        elif room > capacity(levels) and not (self.extend_lam and not traits.needs_scores):
+        elif room > capacity(levels) and self.lam_levels is None:
             raise SettingError(
                 f"lam={self.lam!r} has {levels} levels, for {capacity(levels)} tokens, got {room}: train with a larger "
                 "model.max_length, or a λ that is not indexed by level, such as content"
@@ -212,8 +213,9 @@ class TokenMixer(nn.Module):
         if self.lam_head_slope:
             lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, shape[2:]))
         wanted = num_levels(room) if cache is None else (cache if key_sums is None else cache.states).levels.shape[2]
-        if self.extend_lam and wanted > levels:
-            lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, wanted - levels)], mode="edge")
+        if self.lam_levels is not None:
+            lam = lam[..., : self.lam_levels]
+            lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, max(wanted - lam.shape[3], 0))], mode="edge")
         return lam, key_sums
 
     def _look(self, q, k, log_decay, levels: int, cache: MixerCache | None, max_length: int | None):
@@ -281,8 +283,9 @@ class MixerSettings:
         f"form of the attention: {', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
     dtype: str = "float32"
-    # Not in configs, as training never needs it: whether levels beyond max_length take the λ of the highest one below.
-    extend_lam: bool = False
+    # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of
+    # them. None: all that max_length needs.
+    lam_levels: int | None = None
 
     @property
     def groups(self) -> int:
@@ -298,9 +301,7 @@ class MixerSettings:
         """The longest sequence that λ has levels for; None if there is none, as where nothing is indexed by level."""
         if not self.has_lam:
             return None
-        traits = lam_traits(self.lam)
-        extended = self.extend_lam and not traits.needs_scores
-        return self.max_length if traits.has_levels and not extended else None
+        return self.max_length if lam_traits(self.lam).has_levels and self.lam_levels is None else None
 
     @property
     def has_decays(self) -> bool:
@@ -345,7 +346,7 @@ class MixerSettings:
             init_scheme=self.init_scheme,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
-            extend_lam=self.extend_lam,
+            lam_levels=self.lam_levels,
             name="mixer",
             **more,
         )
@@ -359,6 +360,11 @@ class MixerSettings:
         except SettingError as error:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
             raise SettingError(f"model.{error}{none}") from error
+        if self.lam_levels is not None and (self.lam_levels < 1 or lam_traits(self.lam).needs_scores):
+            raise SettingError(
+                "model.lam_levels must be None or at least 1, and None for a λ that looks into its buckets, got "
+                f"{self.lam_levels} with lam={self.lam}"
+            )
         if not self.has_lam and lam_traits(self.lam).needs_scores:
             raise SettingError(
                 f"model.lam={self.lam} looks into the buckets of levels, and model.mixer={self.mixer} has none: expected "

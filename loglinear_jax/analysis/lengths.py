@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Literal
@@ -12,19 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import TrainedVariant
 from loglinear_jax.train import scored_sums
 
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 
 
-def lengths_to_test(trained: TrainedVariant, longest: int | None = None) -> list[int]:
-    """The trained length and its doubles, as far as λ has levels (model.max_length), or to `longest` without λ."""
-    limit = trained.model.settings.max_length if trained.model.settings.has_lam else longest
+def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
+    """The trained length and its doubles, to `longest`, as far as λ has levels (model.max_length)."""
+    limit = min(trained.model.settings.longest or longest, longest)
     lengths = [trained.task.seq_len]
-    while limit is not None and 2 * lengths[-1] <= limit:
+    while 2 * lengths[-1] <= limit:
         lengths.append(2 * lengths[-1])
     return lengths
+
+
+def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None:
+    """The same parameters, with every level that no trained sequence reached taking the λ of the highest that one did.
+
+    None where λ has no levels of its own, or looks into its buckets.
+    """
+    settings = trained.model.settings
+    if not settings.has_lam:
+        return None
+    traits = lam_traits(settings.lam)
+    if traits.needs_scores or not traits.has_levels:
+        return None
+    settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.seq_len))
+    return dataclasses.replace(trained, model=type(trained.model)(settings))
 
 
 def scores_by_length(
@@ -39,11 +57,11 @@ def scores_by_length(
 
     Raises ValueError for a length for which λ has no levels: train with a larger model.max_length.
     """
-    settings = trained.model.settings
-    if settings.has_lam and max(lengths) > settings.max_length:
+    longest = trained.model.settings.longest
+    if longest is not None and max(lengths) > longest:
         raise ValueError(
-            f"lengths={list(lengths)}: λ of {trained.variant} has levels for {settings.max_length} tokens; train with a "
-            "larger model.max_length"
+            f"lengths={list(lengths)}: λ of {trained.variant} has levels for {longest} tokens; train with a larger "
+            "model.max_length"
         )
     params, score = trained.params(seed, which), _scores(trained.model)
     result = np.zeros((2, len(lengths)))

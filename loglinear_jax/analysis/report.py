@@ -32,8 +32,8 @@ class Choices:
     sections: names in loglinear_jax.analysis.sections.SECTIONS. seeds: those whose λ is drawn, the first few of a run if None.
     max_seeds: of each variant, for what is averaged over seeds; None: all. layer, head: whose λ and attention rows are drawn.
     example: which of the drawn sequences. positions: tokens whose attention rows are drawn, three scored ones if None.
-    sequences: over which λ is averaged. evaluated: sequences of each length in length generalisation. which: parameters at each
-    seed's best evaluation, or at the end.
+    sequences: over which λ is averaged. longest: length in length generalisation, a run's model.max_length if None. evaluated:
+    sequences of each length there. which: parameters at each seed's best evaluation, or at the end.
 
     Raises ValueError for an unknown section, or a number that can't be.
     """
@@ -46,6 +46,7 @@ class Choices:
     example: int = 0
     positions: list[int] | None = None
     sequences: int = 64
+    longest: int | None = None
     evaluated: int = 256
     which: Literal["best", "last"] = "best"
 
@@ -54,7 +55,7 @@ class Choices:
             raise ValueError(f"sections is empty: expected some of {', '.join(SECTIONS)}")
         if unknown := set(self.sections) - set(SECTIONS):
             raise ValueError(f"sections: there is no {sorted(unknown)[0]!r}, but {', '.join(SECTIONS)}")
-        for name in ("sequences", "evaluated", "max_seeds"):
+        for name in ("sequences", "evaluated", "max_seeds", "longest"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.example < self.sequences:

@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=comma_separated(whole_number),
     )
     add("sequences", "sequences over which λ is averaged (default: %(default)s)", type=size)
+    add("longest", "longest sequence in length generalisation (default: the run's model.max_length)", type=size)
     add("evaluated", "sequences of each length in length generalisation (default: %(default)s)", type=size)
     add("which", "parameters at each seed's best evaluation, or at the end", choices=["best", "last"])
 

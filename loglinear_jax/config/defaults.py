@@ -90,7 +90,7 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
 
 
 # Of models: from the task, and from train.precision; and one for evaluation alone.
-NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "extend_lam")
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.lam import lam_traits
 from loglinear_jax.losses import token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
 from loglinear_jax.modules import CausalConv, Embed
@@ -47,7 +48,7 @@ class RecallSettings(MixerSettings):
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""
         super().check()
-        if self.lam_head_slope and self.longest is None:
+        if self.lam_head_slope and self.has_lam and not lam_traits(self.lam).has_levels:
             raise SettingError(
                 f"model.lam_head_slope={self.lam_head_slope}: lam={self.lam} has no levels that could have one"
             )

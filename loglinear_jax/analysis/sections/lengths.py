@@ -6,7 +6,7 @@ import numpy as np
 
 from loglinear_jax.analysis import figures, paper
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length
+from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length, with_highest_trained_level
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -15,7 +15,8 @@ Found = dict[str, tuple[list[int], list[int], np.ndarray]]  # variant -> lengths
 
 
 class Lengths(Section):
-    """Of every seed, for the variants that can read more than they were trained on."""
+    """Of every seed, for the variants that can read more than they were trained on; λ with levels of their own also with those
+    that were not trained taking the λ of the highest that was."""
 
     READS_CHECKPOINTS = True
 
@@ -25,19 +26,27 @@ class Lengths(Section):
         self._found: Found = {}
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+        with self.context.attempt(run.workdir, f"{trained.variant}: longer sequences"):
+            longest = self.context.choices.longest or run.config.model.max_length or run.task.seq_len
+            self._add(trained, trained.variant, longest)
+            extended = with_highest_trained_level(trained)
+            if extended is not None:
+                highest = extended.model.settings.lam_levels - 1
+                self._add(extended, f"{trained.variant}, higher levels as {highest}", longest)
+
+    def _add(self, trained: TrainedVariant, shown_as: str, longest: int) -> None:
         context, choices = self.context, self.context.choices
-        with context.attempt(run.workdir, f"{trained.variant}: longer sequences"):
-            lengths = lengths_to_test(trained, run.config.model.max_length)
-            if len(lengths) < 2:
-                return
+        lengths = lengths_to_test(trained, longest)
+        if len(lengths) < 2:
+            return
 
-            def compute(seed: int) -> dict[str, np.ndarray]:
-                return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
+        def compute(seed: int) -> dict[str, np.ndarray]:
+            return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
 
-            key = {"lengths": lengths, "sequences": choices.evaluated}
-            found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
-            shown = [trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
-            self._found[trained.variant] = lengths, list(found), np.array(shown)
+        key = {"lengths": lengths, "sequences": choices.evaluated, "lam_levels": trained.model.settings.lam_levels}
+        found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
+        shown = [trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
+        self._found[shown_as] = lengths, list(found), np.array(shown)
 
     def finish_run(self, run: Run) -> None:
         found, self._found = self._found, {}
