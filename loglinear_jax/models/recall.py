@@ -31,10 +31,6 @@ class RecallSettings(MixerSettings):
         0, "width of a causal convolution over q, k and v, as in Mamba-2; 0: none", least=0, most=MOST_CONV_WIDTH
     )
     qk_norm: bool = setting(False, "divide q and k of each head by their length; softmax attention then learns a scale")
-    scale_values: bool = setting(
-        False,
-        "multiply values by their token's step size Δ, as Mamba-2 does, so that a token may write little and erase little",
-    )
     lam_head_slope: float = setting(
         0.0, "let λ start otherwise in each head: some with the near past, some with the far"
     )
@@ -46,7 +42,7 @@ class RecallSettings(MixerSettings):
         return (
             super().unread
             | (set() if self.has_lam else {"lam_head_slope"})
-            | (set() if self.has_decays else {"dt_min", "dt_max", "scale_values"})
+            | (set() if self.has_decays else {"dt_min", "dt_max"})
         )
 
     def check(self) -> None:
@@ -94,13 +90,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     if m.qk_norm:
         q, k = unit(q), unit(k)
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-    mixer = m.token_mixer(
-        scale_values=m.scale_values,
-        lam_head_slope=m.lam_head_slope,
-        dt_min=m.dt_min,
-        dt_max=m.dt_max,
-        learned_scale=m.qk_norm,
-    )
+    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)
     mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)
     return mixed.reshape(*mixed.shape[:2], values)
 
