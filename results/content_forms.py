@@ -98,3 +98,27 @@ class Normalised(Form):
     @nn.compact
     def __call__(self, d, scores, occupied):
         return softmax_of_occupied(self.logits(d, scores), occupied) / jnp.maximum(jnp.abs(scores), 1.0)
+
+
+class Centred(Form):
+    """Scores less what their bucket would have if the query matched every token of the past alike: n s̄, n the bucket's size."""
+
+    @nn.compact
+    def __call__(self, d, scores, occupied):
+        size = occupied * 2.0 ** np.maximum(np.arange(scores.shape[-1]) - 1, 0).astype(np.float32)
+        mean = jnp.sum(scores, -1, keepdims=True) / jnp.sum(size, -1, keepdims=True)
+        return softmax_of_occupied(self.logits(d, scores - size * mean), occupied)
+
+
+class Sharp(Form):
+    """γ = 5, not learned."""
+
+    def logits(self, d, scores):
+        return 5 * scores
+
+
+class Uniform(Form):
+    """A control that does not look: the same λ for every occupied level, Σλ = 1."""
+
+    def logits(self, d, scores):
+        return 0 * scores
