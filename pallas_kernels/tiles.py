@@ -74,7 +74,7 @@ class ScoreTiles:
     """Those of bucket scores."""
 
     scores: Launch = Launch(8, 1, 1)
-    gradients: Launch = Launch(8, 1, 1)
+    gradients: Launch = Launch(16, 2, 1)
 
     def fitted(self, group_heads: int) -> ScoreTiles:
         """The same with no more heads a program than a group has, in whole fractions of them."""
@@ -91,7 +91,7 @@ def chunk_of_scores(length: int) -> int:
     return SCORE_CHUNK if length > SCORE_CHUNK else tile_for(length)
 
 
-SCORE_CHUNK = 16
+SCORE_CHUNK = 32
 
 
 def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
