@@ -6,23 +6,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels
-    from loglinear_jax.ops import fenwick_step, gated_linear_attention, log_linear_attention
+    from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels, occupied_levels
+    from loglinear_jax.ops import bucket_scores, fenwick_step, gated_linear_attention, log_linear_attention
 
 # Imported when first used, so that the command line starts without JAX.
 _MODULES = {
-    "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels"),
-    "ops": ("fenwick_step", "gated_linear_attention", "log_linear_attention"),
+    "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels", "occupied_levels"),
+    "ops": ("bucket_scores", "fenwick_step", "gated_linear_attention", "log_linear_attention"),
 }
 
 __all__ = [
     "FenwickState",
+    "bucket_scores",
     "fenwick_level",
     "fenwick_step",
     "gated_linear_attention",
     "init_fenwick_state",
     "log_linear_attention",
     "num_levels",
+    "occupied_levels",
 ]
 
 
