@@ -1,5 +1,7 @@
 """Sampling, and generation against the full forward pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,15 @@ def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
     assert tokens.shape == (2, 12)
     sequence = np.concatenate([PROMPT, tokens], axis=1)
     logits = jax.jit(MODEL.apply)(params, sequence[:, :-1])
+    np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
+
+
+def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
+    model = LanguageModel(dataclasses.replace(SETTINGS, lam="content"))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    tokens = generate(model, params, PROMPT, 40, temperature=0)
+    logits = jax.jit(model.apply)(params, np.concatenate([PROMPT, tokens], axis=1)[:, :-1])
     np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
 
 
@@ -89,7 +100,7 @@ def test_sampling_follows_the_logits():
 @pytest.mark.parametrize(
     ("prompt", "num_tokens", "kwargs", "message"),
     [
-        (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ has levels for 32"),
+        (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ, mlp_softplus, has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
         (PROMPT, -5, {}, "num_tokens must be a whole number from 1 to .*, got -5"),
         (PROMPT, 2.5, {}, "num_tokens must be a whole number from 1 to .*, got 2.5"),

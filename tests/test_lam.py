@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy.special import erf, softmax
 
-from loglinear_jax.lam import LAMS, count_lam_params, make_lam, rotate_by_level
+from loglinear_jax.fenwick import occupied_levels
+from loglinear_jax.lam import LAMS, count_lam_params, lam_traits, make_lam, rotate_by_level
 from loglinear_jax.models import RecallModel, RecallSettings
 
 HEADS, LEVELS = 3, 7
@@ -21,17 +22,58 @@ def d_of_a_fresh_model(seed=0):
     return 0.16 * jax.random.normal(jax.random.key(seed), (5, 11, HEADS, LEVELS))
 
 
+def scores_and_occupied(levels=LEVELS, position=0b101101):
+    """Bucket scores for tokens that all stand at one position, whose occupied levels are 0, 1, 3, 4 and 6."""
+    scores = jax.random.normal(jax.random.key(3), (5, 11, HEADS, levels))
+    occupied = occupied_levels(jnp.full(11, position), levels)[:, None]
+    return jnp.where(occupied, scores, 0), occupied
+
+
 def init_and_apply(name, d, **settings):
     module = make_lam(name, **settings)
-    params = jax.jit(module.init)(jax.random.key(1), d)
-    return jax.jit(module.apply)(params, d), params["params"]
+    inputs = d, *(scores_and_occupied(d.shape[-1]) if lam_traits(name).needs_scores else ())
+    params = jax.jit(module.init)(jax.random.key(1), *inputs)
+    return jax.jit(module.apply)(params, *inputs), params["params"]
 
 
 @pytest.mark.parametrize("name", LAMS)
 def test_shape_dtype_and_sign(name):
     lam, _ = init_and_apply(name, d_of_a_fresh_model().astype(jnp.bfloat16))
     assert lam.shape == (5, 11, HEADS, LEVELS) and lam.dtype == jnp.float32
-    assert (lam > 0).all()
+    assert (lam >= 0).all() if lam_traits(name).needs_scores else (lam > 0).all()
+
+
+def test_content_is_its_formula():
+    scores, occupied = scores_and_occupied()
+    params = {"log_scale": np.log([0.5, 2.0, 7.0]).astype(np.float32)}
+    lam = make_lam("content").apply({"params": params}, scores, scores, occupied)
+    levels = np.flatnonzero(occupied[0, 0])
+    assert levels.tolist() == [0, 1, 3, 4, 6]
+    expected = np.zeros(scores.shape)
+    expected[..., levels] = softmax(np.array([0.5, 2.0, 7.0])[:, None] * np.asarray(scores)[..., levels], axis=-1)
+    np.testing.assert_allclose(lam, expected, rtol=1e-5)
+    assert not np.any(np.asarray(lam)[..., [2, 5]])
+
+
+def test_content_takes_any_number_of_levels():
+    """What higher levels hold counts; that there are empty ones does not."""
+    module, params = make_lam("content"), {"params": {"log_scale": np.ones(HEADS, np.float32)}}
+    few, many = ((jnp.zeros((5, 11, HEADS, levels)), *scores_and_occupied(levels)) for levels in (LEVELS, LEVELS + 9))
+    many = many[0], many[1].at[..., :LEVELS].set(few[1]), many[2]
+    np.testing.assert_allclose(module.apply(params, *many)[..., :LEVELS], module.apply(params, *few), rtol=1e-6)
+
+
+def test_content_mlp_starts_as_content_and_adds_the_mlp_to_the_logits():
+    d, (scores, occupied) = d_of_a_fresh_model(), scores_and_occupied()
+    module, content = make_lam("content_mlp"), make_lam("content")
+    params = module.init(jax.random.key(0), d, scores, occupied)["params"]
+    scale = {"log_scale": params["log_scale"]}
+    expected = content.apply({"params": scale}, d, scores, occupied)
+    np.testing.assert_allclose(module.apply({"params": params}, d, scores, occupied), expected, rtol=1e-6)
+    bias = np.arange(LEVELS, dtype=np.float32)
+    params["out_proj"]["bias"] = bias
+    expected = content.apply({"params": scale}, d, scores + bias / np.exp(scale["log_scale"][:, None]), occupied)
+    np.testing.assert_allclose(module.apply({"params": params}, d, scores, occupied), expected, rtol=1e-5)
 
 
 def test_initial_values_of_the_paper():
@@ -68,7 +110,13 @@ def test_mlp_parameter_count_is_the_papers_formula(hidden, width):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("fixed", HEADS * LEVELS), ("linear", HEADS * LEVELS), ("rope", HEADS * LEVELS + 2 * LEVELS + 2)],
+    [
+        ("fixed", HEADS * LEVELS),
+        ("linear", HEADS * LEVELS),
+        ("rope", HEADS * LEVELS + 2 * LEVELS + 2),
+        ("content", HEADS),
+        ("content_mlp", HEADS + 2 * LEVELS * 64 + 64 + LEVELS),
+    ],
 )
 def test_other_parameter_counts(name, count):
     assert count_lam_params({"lam": init_and_apply(name, d_of_a_fresh_model())[1], "rest": np.zeros(3)}) == (count, 3)

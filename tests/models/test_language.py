@@ -57,7 +57,16 @@ def test_steps_without_room_give_nan_and_never_logits(settings, room):
         model.apply(params, TOKENS[:, :2], caches, method="features")
 
 
-@pytest.mark.parametrize("settings", [{"lam": "mlp_softmax"}, {"mixer": "linear"}, {"mixer": "softmax"}], ids=str)
+DECODED = [
+    {"lam": "mlp_softmax"},
+    {"lam": "content"},
+    {"lam": "content_mlp"},
+    {"mixer": "linear"},
+    {"mixer": "softmax"},
+]
+
+
+@pytest.mark.parametrize("settings", DECODED, ids=str)
 @pytest.mark.parametrize("prompt", [1, 11])
 def test_decoding_is_the_full_pass(settings, prompt):
     """At every position, from states allocated for exactly as many tokens as come."""
@@ -69,6 +78,14 @@ def test_decoding_is_the_full_pass(settings, prompt):
     for position in range(prompt, 24):
         logits, caches = step(TOKENS[:, position], caches)
         np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
+
+
+def test_states_without_sums_of_keys_are_refused_where_lam_looks_at_them():
+    model, params = build(lam="content", layers=1)
+    _, caches = model.apply(params, TOKENS[:, :5], 8, method="prefill")
+    bare = [dataclasses.replace(caches[0], mixer=caches[0].mixer.states)]
+    with pytest.raises(ValueError, match="cache is of type FenwickState, without the sums of keys that lam='content'"):
+        model.apply(params, TOKENS[:, 5], bare, method="step")
 
 
 def test_decoding_memory_grows_by_a_level_as_length_doubles():

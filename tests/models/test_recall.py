@@ -1,12 +1,14 @@
 """The recall model: shapes, causality, initial values, every mixer and λ, and reading λ out."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax import log_linear_attention, num_levels
+from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
 from loglinear_jax.mixers import init_dt_bias
 from loglinear_jax.models import RecallModel, RecallSettings
@@ -150,14 +152,47 @@ def test_softmax_attention_is_its_formula():
 def test_lam_for_longer_sequences_than_seen():
     model, params = build(max_length=64)
     assert jax.eval_shape(model.apply, params, jnp.zeros((1, 64), jnp.int32)).shape == (1, 64, 16)
-    with pytest.raises(ValueError, match="lam has shape .* expected L ≥ num_levels"):
+    with pytest.raises(ValueError, match="lam='mlp_softplus' has 7 levels, for 64 tokens, got 65: train with a larger"):
         model.apply(params, jnp.zeros((1, 65), jnp.int32))
+
+
+def test_a_lam_without_levels_takes_any_length():
+    model, params = build(lam="content")
+    longer, padded = (RecallModel(dataclasses.replace(model.settings, max_length=n)) for n in (32, 4096))
+    tokens = jnp.tile(TOKENS, (1, 5))
+    expected = jax.jit(longer.apply)(params, tokens)
+    np.testing.assert_array_equal(jax.jit(padded.apply)(params, tokens), expected)
+    np.testing.assert_allclose(expected[:, :24], jax.jit(model.apply)(params, TOKENS), atol=1e-5)
+    assert model.settings.longest is None and build()[0].settings.longest == 24
+
+
+def test_higher_levels_may_take_the_lam_of_the_highest_trained():
+    model, params = build(lam="linear", max_length=64)
+    extended = RecallModel(dataclasses.replace(model.settings, lam_levels=4))
+    _, sown = jax.jit(lambda p: extended.apply(p, jnp.tile(TOKENS, (1, 4)), mutable=["intermediates"]))(params)
+    (lam,) = sown["intermediates"]["layer_0"]["mixer"]["lam_value"]
+    _, sown = read(model, params)
+    (known,) = sown["intermediates"]["layer_0"]["mixer"]["lam_value"]
+    assert lam.shape == (2, 96, 2, 8)
+    np.testing.assert_allclose(lam[:, :24, :, :4], known[..., :4], rtol=1e-6)
+    np.testing.assert_array_equal(lam[..., 4:], np.repeat(lam[..., 3:4], 4, axis=-1))
 
 
 def test_chunk_size_does_not_matter():
     outs = [jax.jit(model.apply)(params, TOKENS) for model, params in (build(chunk_size=c) for c in (4, 16, None))]
     np.testing.assert_allclose(outs[1], outs[0], atol=2e-6)
     np.testing.assert_allclose(outs[2], outs[0], atol=2e-6)
+
+
+def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
+    model, params = build(lam="content")
+    _, sown = read(model, params)
+    for layer in sown["intermediates"].values():
+        values = {name: value[0] for name, value in layer["mixer"].items()}
+        q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (values["queries"], values["keys"]))
+        expected = bucket_scores(q, k, values["log_decay"], num_levels=num_levels(24))
+        np.testing.assert_allclose(values["bucket_scores"], expected, atol=1e-2)  # some keys are short
+        np.testing.assert_allclose(np.sum(values["lam_value"], -1), 1.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +203,12 @@ def test_chunk_size_does_not_matter():
         ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
         ({"lam": "none"}, "lam must be one of"),
+        (
+            {"mixer": "linear", "lam": "content"},
+            "model.lam=content looks into the buckets .* model.mixer=linear has none",
+        ),
+        ({"lam": "content", "lam_head_slope": 1.0}, "model.lam_head_slope=1.0: lam=content has no levels"),
+        ({"lam": "content", "lam_levels": 3}, "model.lam_levels must be None .* got 3 with lam=content"),
         ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),
         ({"conv_width": -1}, "model.conv_width must not be negative, got -1"),
         ({"embed_std": 0.0}, "model.embed_std must be finite and positive, got 0.0"),

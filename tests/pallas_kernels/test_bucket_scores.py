@@ -1,0 +1,111 @@
+"""The kernels of bucket scores against the parallel form in float64: in Pallas's interpreter, or on a GPU if there is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallas_kernels
+from loglinear_jax import bucket_scores
+from tests.ops.inputs import random_inputs, relative_error
+from tests.pallas_kernels.conftest import HAS_GPU
+from tests.pallas_kernels.test_fenwick_attention import DTYPES, PRECISIONS, TOLERANCE, grids
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+
+
+def inputs_of(mode, batch, length, groups, heads, key_dim, seed=0, **kwargs):
+    q, k, _, log_decay, _ = random_inputs(seed, batch, length, groups, heads, key_dim, 1, dtype=np.float32, **kwargs)
+    return *(x.astype(DTYPES[mode]) for x in (q, k)), log_decay
+
+
+@functools.cache
+def compiled(**kwargs):
+    def scores_and_gradients(inputs):
+        scores, vjp = jax.vjp(functools.partial(bucket_scores, **kwargs), *inputs)
+        cotangent = np.random.default_rng(1).normal(size=scores.shape)
+        return scores, *vjp(jnp.asarray(cotangent, scores.dtype))
+
+    return jax.jit(scores_and_gradients)
+
+
+def check(mode, inputs, **kwargs):
+    got = compiled(implementation="pallas", precision=PRECISIONS[mode], **kwargs)(inputs)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        expected = jax.tree.map(np.asarray, compiled(implementation="parallel")(exact))
+    assert got[0].dtype == jnp.float32 and [x.dtype for x in got[1:]] == [x.dtype for x in inputs]
+    for name, x, wanted in zip(("scores", "q", "k", "log_decay"), got, expected, strict=True):
+        assert np.isfinite(np.asarray(x, np.float32)).all(), name
+        assert np.linalg.norm(np.asarray(x, np.float64) - wanted) <= TOLERANCE[mode] * (
+            1e-3 + np.linalg.norm(wanted)
+        ), name
+
+
+SHAPES = {  # batch, length, groups, heads, K
+    "one token": ((1, 1, 1, 1, 16), {}),
+    "one chunk": ((2, 13, 1, 2, 16), dict(chunk_size=16)),
+    "heads in groups": ((1, 70, 2, 6, 16), dict(chunk_size=16)),
+    "heads of a group in several programs": ((1, 40, 1, 34, 16), dict(chunk_size=16)),
+    "a key dim that is no power of two": ((1, 50, 1, 2, 24), dict(chunk_size=16)),
+    "one chunk more than a power of two": ((1, 145, 1, 1, 16), dict(chunk_size=16)),
+    "tiles chosen from the shapes": ((1, 300, 1, 2, 32), {}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_float32(shape):
+    sizes, kwargs = SHAPES[shape]
+    check("f32", inputs_of("f32", *sizes), **kwargs)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "tf32"])
+def test_lower_precision(mode):
+    check(mode, inputs_of(mode, 1, 300, 1, 2, 32))
+
+
+@settings(max_examples=3)
+@given(
+    length=st.integers(2, 120),
+    groups=st.integers(1, 2),
+    group_heads=st.integers(1, 2),
+    key_dim=st.integers(16, 40),
+    min_decay=st.sampled_from([0.0, -0.1, -5.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape(length, groups, group_heads, key_dim, min_decay, seed):
+    inputs = inputs_of("f32", 1, length, groups, groups * group_heads, key_dim, seed=seed, min_decay=min_decay)
+    with pallas_kernels.interpret(not HAS_GPU):
+        check("f32", inputs, chunk_size=16)
+
+
+def test_nested_vmap_over_some_arguments_is_a_loop():
+    score = functools.partial(bucket_scores, implementation="pallas", chunk_size=16, precision="highest")
+    seeds = [inputs_of("f32", 1, 40, 1, 2, 16, seed=seed) for seed in range(4)]
+    q, k, log_decay = (jnp.stack(x).reshape(2, 2, *x[0].shape) for x in zip(*seeds, strict=True))
+    arguments = q[0, 0], k[:, 0], log_decay
+    outer, inner = (None, 0, 0), (None, None, 0)
+
+    def loss(q, k, log_decay):
+        return jnp.sum(jnp.sin(score(q, k, log_decay)))
+
+    gradients = jax.grad(loss, argnums=(0, 1, 2))
+    mapped = jax.vmap(jax.vmap(gradients, inner), outer)
+    got = jax.jit(mapped)(*arguments)
+    for i in range(2):
+        for j in range(2):
+            for x, expected in zip(got, jax.jit(gradients)(q[0, 0], k[i, 0], log_decay[i, j]), strict=True):
+                assert relative_error(x[i, j], expected) < 1e-5
+    assert all(len(grid) <= 3 for grid in grids(mapped, *arguments))
+
+
+def test_what_the_kernels_cannot_run_is_named():
+    q, k, log_decay = inputs_of("f32", 1, 20, 1, 1, 8)
+    with pytest.raises(
+        pallas_kernels.UnsupportedError, match="K, the key dim, is 8: the Pallas kernels take 16 to 256"
+    ):
+        bucket_scores(q, k, log_decay, implementation="pallas")
