@@ -36,7 +36,7 @@ def test_everything_is_drawn_and_shown(report):
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
-        "answer-levels.png", "answer-levels-table.csv",
+        "answer-levels.png", "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
     ):  # fmt: skip
         assert (report.out / stem).stat().st_size > 0, stem
         assert stem.replace(".svg", ".png") in report.html or stem in report.html
@@ -63,7 +63,7 @@ def test_timings_are_asked_for_by_name():
 
 def test_evaluations_are_reused(report, workdir, monkeypatch):
     before = sorted(report.out.glob("cache/*.npz"))
-    assert len(before) == 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds
+    assert len(before) == 2 * 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds, for two sections each
 
     def never(*args, **kwargs):
         raise AssertionError("computed again")
