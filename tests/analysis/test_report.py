@@ -13,9 +13,10 @@ import pytest
 
 from loglinear_jax.analysis import html, load_run, read_run
 from loglinear_jax.analysis.report import LOG, Choices, make_report
-from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Section
+from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Context, Section
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
+from tests.analysis.made_runs import made_run, made_variant
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -47,6 +48,23 @@ def test_everything_is_drawn_and_shown(report):
     linked = re.findall(r'(?:src|href)="([^"]*)"', report.html)
     assert linked and all(link.startswith(("data:image/png", "#")) for link in linked)  # it opens without a network
     assert "Left out" not in report.html and "python run.py" in report.html
+    assert report.figures["initial-memory"].axes[0].get_ylabel() == "test accuracy (%)"
+
+
+def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
+    best, test = {"linear": [0.99, 0.5], "rope": [0.9, 0.8]}, {"linear": [0.98, 0.4], "rope": [0.7, 0.6]}
+    tested, half = (
+        made_run(tmp_path, accuracies=best, test=t, num_seeds=2) for t in (test, {"linear": test["linear"]})
+    )
+    unfinished = made_run(tmp_path, accuracies=best, test=test, num_seeds=2)
+    del unfinished.outcomes["rope"]
+
+    def accuracy(run, which="best"):
+        return Context([run], None, Choices(which=which), None).accuracy(run, made_variant(run, "linear"))
+
+    assert accuracy(tested) == ({0: 0.98, 1: 0.4}, "test accuracy")
+    assert accuracy(half) == accuracy(unfinished) == ({0: 0.99, 1: 0.5}, "best validation accuracy")
+    assert accuracy(tested, "last")[1] == "last validation accuracy"
 
 
 def test_headings_say_lam(report):
