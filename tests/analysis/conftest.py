@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import TrainedVariant, html
 from loglinear_jax.analysis.figures.style import save
@@ -18,7 +19,7 @@ def tiny_config(**task):
     config.task.update({"seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
     config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32, implementation="parallel")
     config.train.update(
-        num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, eval_every=2, checkpoint_every=2,
+        num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, num_test=50, eval_every=2, checkpoint_every=2,
         steps_per_dispatch=2,
     )  # fmt: skip
     return config
@@ -45,6 +46,12 @@ def make_trained():
         )  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Figures of reports are saved empty: where none is looked at, rendering takes most of the time."""
+    monkeypatch.setattr(html, "save", lambda figure, stem: save(Figure(figsize=(0.1, 0.1)), stem))
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,8 @@ import errno
 import json
 import os
 import re
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -124,8 +123,8 @@ def test_a_full_disk_is_one_line(workdir, tmp_path, monkeypatch, capsys):
     assert err.count("\n") == 1
 
 
-def test_several_runs_and_broken_ones(workdir, tmp_path):
-    """From the command line: what can't be read is named in a line of its own, and the rest is reported."""
+def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, blank_figures):
+    """From `python -m loglinear_jax.analysis`: what can't be read is named in a line of its own, and the rest is reported."""
     names = ("tables-only", "half", "foreign", "damaged", "metrics", "summary", "types")
     only, half, foreign, damaged, metrics, summary, types = (tmp_path / name for name in names)
     for path in (only, half, foreign, damaged, metrics, summary, types):
@@ -142,21 +141,14 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     config = json.loads(types.joinpath("config.json").read_text())
     config["model"]["heads"] = "two"
     types.joinpath("config.json").write_text(json.dumps(config))
-    command = [
-        sys.executable,
-        "-m",
-        "loglinear_jax.analysis",
-        f"--out={tmp_path / 'out'}",
-        "--sections=tables,curves,lam",
-    ]
     workdirs = (workdir, tmp_path / "tables-*", half, foreign, damaged, metrics, summary, types, tmp_path / "none")
-    command += [f"--workdir={path}" for path in workdirs]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [*command, "--sequences=4"], env=env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("analysis:")]
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    command = [f"--workdir={path}" for path in workdirs] + [f"--out={tmp_path / 'out'}", "--sections=tables,curves,lam"]
+    monkeypatch.setattr("sys.argv", ["analysis", *command, "--sequences=4", "--seeds=0"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("loglinear_jax.analysis", run_name="__main__")
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if line.startswith("analysis:")]
+    assert ended.value.code == 1 and "Traceback" not in err, err
     for part in (
         "half/config.json can't be read", "foreign/config.json is not a config", "none holds no run",
         "metrics.jsonl, line 1: not a record of a run", "summary.json can't be read: not a summary",
@@ -170,7 +162,7 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     assert "curves-tiny.png" in html and "all-runs-lam-over-tokens-mlp-softplus.png" not in html
 
 
-def test_choices_that_a_run_does_not_have(workdir, tmp_path):
+def test_choices_that_a_run_does_not_have(workdir, tmp_path, blank_figures):
     _, problems = make_report(
         [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
     )
