@@ -20,7 +20,8 @@ from loglinear_jax.runs.loading import Run, TrainedVariant
 
 MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
 STATIC_NOTE = (
-    "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0."
+    "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ that "
+    "looks into its buckets has no such part."
 )
 
 
