@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.fenwick import fenwick_level, num_levels
@@ -23,17 +23,34 @@ def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -
     if type(task).sources is BaseTask.sources:  # asked first: a text would have to be opened
         return None
     tokens, targets = task.inspection_sequences(num)
-    sources = task.sources(tokens, targets)
+    levels = levels_of_answers(task, tokens, targets)
+    if levels is None:
+        return None
+    counts = np.bincount(levels[levels >= 0], minlength=num_levels(tokens.shape[1]))
+    return counts / counts.sum()
+
+
+def levels_of_answers(
+    task: BaseTask, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
+) -> Int[np.ndarray, "num T"] | None:
+    """The level at which each scored position of these sequences of the task sees its answer; -1 where nothing is scored.
+
+    None where the task does not say. Raises ValueError for sources that are not what `BaseTask.sources` promises.
+    """
+    sources = checked_sources(task, tokens, targets)
     if sources is None:
         return None
-    _check_sources(task, np.asarray(sources), targets)
-    at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)[targets >= 0]
-    levels = fenwick_level(at, np.asarray(sources)[targets >= 0])
-    return np.bincount(levels, minlength=num_levels(tokens.shape[1])) / len(levels)
+    return np.where(targets >= 0, fenwick_level(np.arange(tokens.shape[1]), np.maximum(sources, 0)), -1)
 
 
-def _check_sources(task: BaseTask, sources: np.ndarray, targets: np.ndarray) -> None:
-    name = f"{type(task).__name__}.sources"
+def checked_sources(
+    task: BaseTask, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
+) -> Int[np.ndarray, "num T"] | None:
+    """`BaseTask.sources` of these sequences. Raises ValueError if they are not what that promises."""
+    given = task.sources(tokens, targets)
+    if given is None:
+        return None
+    name, sources = f"{type(task).__name__}.sources", np.asarray(given)
     if sources.shape != targets.shape or not np.issubdtype(sources.dtype, np.integer):
         raise ValueError(
             f"{name} returns shape {sources.shape} and dtype {sources.dtype}: expected integers {targets.shape}"
@@ -44,6 +61,22 @@ def _check_sources(task: BaseTask, sources: np.ndarray, targets: np.ndarray) -> 
         row, column = np.argwhere(wrong)[0]
         expected = f"0 to {column}, as the position is scored" if scored[row, column] else "-1, as it is not scored"
         raise ValueError(f"{name} returns {sources[row, column]} at position {column}: expected {expected}")
+    return sources
+
+
+def answer_places(
+    task: BaseTask, tokens: Int[np.ndarray, " T"], targets: Int[np.ndarray, " T"], position: int
+) -> Int[np.ndarray, " answers"]:
+    """Where the answer to a position of a sequence stands: none where nothing is scored. Of a task that does not say, every
+    place so far at which the token stands in a role of its `ANSWERS`."""
+    if targets[position] < 0:
+        return np.zeros(0, int)
+    sources = checked_sources(task, tokens[None], targets[None])
+    if sources is not None:
+        return sources[0, position : position + 1]
+    roles = [task.ROLES.index(name) for name in task.ANSWERS]
+    places = np.flatnonzero((tokens == targets[position]) & np.isin(task.roles(tokens[None])[0], roles))
+    return places[places <= position]
 
 
 def table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:

@@ -18,13 +18,15 @@ from loglinear_jax.config import (
 )
 from loglinear_jax.runs.loading import Run
 
-# Okabe and Ito's colours, safe for the colour-blind: a λ has the same one in every figure.
+# Okabe and Ito's colours and two of Paul Tol's, safe for the colour-blind: a λ has the same one in every figure.
 COLORS = {
     "fixed": "#56B4E9",
     "linear": "#0072B2",
     "mlp_softmax": "#E69F00",
     "mlp_softplus": "#D55E00",
     "rope": "#009E73",
+    "content": "#882255",
+    "content_mlp": "#999933",
     "mixer=linear": "#CC79A7",
     "mixer=softmax": "#000000",
 }

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from loglinear_jax.fenwick import num_levels, occupied_levels
-from loglinear_jax.lam import make_lam
+from loglinear_jax.lam import lam_traits, make_lam
 from loglinear_jax.runs.loading import TrainedVariant
 
 
@@ -44,9 +44,9 @@ def mixer_values(
         raise ValueError(
             f"{trained.variant} of {trained.workdir} has no λ and no decays: its mixer is {settings.mixer}"
         )
-    if tokens.shape[1] > settings.max_length and settings.has_lam:
+    if settings.longest is not None and tokens.shape[1] > settings.longest:
         raise ValueError(
-            f"tokens has shape {tokens.shape}: λ of {trained.variant} has levels for {settings.max_length} tokens"
+            f"tokens has shape {tokens.shape}: λ of {trained.variant} has levels for {settings.longest} tokens"
         )
     tree = jax.device_get(_sown(trained.model)(trained.params(seed, which), jnp.asarray(tokens)))
 
@@ -60,7 +60,10 @@ def mixer_values(
 def lam_values(
     trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
-    """λ at each of these tokens. Raises ValueError for a model without λ, or more tokens than it has levels for."""
+    """λ at each of these tokens. L: the levels of the model, or of T tokens for a λ of which nothing is indexed by level.
+
+    Raises ValueError for a model without λ, or more tokens than it has levels for.
+    """
     if not trained.model.settings.has_lam:
         raise ValueError(
             f"{trained.variant} of {trained.workdir} has no λ: its mixer is {trained.model.settings.mixer}"
@@ -73,10 +76,17 @@ def static_lam(
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
     """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
     paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence
-    reached."""
+    reached.
+
+    Raises ValueError for a model without λ, and for a λ that looks into its buckets, which has no such part.
+    """
     settings = trained.model.settings
     if not settings.has_lam:
         raise ValueError(f"{trained.variant} of {trained.workdir} has no λ: its mixer is {settings.mixer}")
+    if lam_traits(settings.lam).needs_scores:
+        raise ValueError(
+            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={settings.lam} looks into its buckets"
+        )
     reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.seq_len)
     params = trained.params(seed, which)["params"]
     mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
@@ -86,7 +96,7 @@ def static_lam(
     module = make_lam(**settings.lam_settings | {"implementation": "xla"})
     at_zero = _at_zero(module)
     values = [at_zero(mixer.get("lam", {}), zeros) * np.exp(mixer.get("lam_log_scale", 0.0)) for mixer in mixers]
-    what = "λ where its input is 0" if getattr(module, "needs_input", True) else "λ itself"
+    what = "λ where its input is 0" if lam_traits(settings.lam).needs_input else "λ itself"
     return np.where(reached, np.stack(values), np.nan), what
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import TrainedVariant, html
 from loglinear_jax.analysis.figures.style import save
@@ -18,7 +19,7 @@ def tiny_config(**task):
     config.task.update({"seq_len": 16, "vocab_size": 16, "num_pairs": 2} | task)
     config.model.update(hidden=16, head_dim=8, key_dim=8, layers=2, max_length=32, implementation="parallel")
     config.train.update(
-        num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, eval_every=2, checkpoint_every=2,
+        num_seeds=2, num_steps=6, batch_size=8, num_train=50, num_validation=50, num_test=50, eval_every=2, checkpoint_every=2,
         steps_per_dispatch=2,
     )  # fmt: skip
     return config
@@ -26,18 +27,23 @@ def tiny_config(**task):
 
 @pytest.fixture
 def make_trained():
-    """A TrainedVariant of a model with other than its initial values, without a workdir."""
+    """A TrainedVariant of a model with drawn parameters, for which nothing is compiled, without a workdir."""
 
     def make(variant="mlp_softplus", **model):
         config = tiny_config()
         config.model.update(model)
         built = build(config, variant)
         tokens = np.zeros((1, config.task.seq_len), np.int32)
-        keys = jax.vmap(jax.random.key)(np.array(built.seeds))
-        params = {"params": jax.jit(jax.vmap(built.model.init, (0, None)))(keys, tokens)["params"]}
-        rng = np.random.default_rng(0)
-        params = jax.tree.map(lambda x: np.float32(x + 0.3 * rng.normal(size=x.shape)), params)
-        score = np.zeros(len(built.seeds))
+        shapes = {"params": jax.eval_shape(built.model.init, jax.random.key(0), tokens)["params"]}
+        rng, seeds = np.random.default_rng(0), len(built.seeds)
+
+        def drawn(path, x):
+            """Norms scale by about 1, and memories are long."""
+            middle = {"scale": 1.0, "dt_bias": -4.0}.get(path[-1].key, 0.0)
+            return np.float32(middle + 0.3 * rng.normal(size=(seeds, *x.shape)))
+
+        params = jax.tree_util.tree_map_with_path(drawn, shapes)
+        score = np.zeros(seeds)
         return TrainedVariant(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, step=0, seeds=built.seeds,
             metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score,
@@ -45,6 +51,12 @@ def make_trained():
         )  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Figures of reports are saved empty: where none is looked at, rendering takes most of the time."""
+    monkeypatch.setattr(html, "save", lambda figure, stem: save(Figure(figsize=(0.1, 0.1)), stem))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """Finished runs that nobody trained."""
 
-from loglinear_jax.config import default_config
-from loglinear_jax.runs.loading import Run
+import numpy as np
+
+from loglinear_jax.config import build, default_config
+from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.tasks import load_task
 
@@ -24,3 +26,14 @@ def made_run(folder, pairs=4, accuracies=None, solved=None, test=None, **train):
         )  # fmt: skip
     task = load_task(**config.task.to_dict())
     return Run(folder / f"kv{pairs}", config, task, RunSummary(variants))
+
+
+def made_variant(run, variant):
+    """A variant of a made run as if it were loaded, without parameters."""
+    built, outcome = build(run.config, variant), run.outcomes[variant]
+    accuracy = np.array(outcome.best_accuracy)
+    return TrainedVariant(
+        workdir=run.workdir, variant=variant, config=built.config, model=built.model, task=built.task, seeds=outcome.seeds,
+        step=outcome.last_step, metrics={"step": np.zeros(0)}, checkpoint="none", best=None, last=None, best_accuracy=accuracy,
+        best_loss=accuracy, diverged_step=np.full(len(accuracy), -1),
+    )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from loglinear_jax import fenwick_level
 from loglinear_jax.analysis import answer_levels
-from loglinear_jax.analysis.answer_levels import table
+from loglinear_jax.analysis.answer_levels import answer_places, table
 from loglinear_jax.analysis.report import Choices, make_report
 from loglinear_jax.tasks import BaseTask, Task, load_task
 from tests.analysis.made_runs import made_run
@@ -83,6 +83,17 @@ class Echo(Task):
 def test_a_task_of_one_s_own_says_where_its_answers_stand():
     expected = np.bincount(fenwick_level(np.arange(3, 16), np.arange(13)), minlength=5) / 13
     np.testing.assert_allclose(answer_levels(Echo(seq_len=16, vocab_size=8), 2), expected)
+
+
+def test_an_answer_is_pointed_at_where_the_task_says_it_stands():
+    """Not wherever its token stands, as in a task that does not say."""
+    tokens, targets = np.array([2, 2, 2, 5, 5, 2, 2, 2]), np.array([-1, -1, -1, 2, 2, 2, 5, 5])
+    echo = Echo(seq_len=8, vocab_size=8)
+    assert answer_places(echo, tokens, targets, 5).tolist() == [2]
+    assert answer_places(echo, tokens, targets, 2).tolist() == []
+    silent = Silent(seq_len=8, vocab_size=8)
+    assert answer_places(silent, tokens, targets, 5).tolist() == [0, 1, 2, 5]
+    assert answer_places(silent, tokens, targets, 2).tolist() == []
 
 
 class Misshapen(Echo):

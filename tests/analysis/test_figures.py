@@ -76,8 +76,8 @@ def convergence(tmp_path):
 def shares(tmp_path):
     def numbers(changed):
         return [
-            {"changed": changed, "variant": v, "num_seeds": 64, "num_converged": 32, "num_solved": 9, "share_low": 0.4,
-             "share_high": 0.6} for v in VARIANTS
+            {"changed": changed, "variant": v, "shown": "best validation accuracy", "num_seeds": 64, "num_converged": 32,
+             "num_solved": 9, "share_low": 0.4, "share_high": 0.6} for v in VARIANTS
         ]  # fmt: skip
 
     changes = ("", "robust", "setting released, dt_max=0.01, warmup_steps=500, schedule=cosine, learning_rate=0.003")
@@ -95,7 +95,9 @@ def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
     name = "MQAR, length 128, vocabulary 128, pairs 4; setting released, dt_max=0.01"
-    return figures.draw_initial_memory([(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", name)
+    return figures.draw_initial_memory(
+        [(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", "best validation accuracy", name
+    )
 
 
 def lam_over_tokens(tmp_path):
@@ -133,6 +135,14 @@ def answer_levels(tasks):
     return figures.draw_answer_levels(shares, "Tasks with all their answers at one Fenwick level: 0 of 24")
 
 
+def looks(layers):
+    rng = np.random.default_rng(0)
+    by_variant = {variant: (rng.random((64, layers)), rng.random(64)) for variant in VARIANTS}
+    return figures.draw_looks(
+        by_variant, 0.51, "best validation accuracy", f"Answers at the largest λ: {', '.join(VARIANTS)}"
+    )
+
+
 def scores_by_length(score):
     lengths = [2**i for i in range(5, 15)]
     values = score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None])
@@ -161,6 +171,8 @@ DRAWN = {
     "attention rows": attention_rows,
     "levels of the answers of one task": lambda _: answer_levels(1),
     "levels of the answers of many tasks": lambda _: answer_levels(24),
+    "answers that λ finds": lambda _: looks(2),
+    "answers that λ finds in many layers": lambda _: looks(7),
     "accuracy by length": lambda _: scores_by_length(ACCURACY),
     "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
     "complexity": complexity,
@@ -173,7 +185,7 @@ def test_a_figure_fits_its_column(draw, tmp_path):
 
 
 def test_figures_of_the_report_fit(report):
-    assert len(report.figures) == 10
+    assert len(report.figures) == 11
     for name, figure in report.figures.items():
         assert misfits(figure) == [], name
 
@@ -192,12 +204,14 @@ def test_the_title_says_what_solves_the_task(tmp_path):
 def test_the_title_says_which_change_helps_most():
     def title(*shares):
         numbers = [
-            {"changed": changed, "variant": "linear", "num_seeds": 64, "num_converged": converged, "num_solved": 0,
-             "share_low": 0.0, "share_high": 1.0} for changed, converged in shares
+            {"changed": changed, "variant": "linear", "shown": "test accuracy", "num_seeds": 64, "num_converged": converged,
+             "num_solved": 0, "share_low": 0.0, "share_high": 1.0} for changed, converged in shares
         ]  # fmt: skip
         figure = figures.draw_shares({"MQAR": numbers})
         rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         assert rows[0] == "nothing changed" and figure.axes[0].get_ylabel() == "changed"
+        legend = [text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in figure.legends[0].get_texts()]
+        assert legend[1:] == ["≥ 90 % test accuracy, with 95 % interval", "≥ 99 % in validation"]
         return figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
 
     assert title(("", 32), ("norm=pre", 48)) == "Most seeds converge with norm=pre: 75 %"

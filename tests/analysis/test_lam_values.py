@@ -16,7 +16,7 @@ from loglinear_jax.analysis import (
 )
 from loglinear_jax.analysis.lam_values import mixer_values
 from loglinear_jax.fenwick import occupied_levels
-from loglinear_jax.lam import LAMS, rotate_by_level
+from loglinear_jax.lam import LAMS, lam_traits, rotate_by_level
 
 
 @pytest.mark.parametrize("variant", ["mlp_softplus", "linear", "mixer=linear"])
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_named(make_trained):
         scores_by_length(trained, 0, [64])
 
 
-@pytest.mark.parametrize("lam", LAMS)
+@pytest.mark.parametrize("lam", [lam for lam in LAMS if not lam_traits(lam).needs_scores])
 def test_static_lam_is_what_no_token_changes(make_trained, lam):
     trained = make_trained(lam)
     tokens, _ = sample_tokens(trained, 2)
@@ -80,6 +80,19 @@ def test_static_lam_is_what_no_token_changes(make_trained, lam):
             logits = hidden @ weights["out_proj"]["kernel"] + weights["out_proj"]["bias"]
             expected = jax.nn.softplus(logits) if lam == "mlp_softplus" else jax.nn.softmax(logits)
         np.testing.assert_allclose(values[1, :, :5], np.broadcast_to(expected, (2, 6))[:, :5], rtol=1e-5)
+
+
+def test_a_lam_that_looks_into_its_buckets(make_trained):
+    """It has no static part; one without levels takes sequences of any length, and has the levels of their tokens."""
+    with pytest.raises(ValueError, match="has no static part of λ: lam=content_mlp looks into its buckets"):
+        static_lam(make_trained("content_mlp"), 0)
+    trained = make_trained("content")
+    tokens, _ = sample_tokens(trained, 2, 64)
+    lam = lam_values(trained, 0, tokens)
+    assert lam.shape == (2, 2, 64, 2, 7)
+    occupied = occupied_levels(np.arange(64), 7)[:, None]
+    np.testing.assert_allclose(np.where(occupied, lam, 0).sum(-1), 1, rtol=1e-5)
+    assert (np.where(occupied, 0, lam) == 0).all()
 
 
 def test_input_dependence_against_sums_by_hand():

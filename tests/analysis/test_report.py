@@ -4,18 +4,18 @@ import errno
 import json
 import os
 import re
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from loglinear_jax.analysis import html, load_run, read_run
 from loglinear_jax.analysis.report import LOG, Choices, make_report
-from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Section
+from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Context, Section
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
+from tests.analysis.made_runs import made_run, made_variant
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -36,7 +36,7 @@ def test_everything_is_drawn_and_shown(report):
         "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
-        "answer-levels.png", "answer-levels-table.csv",
+        "answer-levels.png", "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
     ):  # fmt: skip
         assert (report.out / stem).stat().st_size > 0, stem
         assert stem.replace(".svg", ".png") in report.html or stem in report.html
@@ -47,6 +47,23 @@ def test_everything_is_drawn_and_shown(report):
     linked = re.findall(r'(?:src|href)="([^"]*)"', report.html)
     assert linked and all(link.startswith(("data:image/png", "#")) for link in linked)  # it opens without a network
     assert "Left out" not in report.html and "python run.py" in report.html
+    assert report.figures["initial-memory"].axes[0].get_ylabel() == "test accuracy (%)"
+
+
+def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
+    best, test = {"linear": [0.99, 0.5], "rope": [0.9, 0.8]}, {"linear": [0.98, 0.4], "rope": [0.7, 0.6]}
+    tested, half = (
+        made_run(tmp_path, accuracies=best, test=t, num_seeds=2) for t in (test, {"linear": test["linear"]})
+    )
+    unfinished = made_run(tmp_path, accuracies=best, test=test, num_seeds=2)
+    del unfinished.outcomes["rope"]
+
+    def accuracy(run, which="best"):
+        return Context([run], None, Choices(which=which), None).accuracy(run, made_variant(run, "linear"))
+
+    assert accuracy(tested) == ({0: 0.98, 1: 0.4}, "test accuracy")
+    assert accuracy(half) == accuracy(unfinished) == ({0: 0.99, 1: 0.5}, "best validation accuracy")
+    assert accuracy(tested, "last")[1] == "last validation accuracy"
 
 
 def test_headings_say_lam(report):
@@ -63,7 +80,7 @@ def test_timings_are_asked_for_by_name():
 
 def test_evaluations_are_reused(report, workdir, monkeypatch):
     before = sorted(report.out.glob("cache/*.npz"))
-    assert len(before) == 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds
+    assert len(before) == 2 * 2 + 2 * 2  # λ of one variant, lengths of two, of two seeds, for two sections each
 
     def never(*args, **kwargs):
         raise AssertionError("computed again")
@@ -106,8 +123,8 @@ def test_a_full_disk_is_one_line(workdir, tmp_path, monkeypatch, capsys):
     assert err.count("\n") == 1
 
 
-def test_several_runs_and_broken_ones(workdir, tmp_path):
-    """From the command line: what can't be read is named in a line of its own, and the rest is reported."""
+def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, blank_figures):
+    """From `python -m loglinear_jax.analysis`: what can't be read is named in a line of its own, and the rest is reported."""
     names = ("tables-only", "half", "foreign", "damaged", "metrics", "summary", "types")
     only, half, foreign, damaged, metrics, summary, types = (tmp_path / name for name in names)
     for path in (only, half, foreign, damaged, metrics, summary, types):
@@ -124,21 +141,14 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     config = json.loads(types.joinpath("config.json").read_text())
     config["model"]["heads"] = "two"
     types.joinpath("config.json").write_text(json.dumps(config))
-    command = [
-        sys.executable,
-        "-m",
-        "loglinear_jax.analysis",
-        f"--out={tmp_path / 'out'}",
-        "--sections=tables,curves,lam",
-    ]
     workdirs = (workdir, tmp_path / "tables-*", half, foreign, damaged, metrics, summary, types, tmp_path / "none")
-    command += [f"--workdir={path}" for path in workdirs]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [*command, "--sequences=4"], env=env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("analysis:")]
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    command = [f"--workdir={path}" for path in workdirs] + [f"--out={tmp_path / 'out'}", "--sections=tables,curves,lam"]
+    monkeypatch.setattr("sys.argv", ["analysis", *command, "--sequences=4", "--seeds=0"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("loglinear_jax.analysis", run_name="__main__")
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if line.startswith("analysis:")]
+    assert ended.value.code == 1 and "Traceback" not in err, err
     for part in (
         "half/config.json can't be read", "foreign/config.json is not a config", "none holds no run",
         "metrics.jsonl, line 1: not a record of a run", "summary.json can't be read: not a summary",
@@ -152,7 +162,7 @@ def test_several_runs_and_broken_ones(workdir, tmp_path):
     assert "curves-tiny.png" in html and "all-runs-lam-over-tokens-mlp-softplus.png" not in html
 
 
-def test_choices_that_a_run_does_not_have(workdir, tmp_path):
+def test_choices_that_a_run_does_not_have(workdir, tmp_path, blank_figures):
     _, problems = make_report(
         [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
     )

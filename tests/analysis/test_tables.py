@@ -114,7 +114,7 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
     good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))
     bad = {name: np.full_like(value, np.nan) for name, value in good.items()}
-    table = tables.dependence({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "λ")
+    table = tables.dependence({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (1)", "not finite: 1 (0)"]
     assert (
         table.rows[0]["Σ std over tokens / Σ mean of λ"] == "50.0 %"
@@ -122,8 +122,10 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     )
     assert {row["seed"] for row in table.raw} == {3, 7}
     flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
-    table = tables.dependence({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "λ")
+    assert "Converged" not in table.note
+    table = tables.dependence({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
+    assert table.note.endswith("Converged: test accuracy of at least 90 %.")
 
 
 def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):

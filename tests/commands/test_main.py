@@ -200,7 +200,8 @@ def test_a_config_is_found_by_name_from_any_folder(tmp_path):
     """As `python run.py` too, and with the default workdir; the run records the command."""
     command = [sys.executable, str(ROOT / "run.py"), "--config", "mqar:smoke", "--config.variants=linear"]
     command += ["--config.train.num_steps", "4", "--config.train.num_seeds=2", "--config.train.eval_every=4"]
-    command += ["--config.train.checkpoint_every=4", "--config.train.steps_per_dispatch=4"]
+    command += ["--config.train.checkpoint_every=4", "--config.train.steps_per_dispatch=4", "--config.model.layers=1"]
+    command += ["--config.train.num_train=100", "--config.train.num_validation=50", "--config.train.num_test=50"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     workdir = tmp_path / "runs" / "mqar-smoke"

@@ -51,7 +51,10 @@ def trained(tmp_path_factory):
     config = get_config("smoke")
     config.variants = "mlp_softplus"
     config.model.layers = 1
-    config.train.update(num_seeds=1, num_steps=1, eval_every=1, checkpoint_every=1, steps_per_dispatch=1)
+    config.train.update(
+        num_seeds=1, num_steps=1, eval_every=1, checkpoint_every=1, steps_per_dispatch=1, num_train=100, num_validation=50,
+        num_test=50,
+    )  # fmt: skip
     run(config, folder / "runs/selective_copy-smoke")
     return folder
 

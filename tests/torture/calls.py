@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import loglinear_jax
+from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.generate import generate
 from loglinear_jax.hub.fla import export_fla, import_fla
 from loglinear_jax.lam import make_lam
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallSettings
-from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops import bucket_scores, softmax_attention
 from loglinear_jax.runs import load_run, read_run
 from loglinear_jax.tasks import load_task
 from tests.torture import runs
@@ -109,6 +110,12 @@ SORTS: dict[str, tuple[Change, ...]] = {
         Change("negative", lambda x: -x - 1),
     ),
     "count": COUNTS,
+    "position": (
+        *JUNK,
+        *(replaced(value) for value in (-1, 2.5, None, "3", np.nan, [2.5], True)),
+        replaced(2**40, True),
+        Change("an array", lambda p: np.arange(3), True),
+    ),
     "optional count": tuple(c for c in COUNTS if c.what != "None"),
     "size": (*COUNTS, replaced(2**31), replaced(2**63)),
     "chunk": (*JUNK, *(replaced(value) for value in (0, -1, 3, 2.0, True, "4", [4], 2**70 + 1)), replaced(4, True)),
@@ -187,7 +194,10 @@ def _state() -> Any:
 
 @functools.cache
 def _params() -> Any:
-    return LanguageModel(SETTINGS).init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    """Small numbers in place of initial values, for which a program would have to be compiled."""
+    shapes = jax.eval_shape(LanguageModel(SETTINGS).init, jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype), shapes)
 
 
 @functools.cache
@@ -236,6 +246,22 @@ CALLS: dict[str, Call] = {
         lambda f: _arrays() | {"initial_state": _state(), "chunk_size": 2, "implementation": "xla", "return_state": True},
         ATTENTION | OPTIONS | {"lam": "floating", "initial_state": "state"},
         _as_v,
+    ),
+    "bucket_scores": Call(
+        bucket_scores,
+        lambda f: {name: _arrays()[name] for name in ("q", "k", "log_decay")}
+        | {"num_levels": 5, "initial_state": loglinear_jax.init_fenwick_state(B, H, K, 1, 8)}
+        | {"chunk_size": 2, "implementation": "xla", "return_state": True},
+        dict.fromkeys(("q", "k", "log_decay"), "floating")
+        | OPTIONS
+        | {"num_levels": "optional count", "initial_state": "state"},
+        lambda o, a: o[0].shape == (*a["log_decay"].shape, a["num_levels"]),
+    ),
+    "occupied_levels": Call(
+        occupied_levels,
+        lambda f: {"position": 5, "num_levels": 4},
+        {"position": "position", "num_levels": "count"},
+        lambda o, a: o.shape == (*np.shape(a["position"]), a["num_levels"]),
     ),
     "fenwick_step": Call(
         loglinear_jax.fenwick_step,

@@ -21,11 +21,12 @@ from tests.torture.judge import Outcome
 KINDS = ("settings", "workdirs", "calls", "kills", "disk")  # a file beside this one each
 MEMORY = 1 << 30  # bytes by which a case may make its worker grow
 PREPARING_S = 600
-# Small programs, compiled once and run briefly, on any machine alike. What is started as a user would start it drops XLA_FLAGS.
+# Small programs, compiled once and run briefly, with the compiler's flags of the suite where that is what runs them. What is
+# started as a user would start it drops XLA_FLAGS.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "XLA_FLAGS": os.environ.get("XLA_FLAGS", "--xla_backend_optimization_level=0"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "HF_HUB_OFFLINE": "1",
 }

@@ -15,7 +15,7 @@ SETTINGS = {
 }  # fmt: skip
 RECALL = SETTINGS | {
     "variants": "linear,mlp_softplus", "task.seq_len": 16, "task.vocab_size": 16, "task.num_pairs": 2,
-    "train.num_steps": 60, "train.num_train": 100, "train.num_validation": 50, "train.eval_every": 5,
+    "train.num_steps": 60, "train.num_train": 100, "train.num_validation": 50, "train.num_test": 50, "train.eval_every": 5,
     "train.checkpoint_every": 10, "train.steps_per_dispatch": 5,
 }  # fmt: skip
 TEXT = SETTINGS | {

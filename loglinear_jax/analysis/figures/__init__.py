@@ -1,6 +1,6 @@
 """Figures. Each function draws one matplotlib Figure from arrays or runs; `save` writes it as PNG and SVG."""
 
-from loglinear_jax.analysis.figures.answers import draw_answer_levels
+from loglinear_jax.analysis.figures.answers import draw_answer_levels, draw_looks
 from loglinear_jax.analysis.figures.attention_rows import draw_attention_rows
 from loglinear_jax.analysis.figures.growth import draw_complexity, draw_scores_by_length
 from loglinear_jax.analysis.figures.lam import Panel, draw_dependence, draw_lam_by_head, draw_lam_over_tokens
@@ -23,6 +23,7 @@ __all__ = [
     "draw_lam_by_head",
     "draw_lam_over_tokens",
     "draw_learning_curves",
+    "draw_looks",
     "draw_scores_by_length",
     "draw_shares",
     "save",

@@ -110,7 +110,9 @@ def draw_convergence(run: Run) -> Figure | None:
         axis.step(
             [0, *reached, 1.04 * last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label
         )
-    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % accuracy (%)", ylim=(-2, 102), xlim=(0, 1.04 * last))
+    axis.set(
+        xlabel="training step", ylabel="seeds at ≥ 99 % validation accuracy (%)", ylim=(-2, 102), xlim=(0, 1.04 * last)
+    )
     legend_below(figure, handles_of(axis))
     title(figure, f"{_most_solved(run)}\n{describe_run(run)}")
     open_frame(axis)
@@ -132,8 +134,9 @@ def _most_solved(run: Run) -> str:
 def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """How many seeds converge by what is changed: a panel for each task, a row for each change, a colour for each variant.
 
-    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, num_seeds, num_converged, num_solved,
-    share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy with Wilson's 95 % interval, rings that at ≥ 99 %.
+    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, shown, num_seeds, num_converged,
+    num_solved, share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy, of the set that `shown` names, with
+    Wilson's 95 % interval, rings that at ≥ 99 % in validation.
     """
     every = [number for numbers in shares.values() for number in numbers]
     settings = list(dict.fromkeys(number["changed"] for number in every))
@@ -174,8 +177,8 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for axis in axes[:, 0]:
         axis.set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
         axis.set_ylabel("changed")
-    handles["≥ 90 % accuracy, with 95 % interval"] = Line2D([], [], color="0.3", marker="o", markersize=5.5)
-    handles["≥ 99 %"] = Line2D(
+    handles[f"≥ 90 % {every[0]['shown']}, with 95 % interval"] = Line2D([], [], color="0.3", marker="o", markersize=5.5)
+    handles["≥ 99 % in validation"] = Line2D(
         [], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none"
     )
     legend_below(figure, handles)
@@ -206,12 +209,13 @@ def _percent(part: int, whole: int) -> str:
 def draw_initial_memory(
     panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]],
     what: str,
+    accuracy: str,
     message: str,
 ) -> Figure:
-    """Every seed's best accuracy against how far back it remembers before training.
+    """Every seed's accuracy against how far back it remembers before training.
 
     panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
-    message: the figure's title.
+    accuracy: on which set, such as "test accuracy". message: the figure's title.
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -222,9 +226,9 @@ def draw_initial_memory(
     colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
     handles: dict[str, Any] = {}
     for axis, (name, length, drawn) in zip(axes.flat, panels, strict=False):
-        for variant, (tokens, accuracy) in drawn.items():
+        for variant, (tokens, of_seeds) in drawn.items():
             how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * accuracy, markers[variant], **how)
+            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * of_seeds, markers[variant], **how)
         axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
         axis.set_title(wrap(name, width / columns - 0.9, 9), fontsize=9)
         axis.set_xlabel(wrap(what, width / columns - 0.5, 10))
@@ -233,7 +237,7 @@ def draw_initial_memory(
     axes[0, 0].set(xscale="log", ylim=(0, 102))
     log_ticks(axes[0, 0].xaxis, most=5)
     for axis in axes[:, 0]:
-        axis.set_ylabel("best validation accuracy (%)")
+        axis.set_ylabel(f"{accuracy} (%)")
     handles["length of the sequences"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
     legend_below(figure, handles)
     title(figure, message)

@@ -9,6 +9,7 @@ from loglinear_jax.analysis.sections.dependence import Dependence
 from loglinear_jax.analysis.sections.initial_decays import InitialDecays
 from loglinear_jax.analysis.sections.lam import Lam
 from loglinear_jax.analysis.sections.lengths import Lengths
+from loglinear_jax.analysis.sections.looks import Looks
 from loglinear_jax.analysis.sections.results import Results
 
 # By the name that the command line has for them, in the report's order.
@@ -19,6 +20,7 @@ SECTIONS: dict[str, type[Section]] = {
     "answers": Answers,
     "lam": Lam,
     "dependence": Dependence,
+    "looks": Looks,
     "rows": AttentionRows,
     "lengths": Lengths,
     "complexity": Complexity,

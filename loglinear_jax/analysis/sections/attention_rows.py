@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from loglinear_jax.analysis.answer_levels import answer_places
 from loglinear_jax.analysis.attention_rows import row_of_values
 from loglinear_jax.analysis.figures import draw_attention_rows
 from loglinear_jax.analysis.html import slug
@@ -22,8 +23,8 @@ class AttentionRows(Section):
         self.part = context.report.part(
             "What a head draws on",
             "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each "
-            "earlier token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands. "
-            "Triangle: the position.",
+            "earlier token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands; in a "
+            "task that does not say, every earlier place of its token. Triangle: the position.",
         )
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
@@ -40,14 +41,13 @@ class AttentionRows(Section):
         scored = np.flatnonzero(targets >= 0)
         positions = choices.positions or [int(scored[i]) for i in (0, len(scored) // 2, len(scored) - 1)]
         roles = task.roles(tokens[None])[0]
-        answers = np.isin(roles, [task.ROLES.index(name) for name in task.ANSWERS])
         rows = []
         for position in dict.fromkeys(positions):
             row = row_of_values(values, trained.model.settings, head, position, choices.example)
             if not np.isfinite(row.weight).all():
                 raise ValueError(f"seed {seed}: weights are not finite")
             at = row.position
-            pointed = np.flatnonzero((tokens == targets[at]) & answers & (np.arange(len(tokens)) <= at))
+            pointed = answer_places(task, tokens, targets, at)
             title = f"position {at}, {task.ROLES[roles[at]]} (token {task.shown(tokens[at])})"
             if targets[at] >= 0:
                 title += f", to predict: {task.shown(targets[at])}"

@@ -20,6 +20,7 @@ from loglinear_jax.analysis.lam_values import mixer_values
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
+from loglinear_jax.runs.outcome import on_one_set
 
 if TYPE_CHECKING:
     from loglinear_jax.analysis.report import Choices
@@ -114,13 +115,24 @@ class Context:
         return trained.seeds[: self.choices.max_seeds]
 
     def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
-        """ "seed 3, accuracy 97.1 %"."""
+        """ "seed 3, validation accuracy 97.1 %"."""
         index, score = trained.seeds.index(seed), trained.task.score
         loss_and_accuracy = (x[index] for x in reversed(trained.scores(self.choices.which)))
-        shown = f"{score.name} {score.text(float(score.of(*loss_and_accuracy)))}"
+        shown = f"validation {score.name} {score.text(float(score.of(*loss_and_accuracy)))}"
         diverged = f", diverged at step {trained.diverged_step[index]}" if trained.diverged_step[index] >= 0 else ""
         last = " at the last step" if self.choices.which == "last" else ""
         return f"seed {seed}, {shown}{last}{diverged}"
+
+    def accuracy(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, float], str]:
+        """Each seed's accuracy, as a share of 1, of the parameters that are shown; and what it is: "test accuracy" if every
+        variant of the run has one, as in the run's tables."""
+        if self.choices.which == "last":
+            return dict(zip(trained.seeds, trained.scores("last")[0], strict=True)), "last validation accuracy"
+        if set(run.variants) <= set(run.outcomes):
+            outcome = on_one_set(run.outcomes)[trained.variant]
+            if outcome.test_accuracy is not None:
+                return dict(zip(outcome.seeds, outcome.accuracy, strict=True)), "test accuracy"
+        return dict(zip(trained.seeds, trained.scores()[0], strict=True)), "best validation accuracy"
 
     def layer_and_head(self, trained: TrainedVariant) -> tuple[int, int]:
         """From 0. Raises ValueError if the model has no such layer or head."""

@@ -24,6 +24,7 @@ class Dependence(Section):
         self.part = context.report.part("How input-dependent is λ?")
         self._found: dict[str, dict[int, dict]] = {}
         self._converged: dict[str, dict[int, bool]] = {}
+        self._accuracy = ""
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
         if not trained.model.settings.has_lam:
@@ -31,7 +32,7 @@ class Dependence(Section):
         with self.context.attempt(run.workdir, f"{trained.variant}: variation of λ"):
             seeds = self.context.averaged_seeds(trained)
             found = dependence_of(self.context, trained, seeds)
-            accuracy = dict(zip(trained.seeds, trained.scores(self.context.choices.which)[0], strict=True))
+            accuracy, self._accuracy = self.context.accuracy(run, trained)
             self._found[trained.variant] = found
             self._converged[trained.variant] = {seed: bool(accuracy[seed] >= CONVERGED_ACCURACY) for seed in found}
 
@@ -43,7 +44,7 @@ class Dependence(Section):
             if not found:
                 return
             subject = f"{describe_run(run)}: variation of λ"
-            table = tables.dependence(found, converged, subject)
+            table = tables.dependence(found, converged, self._accuracy, subject)
             report.add_table(
                 self.part, table, context.stem(run, "lam-dependence"), context.titled(run, "variation of λ")
             )

@@ -13,6 +13,7 @@ from loglinear_jax.config import variant_config
 from loglinear_jax.mixers import DECAYING_MIXERS
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import on_one_set
 
 
 class InitialDecays(Section):
@@ -45,15 +46,15 @@ class InitialDecays(Section):
         report, layer = self.context.report, self.context.choices.layer
         drawn: dict[Path, tuple[str, int, dict]] = {}
         changed = tables.changed_settings([run for run, *_ in found])
-        for (run, variant, tokens), changes in zip(found, changed, strict=True):
+        outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
+        for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
             title = run.task.describe() + (f"; {changes}" if changes else "")
             panel = drawn.setdefault(run.workdir, (title, run.task.seq_len, {}))
-            panel[2][variant] = tokens[:, layer].max(1), np.array(run.outcomes[variant].best_accuracy, float)
+            panel[2][variant] = tokens[:, layer].max(1), outcome.accuracy
         table = tables.initial_memory(found)
         whose = "the last layer" if layer == -1 else f"layer {layer}"
-        figure = figures.draw_initial_memory(
-            list(drawn.values()), f"longest memory in {whose} at the start (tokens)", _message(table)
-        )
+        what = f"longest memory in {whose} at the start (tokens)"
+        figure = figures.draw_initial_memory(list(drawn.values()), what, outcome.shown_as, _message(table))
         report.add_figure(self.part, figure, "initial-memory", "Every seed's outcome, by how far back it remembers")
         report.add_table(self.part, table, "initial-memory-table")
 

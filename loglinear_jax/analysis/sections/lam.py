@@ -15,17 +15,20 @@ from loglinear_jax.analysis.lam_values import static_lam
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.sections.dependence import dependence_of
 from loglinear_jax.fenwick import occupied_levels
+from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
 STATIC_NOTE = (
-    "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0."
+    "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ that "
+    "looks into its buckets has no such part."
 )
 
 
 @dataclasses.dataclass
 class Kind:
-    """One kind of figure. panels: of a variant, one a seed; rows: those of one run; of_runs: of all runs, by variant."""
+    """One kind of figure. panels: of a variant, one a seed, none if it has no such thing; rows: those of one run; of_runs: of
+    all runs, by variant."""
 
     what: str
     stem: str
@@ -60,6 +63,8 @@ class Lam(Section):
         for kind in self.kinds:
             with self.context.attempt(run.workdir, f"{trained.variant}: {kind.what}"):
                 panels = kind.panels(trained)
+                if not panels:
+                    continue
                 kind.rows.append(panels)
                 kind.of_runs.setdefault(trained.variant, []).append((run, panels))
 
@@ -112,6 +117,9 @@ class Lam(Section):
         return [Panel(of_seed["mean"], self._titled(trained, seed)) for seed, of_seed in found.items()]
 
     def _static(self, trained: TrainedVariant) -> list[Panel]:
+        """None for a λ that looks into its buckets."""
+        if lam_traits(trained.model.settings.lam).needs_scores:
+            return []
         panels = []
         for seed in self.context.drawn_seeds(trained):
             values, what = static_lam(trained, seed, self.context.choices.which)

@@ -1,7 +1,7 @@
 """Tables of runs: outcomes as the paper prints them, with shares and intervals, and tests of differences. None needs
 matplotlib."""
 
-from loglinear_jax.analysis.tables.lam import dependence
+from loglinear_jax.analysis.tables.lam import dependence, looks
 from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes
 from loglinear_jax.analysis.tables.several_runs import as_the_paper, by_setting, changed_settings, initial_memory
 from loglinear_jax.analysis.tables.table import Table
@@ -15,5 +15,6 @@ __all__ = [
     "dependence",
     "differences",
     "initial_memory",
+    "looks",
     "outcomes",
 ]
