@@ -10,14 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import kernels
-from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, by_chunk, decay_in_chunk, sum_tokens
+from pallas_kernels.chunks import (
+    LOG2_E,
+    MIN_LOG2_DECAY,
+    by_chunk,
+    chunk_decay_of,
+    decay_in_chunk,
+    since_block_start,
+    sum_tokens,
+)
 from pallas_kernels.common import fold_mapped_axes, pad
 from pallas_kernels.kernels import AttentionSizes
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
 from pallas_kernels.tiles import Tiles, choose_tiles, tile_for
-
-# Range sums over chunks go through masks of at most this many chunks at a time.
-MASK_CHUNKS = 64
 
 
 def fenwick_attention(
@@ -132,7 +137,7 @@ def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles):
     lam_inside, lam_between = _split_lam(lam, sizes)
     weight = states = None
     if sizes.heights:
-        chunk_decay = _chunk_decay(decay, sizes)
+        chunk_decay = chunk_decay_of(decay, sizes)
         weight = lam_between * _read_decay(decay, since_block_start(chunk_decay), sizes)
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
     return kernels.outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles.outputs)
@@ -152,7 +157,7 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tile
 
     gradients = None
     if sizes.heights:
-        chunk_decay = _chunk_decay(decay, sizes)
+        chunk_decay = chunk_decay_of(decay, sizes)
         since, since_vjp = jax.vjp(since_block_start, chunk_decay)
         read_decay = _read_decay(decay, since, sizes)
         weight = lam_between * read_decay
@@ -184,11 +189,6 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tile
     d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
     dlam = jnp.moveaxis(dlam, 3, 1)[..., : lam.shape[-1]]
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, d_log_decay, pad(dlam, (3, lam.shape[-1]))
-
-
-def _chunk_decay(decay, sizes: AttentionSizes):
-    """log2 decay over each chunk, [B, H, N]."""
-    return jnp.sum(by_chunk(decay, sizes)[..., -1], axis=0)
 
 
 def _split_lam(lam, sizes: AttentionSizes):
@@ -253,27 +253,3 @@ def _sum_over_reads(x):
     chunk = np.arange(x.shape[-1])[:, None]
     height = np.arange(max(x.shape[-1] - 1, 1).bit_length())
     return jnp.sum(jnp.where((chunk >> height) & 1 == 1, x[..., (chunk >> height) << height], 0.0), axis=-1)
-
-
-def since_block_start(chunk_decay):
-    """[..., N, heights]: the sum of chunks' log decays [..., N] from the start of the chunk's block of 2**height chunks
-    up to the chunk. Linear in what is finite, and never a difference."""
-    num_chunks = chunk_decay.shape[-1]
-    heights = (num_chunks - 1).bit_length()
-    size = min(1 << heights, MASK_CHUNKS)
-    local = (size - 1).bit_length()
-    blocks = -(-num_chunks // size)
-    # A decay that is not finite is in the states of its chunk already; times the masks' zeros it would reach earlier chunks.
-    finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
-    padded = pad(finite, (chunk_decay.ndim - 1, blocks * size))
-    padded = padded.reshape(*chunk_decay.shape[:-1], blocks, size)
-
-    # One height more than the block has: the sum over all of the block before each chunk.
-    height, chunk, other = np.arange(local + 1), np.arange(size)[:, None, None], np.arange(size)[:, None]
-    mask = (chunk >> height == other >> height) & (other < chunk)
-    sums = jnp.einsum("...bo,coh->...bch", padded, mask.astype(np.float32), precision="highest")
-    since = sums[..., :local]
-    if blocks > 1:
-        whole = since_block_start(jnp.sum(padded, axis=-1))
-        since = jnp.concatenate([since, sums[..., local:] + whole[..., None, :]], axis=-1)
-    return since.reshape(*chunk_decay.shape[:-1], blocks * size, heights)[..., :num_chunks, :]

@@ -21,13 +21,24 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import LOG2_E, Sizes, Specs, decay_in_chunk, decay_parts, decay_tile, level_tile, multiply
+from pallas_kernels.chunks import (
+    LOG2_E,
+    Sizes,
+    Specs,
+    chunk_decay_of,
+    decay_in_chunk,
+    decay_parts,
+    decay_tile,
+    level_tile,
+    multiply,
+    since_block_start,
+)
 from pallas_kernels.common import call, fold_mapped_axes, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
 from pallas_kernels.tiles import Launch, ScoreTiles, tile_for
 
 
-def chunk_scores(q, k, log_decay, sums, since, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
+def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
     """Bucket scores of tokens 0 .. T-1, in whole chunks of chunk_size.
 
     Args:
@@ -35,7 +46,6 @@ def chunk_scores(q, k, log_decay, sums, since, *, chunk_size: int, precision=Non
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G.
       sums: for each height i of the tree over the N chunks, the sums of keys of the nodes that are read there,
         [B, H, nodes, K]: of chunks [2j · 2^i, (2j + 1) · 2^i) for j = 0, 1, ...
-      since: for each height, the log decay [B, H, N] from the end of the node that a chunk reads to the chunk.
       precision: of float32 products, as in jax.lax.dot. tiles: how to cut the work into programs; chosen if None.
 
     Returns scores [B, T, H, levels] in float32, 0 where a bucket is empty. Differentiable in reverse mode, and batched by vmap,
@@ -59,11 +69,13 @@ def chunk_scores(q, k, log_decay, sums, since, *, chunk_size: int, precision=Non
         interpret=interpreting(),
     )
     tiles = (tiles or ScoreTiles()).fitted(sizes.group_heads)
-    operands = [pad(x, (3, sizes.key_dim)) for x in (q, k)] + [jnp.moveaxis(decay_in_chunk(log_decay, sizes), 0, 1)]
+    decay = decay_in_chunk(log_decay, sizes)
+    operands = [*(pad(x, (3, sizes.key_dim)) for x in (q, k)), jnp.moveaxis(decay, 0, 1)]
     if sizes.heights:
         whole = 1 << sizes.heights
         sums = [pad(x, (2, whole >> (height + 1)), (3, sizes.key_dim)) for height, x in enumerate(sums)]
-        operands += [jnp.concatenate(sums, axis=2).astype(q.dtype), jnp.stack(since, axis=3) * LOG2_E]
+        since = since_block_start(chunk_decay_of(decay, sizes))
+        operands += [jnp.concatenate(sums, axis=2).astype(q.dtype), since]
     return jnp.moveaxis(_differentiable(sizes, tiles)(*operands), 3, 1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import dot
+from pallas_kernels.common import dot, pad
 from pallas_kernels.tiles import Launch
 
 LOG2_E = math.log2(math.e)
@@ -18,6 +18,8 @@ LOG2_E = math.log2(math.e)
 MIN_LOG2_DECAY = -150.0
 # log2 decays are split at this many parts of one: see `decay_in_chunk`.
 COARSE = 2.0**9
+# Range sums over chunks go through masks of at most this many chunks at a time.
+MASK_CHUNKS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,35 @@ def decay_in_chunk(log_decay, sizes: Sizes):
         parts = [coarse, log2_decay - coarse]
     tokens = np.arange(sizes.chunk)
     return jnp.stack([sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
+
+
+def chunk_decay_of(decay, sizes: Sizes):
+    """log2 decay over each chunk, [B, H, N]."""
+    return jnp.sum(by_chunk(decay, sizes)[..., -1], axis=0)
+
+
+def since_block_start(chunk_decay):
+    """[..., N, heights]: the sum of chunks' log decays [..., N] from the start of the chunk's block of 2**height chunks
+    up to the chunk. Linear in what is finite, and never a difference."""
+    num_chunks = chunk_decay.shape[-1]
+    heights = (num_chunks - 1).bit_length()
+    size = min(1 << heights, MASK_CHUNKS)
+    local = (size - 1).bit_length()
+    blocks = -(-num_chunks // size)
+    # A decay that is not finite is in the states of its chunk already; times the masks' zeros it would reach earlier chunks.
+    finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
+    padded = pad(finite, (chunk_decay.ndim - 1, blocks * size))
+    padded = padded.reshape(*chunk_decay.shape[:-1], blocks, size)
+
+    # One height more than the block has: the sum over all of the block before each chunk.
+    height, chunk, other = np.arange(local + 1), np.arange(size)[:, None, None], np.arange(size)[:, None]
+    mask = (chunk >> height == other >> height) & (other < chunk)
+    sums = jnp.einsum("...bo,coh->...bch", padded, mask.astype(np.float32), precision="highest")
+    since = sums[..., :local]
+    if blocks > 1:
+        whole = since_block_start(jnp.sum(padded, axis=-1))
+        since = jnp.concatenate([since, sums[..., local:] + whole[..., None, :]], axis=-1)
+    return since.reshape(*chunk_decay.shape[:-1], blocks * size, heights)[..., :num_chunks, :]
 
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------

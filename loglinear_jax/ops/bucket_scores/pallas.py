@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 import pallas_kernels
 from loglinear_jax.ops.bucket_scores.chunkwise import sums_to_read
@@ -29,13 +28,9 @@ def pallas(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=N
         size = chunk_size or pallas_kernels.chunk_of_scores(length)
         q, k, log_decay = (with_levels(x, -(-length // size) * size, axis=1) for x in (q, k, log_decay))
         chunks = into_parts(jnp.moveaxis(k, 1, 2), 2, size), into_parts(split_heads(log_decay, groups), 3, size)
-        tree = ((heads_together(x) for x in of_height) for of_height in sums_to_read(*chunks, precision))
-        sums, since = zip(*tree, strict=True) if chunks[0].shape[2] > 1 else ((), ())
-        scores = pallas_kernels.chunk_scores(q, k, log_decay, sums, since, chunk_size=size, precision=precision)
+        # The kernels have their own sums of decays.
+        sums = [sums.reshape(sums.shape[0], -1, *sums.shape[3:]) for sums, _ in sums_to_read(*chunks, precision)]
+        scores = pallas_kernels.chunk_scores(q, k, log_decay, sums, chunk_size=size, precision=precision)
         return with_levels(scores[:, :length], levels, axis=3)[..., :levels]
 
     return run_from(initial_state, (q, k, log_decay), aligned, levels, return_state, precision)
-
-
-def heads_together(x: Float[Array, "B G R ..."]) -> Float[Array, "B H ..."]:
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
