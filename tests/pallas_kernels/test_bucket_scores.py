@@ -6,13 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pallas_kernels
 from loglinear_jax import bucket_scores
 from tests.ops.inputs import random_inputs, relative_error
-from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.test_fenwick_attention import DTYPES, PRECISIONS, TOLERANCE, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
@@ -49,9 +46,8 @@ def check(mode, inputs, **kwargs):
 SHAPES = {  # batch, length, groups, heads, K
     "one token": ((1, 1, 1, 1, 16), {}),
     "one chunk": ((2, 13, 1, 2, 16), dict(chunk_size=16)),
-    "heads in groups": ((1, 70, 2, 6, 16), dict(chunk_size=16)),
-    "heads of a group in several programs": ((1, 40, 1, 34, 16), dict(chunk_size=16)),
-    "a key dim that is no power of two": ((1, 50, 1, 2, 24), dict(chunk_size=16)),
+    "heads in groups, an odd length": ((1, 77, 2, 6, 16), dict(chunk_size=16)),
+    "heads of a group in several programs": ((1, 40, 1, 34, 24), dict(chunk_size=16)),
     "one chunk more than a power of two": ((1, 145, 1, 1, 16), dict(chunk_size=16)),
     "tiles chosen from the shapes": ((1, 300, 1, 2, 32), {}),
 }
@@ -66,21 +62,6 @@ def test_full_float32(shape):
 @pytest.mark.parametrize("mode", ["bf16", "tf32"])
 def test_lower_precision(mode):
     check(mode, inputs_of(mode, 1, 300, 1, 2, 32))
-
-
-@settings(max_examples=3)
-@given(
-    length=st.integers(2, 120),
-    groups=st.integers(1, 2),
-    group_heads=st.integers(1, 2),
-    key_dim=st.integers(16, 40),
-    min_decay=st.sampled_from([0.0, -0.1, -5.0]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_shape(length, groups, group_heads, key_dim, min_decay, seed):
-    inputs = inputs_of("f32", 1, length, groups, groups * group_heads, key_dim, seed=seed, min_decay=min_decay)
-    with pallas_kernels.interpret(not HAS_GPU):
-        check("f32", inputs, chunk_size=16)
 
 
 def test_nested_vmap_over_some_arguments_is_a_loop():
