@@ -7,7 +7,8 @@ more:
   needs_input = False   it only gets d's shape
   needs_scores = True   it looks into the buckets: it is called with (d, scores, occupied), scores [..., H, L] the
                         `bucket_scores` of unit queries and keys, occupied [..., 1, L] where a level has a bucket
-  has_levels = False    nothing in it is indexed by level: it returns as many as scores has, so there is no longest sequence
+  has_levels = False    nothing in it is indexed by level: it returns as many levels as the sequence has, those of scores, so
+                        there is no longest one; d, if it needs any, has those of model.max_length
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class MlpLam(nn.Module):
 class ContentMlpLam(nn.Module):
     """`ContentLam` with the paper's MLP of the token added to the logits: does it add anything to what λ sees?
 
-    The MLP's last weights and biases start at 0, so it starts as `ContentLam`.
+    With init_scheme "text" the MLP's last weights and biases start at 0, so it starts as `ContentLam`.
     """
 
     needs_scores = True
@@ -248,7 +249,7 @@ def find_lam(lam: str) -> Callable[..., nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise SettingError(f"lam={lam!r}: expected the class of a Linen module, got a {type(found).__name__}")
     if not any("__call__" in vars(parent) for parent in found.__mro__):
-        raise SettingError(f"lam={lam!r}: the class {class_name} has no method __call__(d)")
+        raise SettingError(f"lam={lam!r}: the class {class_name} has no method __call__")
     return found
 
 
@@ -301,8 +302,8 @@ def lam_traits(lam: str) -> LamTraits:
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:
-    """(parameters of λ, all other parameters) of a model's parameter tree. The projection of the token to d, which every λ but
-    `fixed` has, counts among the others, as in the paper's share for λ."""
+    """(parameters of λ, all other parameters) of a model's parameter tree. The projection of the token to d, where λ needs
+    one, counts among the others, as in the paper's share for λ."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = int(np.prod(leaf.shape))

@@ -52,11 +52,11 @@ def init_dt_bias(dt_min, dt_max):
 class LookingCache:
     """What log-linear attention remembers with a λ that looks into its buckets.
 
-    states: those of the attention, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1].
+    states: those of the attention, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1], at the same position.
     """
 
     states: FenwickState
-    key_sums: FenwickState
+    key_sums: FenwickState | None
 
 
 # What a mixer remembers of the tokens so far: its levels, with sums of keys or without, one state [B, H, K, V], or everything.
@@ -64,7 +64,7 @@ MixerCache = FenwickState | LookingCache | Array | KeyValueCache
 
 
 def unit(x: Float[Array, "... K"]) -> Float[Array, "... K"]:
-    """x divided by its length over the last axis; 0 stays 0."""
+    """x / √(|x|² + 1e-6) over the last axis: of length 1, but shorter where |x| is not far above 1e-3; 0 stays 0."""
     length = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
     return (x * jax.lax.rsqrt(length + 1e-6)).astype(x.dtype)
 
@@ -72,10 +72,6 @@ def unit(x: Float[Array, "... K"]) -> Float[Array, "... K"]:
 def _with_room(state: FenwickState, max_length: int) -> FenwickState:
     """The state without the levels that max_length tokens don't need, which hold nothing yet, and never will."""
     return state.replace(levels=state.levels[:, :, : num_levels(max_length)])
-
-
-def _with_levels_of(state: FenwickState, other: FenwickState) -> FenwickState:
-    return state.replace(levels=state.levels[:, :, : other.levels.shape[2]])
 
 
 class TokenMixer(nn.Module):
@@ -137,6 +133,10 @@ class TokenMixer(nn.Module):
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
         if cache is not None and q.shape[1] != 1:
             raise ValueError(f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected 1, the next, with a cache")
+        if max_length is not None and q.shape[1] > max_length:
+            raise ValueError(
+                f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
+            )
         if self.mixer == "softmax":
             if self.learned_scale:
                 log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3])
@@ -161,11 +161,11 @@ class TokenMixer(nn.Module):
                 q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
 
-        lam, key_sums = self._lam(q, k, log_decay, d, cache, max_length)
+        before = None if cache is None else self._checked(cache)
+        lam, key_sums = self._lam(q, k, log_decay, d, before, max_length)
         self.sow("intermediates", "lam_value", lam)
-        if cache is not None:
-            states = cache if key_sums is None else cache.states
-            out, states = fenwick_step(states, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
+        if before is not None:
+            out, states = fenwick_step(before.states, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
             return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
         attended = log_linear_attention(
             q, k, v, log_decay, lam,
@@ -178,7 +178,7 @@ class TokenMixer(nn.Module):
         return out, states if key_sums is None else LookingCache(states, key_sums)
 
     def _lam(
-        self, q, k, log_decay, d, cache: MixerCache | None, max_length: int | None
+        self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None
     ) -> tuple[Float[Array, "B T H L"], FenwickState | None]:
         """(λ, the sums of keys after these tokens where λ looks at them and something is to be remembered)."""
         traits = lam_traits(self.lam)
@@ -191,10 +191,9 @@ class TokenMixer(nn.Module):
             name="lam",
         )
         room = q.shape[1] if max_length is None else max_length
-        levels = self.num_levels
-        if not traits.has_levels:
-            levels = num_levels(room) if cache is None else self._looking(cache).key_sums.levels.shape[2]
-        elif room > capacity(levels) and self.lam_levels is None:
+        wanted = num_levels(room) if before is None else before.states.levels.shape[2]
+        levels = self.num_levels if traits.has_levels else wanted
+        if room > capacity(levels) and self.lam_levels is None and before is None:
             raise SettingError(
                 f"lam={self.lam!r} has {levels} levels, for {capacity(levels)} tokens, got {room}: train with a larger "
                 "model.max_length, or a λ that is not indexed by level, such as content"
@@ -203,44 +202,48 @@ class TokenMixer(nn.Module):
         d = jnp.zeros(shape) if d is None else d.reshape(*log_decay.shape, -1)
         key_sums = None
         if traits.needs_scores:
-            scores, occupied, key_sums = self._look(q, k, log_decay, levels, cache, max_length)
+            scores, occupied, key_sums = self._look(q, k, log_decay, levels, before, max_length)
             lam = module(d, scores, occupied)
         else:
             lam = module(d)
         if getattr(lam, "shape", None) != shape:
+            of_sequence = "" if traits.has_levels else ", as with has_levels = False L follows from the sequence"
             got = f"shape {lam.shape}" if hasattr(lam, "shape") else f"a {type(lam).__name__}"
-            raise SettingError(f"lam={self.lam!r} returns {got}: expected an array [B, T, H, L] = {shape}")
+            raise SettingError(f"lam={self.lam!r} returns {got}: expected an array [B, T, H, L] = {shape}{of_sequence}")
         if self.lam_head_slope:
             lam *= jnp.exp(self.param("lam_log_scale", self._init_lam_log_scale, shape[2:]))
-        wanted = num_levels(room) if cache is None else (cache if key_sums is None else cache.states).levels.shape[2]
         if self.lam_levels is not None:
             lam = lam[..., : self.lam_levels]
             lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, max(wanted - lam.shape[3], 0))], mode="edge")
         return lam, key_sums
 
-    def _look(self, q, k, log_decay, levels: int, cache: MixerCache | None, max_length: int | None):
+    def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None):
         """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
-        before = None if cache is None else self._looking(cache).key_sums
+        sums = None if before is None else before.key_sums
         scores, key_sums = bucket_scores(
             unit(q), unit(k), log_decay,
-            num_levels=levels, initial_state=before, return_state=True,
+            num_levels=levels, initial_state=sums, return_state=True,
             implementation=self.implementation if before is None else "recurrent",
         )  # fmt: skip
         self.sow("intermediates", "bucket_scores", scores)
-        first = 0 if before is None else before.position
+        first = 0 if sums is None else sums.position
         occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]
-        if before is not None:
-            return scores, occupied, _with_levels_of(key_sums, before)
+        if sums is not None:
+            return scores, occupied, key_sums.replace(levels=key_sums.levels[:, :, : sums.levels.shape[2]])
         return scores, occupied, None if max_length is None else _with_room(key_sums, max_length)
 
-    def _looking(self, cache: MixerCache) -> LookingCache:
-        """Raises ValueError for a cache without sums of keys."""
-        if not isinstance(cache, LookingCache):
+    def _checked(self, cache: MixerCache) -> LookingCache:
+        """The cache, with no sums of keys where λ does not look. Raises ValueError for that of another mixer or λ."""
+        looks = lam_traits(self.lam).needs_scores
+        parts = (cache.states, cache.key_sums) if isinstance(cache, LookingCache) else (cache,)
+        if len(parts) != 1 + looks or not all(isinstance(part, FenwickState) for part in parts):
+            without = ", without the sums of keys that it looks at" if looks and len(parts) == 1 else ""
+            expected = "LookingCache of two FenwickStates" if looks else "FenwickState"
             raise ValueError(
-                f"cache is of type {type(cache).__name__}, without the sums of keys that lam={self.lam!r} looks at: expected a "
-                "LookingCache, as the same model returns with max_length"
+                f"cache of lam={self.lam!r} is of type {type(cache).__name__}{without}: expected a {expected}, as the same "
+                "model returns with max_length"
             )
-        return cache
+        return cache if looks else LookingCache(cache, None)
 
     def _init_lam_log_scale(self, key, shape):
         del key
@@ -280,7 +283,8 @@ class MixerSettings:
     chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
     implementation: str | None = setting(
         None,
-        f"form of the attention: {', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
+        "form of the attention, and of what λ looks at: "
+        f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
     dtype: str = "float32"
     # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of
@@ -364,11 +368,6 @@ class MixerSettings:
             raise SettingError(
                 "model.lam_levels must be None or at least 1, and None for a λ that looks into its buckets, got "
                 f"{self.lam_levels} with lam={self.lam}"
-            )
-        if not self.has_lam and lam_traits(self.lam).needs_scores:
-            raise SettingError(
-                f"model.lam={self.lam} looks into the buckets of levels, and model.mixer={self.mixer} has none: expected "
-                "mixer=log_linear, or another lam"
             )
         for name in ("vocab_size", "max_length", "groups"):
             shown, value = "key_groups" if name == "groups" else name, getattr(self, name)

@@ -1,4 +1,7 @@
-"""Pallas GPU kernels of log-linear attention, with their gradient. Nothing outside knows which Pallas lowering they use."""
+"""Pallas GPU kernels of log-linear attention, bucket scores and λ, with their gradients.
+
+Nothing outside knows which Pallas lowering they use.
+"""
 
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores

@@ -1,6 +1,7 @@
 """How the kernels are cut into programs: chunk, heads a program, warps and pipeline stages, by shape.
 
-Found by `loglinear_jax benchmark tiles`; frozen here. Results do not depend on any of it, up to rounding.
+Those of the attention were found by `loglinear_jax benchmark tiles`, the others by trying a few on an H200; frozen here.
+Results do not depend on any of it, up to rounding.
 """
 
 from __future__ import annotations

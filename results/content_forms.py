@@ -1,4 +1,4 @@
-"""Forms of a λ that looks into its buckets, tried before `content` was chosen: see results/content.md.
+"""Forms of a λ that looks into its buckets, tried beside `content`; and controls: PlainFrom1 and Sharp (γ), Uniform (no look).
 
 Each is run as a variant, from the repository's root: --config.variants=lam=results.content_forms:SumOf4
 """
@@ -27,10 +27,6 @@ class Form(nn.Module):
     @nn.compact
     def __call__(self, d, scores, occupied):
         return softmax_of_occupied(self.logits(d, scores), occupied)
-
-
-class Plain(Form):
-    """The form of the definition."""
 
 
 class PlainFrom1(Form):

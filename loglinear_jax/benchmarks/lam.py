@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import get_args
 
 import jax
 from tabulate import tabulate
@@ -19,6 +20,7 @@ from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS, lam_traits
 from loglinear_jax.mixers import TokenMixer
+from loglinear_jax.ops.checks import Implementation
 
 HELP = "time of each λ with its attention"
 INPUT_SETS = 3
@@ -78,7 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["fixed", "linear", "mlp_softplus", "content", "content_mlp"],
         help="λ, comma-separated",
     )
-    parser.add_argument("--implementation", help="form of the attention (default: the best that works)")
+    parser.add_argument(
+        "--implementation",
+        choices=get_args(Implementation),
+        help="form of the attention (default: the best that works)",
+    )
     common.add_output(parser)
 
 

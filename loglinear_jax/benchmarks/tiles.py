@@ -40,7 +40,7 @@ class Tried:
     stages: Sequence[int] = (1, 2, 3)
 
 
-def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
+def draw_inputs(seed: int, sizes: kernels.AttentionSizes) -> dict[str, jax.Array]:
     """Random arrays of every kind that a kernel reads."""
     s = sizes
     shapes = dict(
@@ -65,7 +65,7 @@ def draw_inputs(seed: int, sizes: kernels.Sizes) -> dict[str, jax.Array]:
     return draws
 
 
-def candidates(sizes: kernels.Sizes, tried: Tried):
+def candidates(sizes: kernels.AttentionSizes, tried: Tried):
     """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
     plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
@@ -107,7 +107,7 @@ def candidates(sizes: kernels.Sizes, tried: Tried):
 
 
 def time_candidates(
-    sizes: kernels.Sizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
+    sizes: kernels.AttentionSizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
 ) -> dict[str, list[tuple[float, Any]]]:
     """kernel -> (milliseconds, settings), the fastest first; what does not compile is named and left out.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,8 +58,20 @@ def test_steps_without_room_give_nan_and_never_logits(settings, room):
         model.apply(params, TOKENS[:, :2], caches, method="features")
 
 
+class NoLevels(nn.Module):
+    """A λ of one's own with neither levels nor a look at them."""
+
+    needs_input = has_levels = False
+
+    @nn.compact
+    def __call__(self, d):
+        return jnp.ones_like(d) * self.param("weight", nn.initializers.ones, d.shape[-2:-1])[:, None]
+
+
 DECODED = [
     {"lam": "mlp_softmax"},
+    {"lam": "linear", "lam_levels": 3},
+    {"lam": f"{__name__}:NoLevels"},
     {"lam": "content"},
     {"lam": "content_mlp"},
     {"mixer": "linear"},
@@ -80,12 +93,28 @@ def test_decoding_is_the_full_pass(settings, prompt):
         np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
 
 
-def test_states_without_sums_of_keys_are_refused_where_lam_looks_at_them():
-    model, params = build(lam="content", layers=1)
-    _, caches = model.apply(params, TOKENS[:, :5], 8, method="prefill")
-    bare = [dataclasses.replace(caches[0], mixer=caches[0].mixer.states)]
-    with pytest.raises(ValueError, match="cache is of type FenwickState, without the sums of keys that lam='content'"):
-        model.apply(params, TOKENS[:, 5], bare, method="step")
+def test_caches_of_another_lam_are_refused():
+    of = {lam: build(lam=lam, layers=1) for lam in ("content", "fixed")}
+    caches = {lam: model.apply(params, TOKENS[:, :5], 8, method="prefill")[1][0] for lam, (model, params) in of.items()}
+    for lam, mixer, message in (
+        (
+            "content",
+            caches["content"].mixer.states,
+            "is of type FenwickState, without the sums of keys that it looks at",
+        ),
+        (
+            "content",
+            caches["content"].mixer.replace(key_sums=None),
+            "is of type LookingCache: expected a LookingCache of",
+        ),
+        ("fixed", caches["content"].mixer, "is of type LookingCache: expected a FenwickState"),
+        ("fixed", jnp.zeros((2, 4, 16, 8)), "is of type .*: expected a FenwickState"),
+    ):
+        model, params = of[lam]
+        with pytest.raises(ValueError, match=f"cache of lam='{lam}' {message}"):
+            model.apply(params, TOKENS[:, 5], [dataclasses.replace(caches[lam], mixer=mixer)], method="step")
+    with pytest.raises(ValueError, match="T = 5 tokens: expected no more than max_length=4"):
+        model.apply(params, TOKENS[:, :5], None, 4, method="features")
 
 
 def test_decoding_memory_grows_by_a_level_as_length_doubles():

@@ -203,10 +203,6 @@ def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
         ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
         ({"lam": "none"}, "lam must be one of"),
-        (
-            {"mixer": "linear", "lam": "content"},
-            "model.lam=content looks into the buckets .* model.mixer=linear has none",
-        ),
         ({"lam": "content", "lam_head_slope": 1.0}, "model.lam_head_slope=1.0: lam=content has no levels"),
         ({"lam": "content", "lam_levels": 3}, "model.lam_levels must be None .* got 3 with lam=content"),
         ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),

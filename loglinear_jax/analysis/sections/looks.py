@@ -75,11 +75,11 @@ class Looks(Section):
 
 
 def _found_by_position(context: Context, run: Run) -> float:
-    """Over the report's sequences."""
-    levels, seen = (
-        levels_of_answers(run.task, *run.task.inspection_sequences(num)) for num in (context.choices.sequences, SEEN)
-    )
-    return found_by_position(levels, seen)
+    """Over the report's sequences; the rule has seen others."""
+    num = context.choices.sequences
+    tokens, targets = run.task.inspection_sequences(num + SEEN)
+    levels = levels_of_answers(run.task, tokens, targets)
+    return found_by_position(levels[:num], levels[num:])
 
 
 def _message(drawn: dict[str, tuple[np.ndarray, np.ndarray]], by_position: float) -> str:
