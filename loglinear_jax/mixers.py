@@ -220,17 +220,18 @@ class TokenMixer(nn.Module):
     def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None):
         """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
         sums = None if before is None else before.key_sums
-        scores, key_sums = bucket_scores(
+        scores = bucket_scores(
             unit(q), unit(k), log_decay,
-            num_levels=levels, initial_state=sums, return_state=True,
+            num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
             implementation=self.implementation if before is None else "recurrent",
         )  # fmt: skip
+        scores, key_sums = scores if isinstance(scores, tuple) else (scores, None)
         self.sow("intermediates", "bucket_scores", scores)
         first = 0 if sums is None else sums.position
         occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]
         if sums is not None:
             return scores, occupied, key_sums.replace(levels=key_sums.levels[:, :, : sums.levels.shape[2]])
-        return scores, occupied, None if max_length is None else _with_room(key_sums, max_length)
+        return scores, occupied, None if key_sums is None else _with_room(key_sums, max_length)
 
     def _checked(self, cache: MixerCache) -> LookingCache:
         """The cache, with no sums of keys where λ does not look. Raises ValueError for that of another mixer or λ."""

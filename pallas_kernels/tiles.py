@@ -87,12 +87,12 @@ class ScoreTiles:
         return ScoreTiles(fits(self.scores), fits(self.gradients))
 
 
+SCORE_CHUNK = 32
+
+
 def chunk_of_scores(length: int) -> int:
     """Tokens a chunk for bucket scores: what is quadratic in them weighs more there, and a state less."""
-    return SCORE_CHUNK if length > SCORE_CHUNK else tile_for(length)
-
-
-SCORE_CHUNK = 32
+    return min(tile_for(length), SCORE_CHUNK)
 
 
 def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:

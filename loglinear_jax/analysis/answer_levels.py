@@ -17,7 +17,7 @@ def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -
     the query at position t sees the position s of its answer (`BaseTask.sources`), fenwick_level(t, s).
 
     seq_len: T, the task's own if None. None for a task that does not say where its answers stand.
-    Raises ValueError for a num or a seq_len that can't be, or sources that are not what `BaseTask.sources` promises.
+    Raises ValueError for an invalid num or seq_len, and for invalid sources.
     """
     task = with_length(task, num, seq_len)
     if type(task).sources is BaseTask.sources:  # asked first: a text would have to be opened
@@ -35,7 +35,7 @@ def levels_of_answers(
 ) -> Int[np.ndarray, "num T"] | None:
     """The level at which each scored position of these sequences of the task sees its answer; -1 where nothing is scored.
 
-    None where the task does not say. Raises ValueError for sources that are not what `BaseTask.sources` promises.
+    None where the task does not say. Raises ValueError for invalid sources.
     """
     sources = checked_sources(task, tokens, targets)
     if sources is None:

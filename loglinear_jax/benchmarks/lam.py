@@ -15,7 +15,7 @@ import jax
 from tabulate import tabulate
 
 from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.benchmarks.attention import PRESETS
+from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS, lam_traits
@@ -39,20 +39,14 @@ def time_lam(lam: str, preset: dict, length: int, implementation: str | None = N
         chunk_size=None,
         implementation=implementation,
     )
-    batch, heads, groups, dtype = (preset[name] for name in ("batch", "heads", "groups", "dtype"))
 
     def draw(seed):
-        keys = iter(jax.random.split(jax.random.key(seed), 6))
-        q, k = (
-            jax.random.normal(next(keys), (batch, length, groups, preset["key_dim"]), dtype=dtype) for _ in range(2)
-        )
-        v, cotangent = (
-            jax.random.normal(next(keys), (batch, length, heads, preset["value_dim"]), dtype=dtype) for _ in range(2)
-        )
-        dt = jax.random.normal(next(keys), (batch, length, heads), dtype=dtype)
+        q, k, v, _, _, cotangent = draw_inputs(preset, length, seed)
+        key_dt, key_d = jax.random.split(jax.random.key(seed + INPUT_SETS))
+        dt = jax.random.normal(key_dt, v.shape[:3], v.dtype)
         d = None
         if lam_traits(lam).needs_input:
-            d = jax.random.normal(next(keys), (batch, length, heads * levels), dtype=dtype)
+            d = jax.random.normal(key_d, (*v.shape[:2], v.shape[2] * levels), v.dtype)
         return (q, k, v, dt, d), cotangent
 
     inputs = [draw(seed) for seed in range(INPUT_SETS)]

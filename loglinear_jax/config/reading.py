@@ -32,7 +32,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:
-    """`checked_settings` of each variant. Raises ConfigError for sections and settings that can't be."""
+    """`checked_settings` of each variant. Raises ConfigError for invalid sections and settings."""
     _check_sections(config)
     try:
         settings_classes(config)

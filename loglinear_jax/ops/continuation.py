@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.fenwick import FenwickState, bucket_level_after, fenwick_level, num_levels
+from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
-from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.positions import advanced, as_position
 
 
 def run_from(
@@ -42,6 +43,15 @@ def run_from(
     if not return_state:
         return out, None
     return out, FenwickState(windows.levels_at_end(levels) + at_end(), advanced(initial.position, length))
+
+
+def with_more_levels(initial: FenwickState, levels: int, dtype) -> FenwickState:
+    """The state in a dtype, with at least so many levels; at position -1 if its position is beyond its own."""
+    held = initial.levels.shape[2]
+    return FenwickState(
+        levels=pad_to(initial.levels.astype(dtype), max(held, levels), axis=2),
+        position=as_position(initial.position, capacity(held)),
+    )
 
 
 class Windows:

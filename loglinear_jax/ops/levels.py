@@ -12,10 +12,10 @@ from loglinear_jax.ops.decays import decay_to_end
 from loglinear_jax.ops.heads import dot
 
 
-def with_levels(x: Array, levels: int, axis: int) -> Array:
-    """x with zeros for the levels (or others along an axis) that it lacks."""
+def pad_to(x: Array, size: int, axis: int) -> Array:
+    """x with zeros behind, up to `size` along an axis."""
     pad = [(0, 0)] * x.ndim
-    pad[axis] = (0, max(levels - x.shape[axis], 0))
+    pad[axis] = (0, max(size - x.shape[axis], 0))
     return jnp.pad(x, pad)
 
 

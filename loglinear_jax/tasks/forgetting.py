@@ -11,7 +11,7 @@ import numpy as np
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct, distinct_of_many, weighted
-from loglinear_jax.tasks.lookup import last_places, values_behind
+from loglinear_jax.tasks.lookup import check_distinct_keys, last_places, values_behind
 
 POWER = 0.01  # Zoology's power_a
 
@@ -79,11 +79,7 @@ class Forgetting(Task):
                 f"task.seq_len={self.seq_len} is too short for num_pairs={pairs} and num_updates={updates}: it takes at "
                 f"least {4 * pairs + 2 * updates}"
             )
-        if self.vocab_size // 2 - 1 < pairs:
-            raise SettingError(
-                f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at "
-                f"least {2 * pairs + 2}"
-            )
+        check_distinct_keys(self.vocab_size, pairs)
 
     def sample(self, key, num):
         pairs, updates, half = self.num_pairs, self.num_updates, self.vocab_size // 2

@@ -1,9 +1,28 @@
-"""Where tokens stand in drawn sequences; NumPy, on the host."""
+"""What tasks share in which a query looks up the value of its key."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from loglinear_jax.settings import SettingError
+
+
+def check_length(seq_len: int, num_pairs: int) -> None:
+    """Raises SettingError for sequences too short for so many pairs of key and value, and as many queries of two tokens."""
+    if seq_len < 4 * num_pairs:
+        raise SettingError(
+            f"task.seq_len={seq_len} is too short for num_pairs={num_pairs}: it takes at least {4 * num_pairs}"
+        )
+
+
+def check_distinct_keys(vocab_size: int, num_pairs: int) -> None:
+    """Raises SettingError for a vocabulary whose lower half, without 0, has fewer tokens than there are keys."""
+    if vocab_size // 2 - 1 < num_pairs:
+        raise SettingError(
+            f"task.vocab_size={vocab_size} is too small for num_pairs={num_pairs} distinct keys: it takes at least "
+            f"{2 * num_pairs + 2}"
+        )
 
 
 def last_places(tokens: Int[np.ndarray, "num T"], among: Bool[np.ndarray, "... T"]) -> Int[np.ndarray, "num T"]:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.settings import SettingError, setting
+from loglinear_jax.settings import setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct
-from loglinear_jax.tasks.lookup import values_behind
+from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, values_behind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +54,8 @@ class Mqar(Task):
         return {"pairs end": 2 * self.num_pairs, "queries": self.first_query}
 
     def check(self) -> None:
-        pairs, half = self.num_pairs, self.vocab_size // 2
-        if self.seq_len < 4 * pairs:
-            raise SettingError(
-                f"task.seq_len={self.seq_len} is too short for num_pairs={pairs}: it takes at least {4 * pairs}"
-            )
-        if half - 1 < pairs:
-            raise SettingError(
-                f"task.vocab_size={self.vocab_size} is too small for num_pairs={pairs} distinct keys: it takes at "
-                f"least {2 * pairs + 2}"
-            )
+        check_length(self.seq_len, self.num_pairs)
+        check_distinct_keys(self.vocab_size, self.num_pairs)
 
     def sample(self, key, num):
         pairs, half = self.num_pairs, self.vocab_size // 2

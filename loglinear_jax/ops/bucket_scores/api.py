@@ -22,10 +22,10 @@ from loglinear_jax.ops.checks import (
     check_shapes,
     check_state,
 )
+from loglinear_jax.ops.continuation import with_more_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import accumulation_dtype
-from loglinear_jax.ops.levels import with_levels
-from loglinear_jax.ops.positions import as_position, have_room
+from loglinear_jax.ops.positions import have_room
 
 
 def bucket_scores(
@@ -99,12 +99,8 @@ def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, 
     q, k = q.astype(widest), k.astype(widest)
     wanted = levels
     if initial_state is not None:
-        held = initial_state.levels.shape[2]
-        levels = max(held, levels)
-        initial_state = FenwickState(
-            levels=with_levels(initial_state.levels.astype(dtype), levels, axis=2),
-            position=as_position(initial_state.position, capacity(held)),
-        )
+        initial_state = with_more_levels(initial_state, levels, dtype)
+        levels = initial_state.levels.shape[2]
     kwargs = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
     if implementation == "parallel":
         scores, state = parallel(q, k, log_decay, **kwargs)

@@ -14,7 +14,7 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.bucket_scores.continuation import run_from
 from loglinear_jax.ops.decays import decay_matrix, decay_to_end
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
-from loglinear_jax.ops.levels import level_of_pairs, sum_by_level, with_levels
+from loglinear_jax.ops.levels import level_of_pairs, pad_to, sum_by_level
 from loglinear_jax.ops.tree import climb, fitting_chunk_size, in_segments, into_parts
 
 DEFAULT_CHUNK = 16
@@ -40,7 +40,7 @@ def _aligned(q, k, log_decay, levels, chunk_size, precision):
         scores.append(_between_chunks(q, k, log_decay, precision))
     scores = jnp.concatenate(scores, axis=-1)
     scores = scores.reshape(*scores.shape[:3], -1, scores.shape[-1])[:, :, :, :length]
-    return with_levels(merge_heads(scores), levels, axis=3)[..., :levels]
+    return pad_to(merge_heads(scores), levels, axis=3)[..., :levels]
 
 
 def _inside_chunks(q, k, log_decay, precision) -> Float[Array, "B G R N C levels"]:
@@ -76,4 +76,4 @@ def _copy_to_readers(left: Float[Array, "B G R nodes K"], height: int, num_chunk
     read = jnp.concatenate([jnp.zeros_like(left), left], axis=4)  # [B, G, R, nodes, 2, 1, K]
     read = jnp.broadcast_to(read, (*read.shape[:5], 1 << height, read.shape[6]))
     read = read.reshape(*read.shape[:3], -1, read.shape[6])[:, :, :, :num_chunks]
-    return with_levels(read, num_chunks, axis=3)
+    return pad_to(read, num_chunks, axis=3)

@@ -8,7 +8,7 @@ import pallas_kernels
 from loglinear_jax.ops.bucket_scores.chunkwise import sums_to_read
 from loglinear_jax.ops.bucket_scores.continuation import run_from
 from loglinear_jax.ops.heads import split_heads
-from loglinear_jax.ops.levels import with_levels
+from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.tree import into_parts
 
 
@@ -26,11 +26,11 @@ def pallas(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=N
     def aligned(q, k, log_decay, levels):
         length, groups = q.shape[1:3]
         size = chunk_size or pallas_kernels.chunk_of_scores(length)
-        q, k, log_decay = (with_levels(x, -(-length // size) * size, axis=1) for x in (q, k, log_decay))
+        q, k, log_decay = (pad_to(x, -(-length // size) * size, axis=1) for x in (q, k, log_decay))
         chunks = into_parts(jnp.moveaxis(k, 1, 2), 2, size), into_parts(split_heads(log_decay, groups), 3, size)
         # The kernels have their own sums of decays.
         sums = [sums.reshape(sums.shape[0], -1, *sums.shape[3:]) for sums, _ in sums_to_read(*chunks, precision)]
         scores = pallas_kernels.chunk_scores(q, k, log_decay, sums, chunk_size=size, precision=precision)
-        return with_levels(scores[:, :length], levels, axis=3)[..., :levels]
+        return pad_to(scores[:, :length], levels, axis=3)[..., :levels]
 
     return run_from(initial_state, (q, k, log_decay), aligned, levels, return_state, precision)

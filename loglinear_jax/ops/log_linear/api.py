@@ -17,9 +17,10 @@ from loglinear_jax.ops.checks import (
     check_shapes,
     check_state,
 )
+from loglinear_jax.ops.continuation import with_more_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import accumulation_dtype
-from loglinear_jax.ops.levels import with_levels
+from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
@@ -120,13 +121,8 @@ def _attend(
     out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
     q, k, v = (x.astype(widest) for x in (q, k, v))
     if initial_state is not None:
-        held = initial_state.levels.shape[2]
-        levels = max(held, lam.shape[-1])
-        lam = with_levels(lam, levels, axis=3)
-        initial_state = FenwickState(
-            levels=with_levels(initial_state.levels.astype(dtype), levels, axis=2),
-            position=as_position(initial_state.position, capacity(held)),
-        )
+        initial_state = with_more_levels(initial_state, lam.shape[-1], dtype)
+        lam = pad_to(lam, initial_state.levels.shape[2], axis=3)
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
     if implementation == "parallel":
@@ -188,6 +184,6 @@ def _step(state, q, k, v, log_decay, lam):
     position = as_position(state.position)
     known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    lam = with_levels(lam.astype(dtype), levels, axis=2)[..., :levels]
+    lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
     out, new_state = recurrent.step(state.replace(position=position), q, k, v, log_decay, lam)
     return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
