@@ -3,10 +3,6 @@
 A command is a file here with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
 BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
 `loglinear_jax --help` is quick.
-
-Exit codes: 0 done, or interrupted and saved; 1 done, but something was left out, or ended by a full disk or too little
-memory, with one line on stderr; 2 bad input, with one line on stderr; 130 interrupted with nothing to save; 141 the
-reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -21,9 +17,8 @@ from types import ModuleType
 from typing import TextIO
 
 from loglinear_jax import commands
+from loglinear_jax.commands import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED
 from loglinear_jax.commands.arguments import BadInput, Failed, Parser
-
-FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {

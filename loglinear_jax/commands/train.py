@@ -16,6 +16,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from loglinear_jax.commands import INTERRUPTED
 from loglinear_jax.commands.arguments import BadInput, Failed, Parser, path, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries, show_log
 
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     if result.summary is None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
-    elif is_main():
+        return INTERRUPTED
+    if is_main():
         print(f"\nWritten to {workdir.absolute()}")
     return 0
 

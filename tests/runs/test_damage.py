@@ -295,7 +295,7 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train)
     assert f"{workdir} is in use: process {first.pid} on {os.uname().nodename} trains in it" in err
     assert (workdir / "config.json").stat().st_mtime_ns == before
     first.send_signal(signal.SIGTERM)
-    assert finish(first)[0] == 0
+    assert finish(first)[0] == 130
 
 
 def test_a_dead_process_holds_no_lock(tmp_path, train):

@@ -142,7 +142,7 @@ def test_signals_save_say_where_and_exit(tmp_path):
             wait_for_lines(workdir / "metrics.jsonl", 1, process)
         process.send_signal(number)
         code, out, err = finish(process)
-        assert code == 0 and "Traceback" not in err and "| linear" not in out
+        assert code == 130 and "Traceback" not in err and "| linear" not in out
         assert saved is None or f"linear: going on from step {saved}" in err
         assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
         steps = [int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
@@ -178,7 +178,7 @@ def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeyp
         with pytest.raises(jax.errors.JaxRuntimeError):
             main(run)
     else:
-        assert main(run) == 0
+        assert main(run) == 130
         assert len(calls) == 2  # what it was at is done, and then the run stops
         assert [path.name for path in (tmp_path / "run" / "checkpoints" / "linear").iterdir()] == ["5"]
 

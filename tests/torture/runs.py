@@ -75,7 +75,8 @@ def make_run(flags: Sequence[str], workdir: Path, evaluations: int | None = None
         ending = command_ending(lambda: main([*flags, f"--workdir={workdir}"], command="train", called="python run.py"))
     finally:
         Workdir.append_metrics = append
-    if ending.code != 0 or (evaluations is not None) != ("Stopped. Saved to" in ending.err):
+    stopped = evaluations is not None
+    if ending.code != (130 if stopped else 0) or stopped != ("Stopped. Saved to" in ending.err):
         raise RuntimeError(f"{workdir} is not as it should be: {ending.error!r} {ending.err}")
 
 
