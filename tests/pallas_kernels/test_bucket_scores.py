@@ -59,9 +59,11 @@ def test_full_float32(shape):
     check("f32", inputs_of("f32", *sizes), **kwargs)
 
 
+@pytest.mark.parametrize("min_decay", [-2.0, -50.0])
+@pytest.mark.parametrize("sizes", [(1, 300, 1, 2, 32), (1, 77, 2, 6, 16)])
 @pytest.mark.parametrize("mode", ["bf16", "tf32"])
-def test_lower_precision(mode):
-    check(mode, inputs_of(mode, 1, 300, 1, 2, 32))
+def test_lower_precision(mode, sizes, min_decay):
+    check(mode, inputs_of(mode, *sizes, min_decay=min_decay))
 
 
 def test_nested_vmap_over_some_arguments_is_a_loop():
