@@ -6,7 +6,7 @@ the runs to choose from, the others are the options that the page gives, all as 
     runs       names of runs, comma-separated, with * and ?; the runs of a pattern come in natural order
     variant    one trained setting of a run, such as linear or mixer=softmax; variants: several, comma-separated
     a, b       two variants, paired by seed
-    rows       "label = runs; label = runs:variant", one row each
+    rows       "label = runs; label = runs:variant", one row each; columns: "label = runs", one column each
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import TypeVar
 import numpy as np
 
 from loglinear_jax.analysis import paper, tables
+from loglinear_jax.analysis.answer_levels import answer_levels as levels_of_task
+from loglinear_jax.analysis.answer_levels import table as answer_levels_table
 from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference, mean_interval
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
 
 Rows = list[dict[str, str]]
@@ -163,6 +165,7 @@ COLUMNS: dict[str, tuple[str, Cell]] = {
     "run": ("run", lambda run, v, o: f"`{run.name}`"),
     "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
+    "interval": ("mean % [95 % interval]", lambda run, v, o: _mean_and_interval(o.accuracy)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: _mean_and_std(o.accuracy)),
     "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
     "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
@@ -262,22 +265,49 @@ def bands(results: Results, rows: str) -> Rows:
     return found
 
 
+def means(results: Results, columns: str, variants: str) -> Rows:
+    """Mean accuracy of each variant with its bootstrapped 95 % interval, in the runs of each column."""
+    chosen = [(label, results.matching(runs)) for label, runs, _ in _listed(columns)]
+    rows = []
+    for variant in variants.split(","):
+        cells = {"variant": variant}
+        for label, found in chosen:
+            outcomes = [run.outcomes[variant] for run in found if variant in run.outcomes]
+            if outcomes:
+                cells[label] = _mean_and_interval(np.concatenate([o.accuracy for o in outcomes]))
+        rows.append(cells)
+    return rows
+
+
+def answer_levels(results: Results, rows: str) -> Rows:
+    """The Fenwick levels that hold a task's answers, from its definition. rows: "label = run"."""
+    shares = {label: levels_of_task(results.matching(runs)[0].task) for label, runs, _ in _listed(rows)}
+    return answer_levels_table(shares).rows
+
+
+def looks(results: Results, runs: str) -> Rows:
+    """How often λ is largest at the answer, from the runs' looks.md."""
+    return [row for run in results.matching(runs) for row in _markdown_rows(run.workdir / "looks.md")]
+
+
 def lengths(results: Results, runs: str) -> Rows:
     """Accuracy at the trained length and beyond, from the runs' lengths.csv: mean ± std, seeds at ≥ 90 %."""
     rows: dict[str, dict[str, str]] = {}
-    for run in results.matching(runs):
+    every = results.matching(runs)
+    for run in every:
         with (run.workdir / "lengths.csv").open() as file:
             evaluated = list(csv.DictReader(file))
         for variant in dict.fromkeys(line["variant"] for line in evaluated):
             row = rows.setdefault(variant, {"variant": variant})
-            for length in dict.fromkeys(line["length"] for line in evaluated):
-                cell = (variant, length)
-                scores = [float(line["accuracy"]) for line in evaluated if (line["variant"], line["length"]) == cell]
+            of_variant = [line for line in evaluated if line["variant"] == variant]
+            for length in dict.fromkeys(line["length"] for line in of_variant):
+                scores = [float(line["accuracy"]) for line in of_variant if line["length"] == length]
                 reached = sum(score >= 90 for score in scores)
-                column = f"kv={run.config.task.num_pairs}, length {length}"
+                column = f"length {length}" if len(every) == 1 else f"kv={run.config.task.num_pairs}, length {length}"
                 row[column] = f"{_mean_and_std(np.divide(scores, 100))} ({reached}/{len(scores)})"
-    for variant, row in rows.items():
-        row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
+    if all(run.config.task.name == "mqar" for run in every):
+        for variant, row in rows.items():
+            row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
     return list(rows.values())
 
 
@@ -285,12 +315,7 @@ def variation_of_lam(results: Results, runs: str) -> Rows:
     """How much λ varies over tokens in all seeds, from the runs' lam-dependence.md; `fixed` does not vary and is left out."""
     rows = []
     for run in results.matching(runs):
-        lines = (run.workdir / "lam-dependence.md").read_text().splitlines()
-        header, _, *body = [
-            [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")
-        ]
-        for cells in body:
-            row = dict(zip(header, cells, strict=True))
+        for row in _markdown_rows(run.workdir / "lam-dependence.md"):
             if row.pop("seeds").startswith("all") and row["variant"] != "fixed":
                 rows.append({"pairs": str(run.config.task.num_pairs)} | row)
     return rows
@@ -381,11 +406,13 @@ TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
         by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
-        bands, lengths, variation_of_lam, perplexities, time, initial_memory, by_memory,
+        bands, means, answer_levels, looks, lengths, variation_of_lam, perplexities, time, initial_memory, by_memory,
     )
 }  # fmt: skip
 SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
-WITHOUT_ACCURACIES = {"solved_by_pairs", "lengths", "variation_of_lam", "perplexities", "time"}  # of summaries
+WITHOUT_ACCURACIES = {
+    "solved_by_pairs", "answer_levels", "looks", "lengths", "variation_of_lam", "perplexities", "time"
+}  # of summaries  # fmt: skip
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------
@@ -476,6 +503,18 @@ def _matching(results: Results, runs: str, variant: str) -> list[VariantOutcome]
     if variant == "*":
         return [o for run in chosen for o in run.outcomes.values()]
     return [outcome(run, variant) for run in chosen]
+
+
+def _mean_and_interval(shares) -> str:
+    mean, low, high = mean_interval(100 * np.asarray(shares))
+    return f"{mean:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
+
+
+def _markdown_rows(path: Path) -> Rows:
+    """The rows of a Markdown table."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(header, cells, strict=True)) for cells in body]
 
 
 def _mean_and_std(shares) -> str:

@@ -143,10 +143,11 @@ def looks(layers):
     )
 
 
-def scores_by_length(score):
+def scores_by_length(score, seeds=3):
     lengths = [2**i for i in range(5, 15)]
     values = score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None])
-    by_variant = dict.fromkeys(VARIANTS, (lengths, np.repeat(values, 3, 0)))
+    by_variant = dict.fromkeys(VARIANTS, (lengths, np.repeat(values, seeds, 0)))
+    by_variant |= {f"{variant}, higher levels as 5": found for variant, found in by_variant.items()}
     return figures.draw_scores_by_length(by_variant, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
 
 
@@ -174,6 +175,7 @@ DRAWN = {
     "answers that λ finds": lambda _: looks(2),
     "answers that λ finds in many layers": lambda _: looks(7),
     "accuracy by length": lambda _: scores_by_length(ACCURACY),
+    "accuracy of many seeds by length": lambda _: scores_by_length(ACCURACY, 64),
     "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
     "complexity": complexity,
 }

@@ -19,23 +19,35 @@ from loglinear_jax.analysis.figures.style import (
     title,
 )
 from loglinear_jax.analysis.labels import colors_of, describe_variant
+from loglinear_jax.statistics import mean_interval
 from loglinear_jax.tasks import Score
+
+MOST_LINES = 100  # of seeds in a figure
 
 
 def draw_scores_by_length(
     by_variant: Mapping[str, tuple[Sequence[int], Float[np.ndarray, "S N"]]], trained: int, score: Score, subject: str
 ) -> Figure:
-    """The score against the length of the evaluated sequences: seeds thin, means thick.
+    """The score against the length of the evaluated sequences: means thick; seeds thin, or where they are more than MOST_LINES
+    the means' 95 % intervals shaded.
 
-    by_variant: (lengths [N], shown values of the score [S, N] of the seeds). trained: the length of the training sequences.
-    subject: what they were trained on.
+    by_variant: (lengths [N], shown values of the score [S, N] of the seeds), by the variant; after a comma what is changed in
+    it, which is dashed. trained: the length of the training sequences. subject: what they were trained on.
     """
     figure, ((axis,),) = new_figure(7.6, 4.2)
-    for variant, color in colors_of(by_variant).items():
-        lengths, values = by_variant[variant]
-        axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
-        label = describe_variant(variant)
-        axis.plot(lengths, values.mean(0), color=color, linewidth=2.4, marker="o", label=label)
+    colors = colors_of(dict.fromkeys(_unchanged(variant) for variant in by_variant))
+    many = sum(len(values) for _, values in by_variant.values()) > MOST_LINES
+    for variant, (lengths, values) in by_variant.items():
+        color, dashed = colors[_unchanged(variant)], variant != _unchanged(variant)
+        if many:
+            _, low, high = np.transpose([mean_interval(column) for column in values.T])
+            axis.fill_between(lengths, low, high, color=color, alpha=0.2, linewidth=0)
+        else:
+            axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
+        axis.plot(
+            lengths, values.mean(0), color=color, linewidth=2.4, marker="o", label=describe_variant(variant),
+            linestyle="--" if dashed else "-", markerfacecolor="white" if dashed else color,
+        )  # fmt: skip
     axis.axvline(trained, color=MARK, linestyle="--", linewidth=1.2)
     axis.annotate(
         "trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
@@ -47,20 +59,32 @@ def draw_scores_by_length(
     if score.unit == "%":
         axis.set_ylim(0, 102)
     legend_below(figure, handles_of(axis))
-    title(figure, f"{_best_at_the_longest(by_variant, score)}\ntrained on {subject}")
+    title(figure, f"{_two_best(by_variant, trained, score)}\ntrained on {subject}")
     open_frame(axis)
     return figure
 
 
-def _best_at_the_longest(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], score: Score) -> str:
-    longest = max(max(lengths) for lengths, _ in by_variant.values())
+def _unchanged(variant: str) -> str:
+    """Without what is changed in it: of "fixed, higher levels as 7" "fixed"."""
+    return variant.partition(", ")[0]
+
+
+def _two_best(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], trained: int, score: Score) -> str:
+    """Where all can be compared: at the longest length that every variant has."""
+    longest = min(max(lengths) for lengths, _ in by_variant.values())
     means = {
-        variant: float(np.nan_to_num(values.mean(0)[-1], nan=-np.inf if score.higher_is_better else np.inf))
+        variant: float(
+            np.nan_to_num(
+                values.mean(0)[list(lengths).index(longest)], nan=-np.inf if score.higher_is_better else np.inf
+            )
+        )
         for variant, (lengths, values) in by_variant.items()
-        if lengths[-1] == longest
     }
-    best = (max if score.higher_is_better else min)(means, key=means.get)
-    return f"At {longest:,} tokens {describe_variant(best)} is best: {score.name} {score.text(means[best])}"
+    best = sorted(means, key=means.get, reverse=score.higher_is_better)[:2]
+    shown = ", then ".join(
+        f"{describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
+    )
+    return f"Best {score.name} at {longest:,} tokens, {longest // trained} times the trained length: {shown}"
 
 
 def draw_complexity(measured: Mapping[str, Mapping[str, np.ndarray]], message: str) -> Figure:
