@@ -6,7 +6,7 @@
 # With LIST=1 it prints each name with run.py's arguments. TEXT: more arguments of the runs on WikiText, if it is on this machine already, such as
 # TEXT='--config.task.source=text/wikitext-2 --config.task.tokenizer=text/gpt2'.
 set -euo pipefail
-trap : TERM INT  # run.py saves when it gets the signal too; this waits for it
+trap : TERM INT  # run.py saves when it gets the signal too; this waits for it, and ends as run.py does not end with 0
 cd "$(dirname "$0")/.."
 only=${1-*}
 # Experiments that compile the same program do so once.
@@ -19,20 +19,21 @@ run() {
   [ -n "${LIST-}" ] && echo "$name $*" && return 0
   [ -f "results/$name/summary.json" ] && return 0
   python3 run.py "$@" --workdir="runs/$name"
-  [ -f "runs/$name/summary.json" ] || { echo "$name was interrupted: the same command goes on with it"; exit 1; }
   mkdir -p "results/$name"
   cp "runs/$name/config.json" "runs/$name/summary.json" "results/$name/"
 }
 
-# What needs the checkpoints of a run that was made here: longer sequences, and how input-dependent λ is.
+# What needs the checkpoints of a run that was made here: longer sequences, how input-dependent λ is, whether it finds answers.
 analyse() {
-  local name=$1 out=runs/$1/analysis
+  local name=$1 sections=$2 out=runs/$1/analysis table
   case $name in $only) ;; *) return 0 ;; esac
   [ -n "${LIST-}" ] || [ -f "results/$name/lengths.csv" ] || [ ! -d "runs/$name/checkpoints" ] && return 0
-  python3 -m loglinear_jax.analysis --sections=lengths,dependence --workdir="runs/$name" --out="$out"
-  cp "$out/lengths-table-$name.csv" "results/$name/lengths.csv"
-  cp "$out/lengths-table-$name.md" "results/$name/lengths.md"
-  cp "$out/lam-dependence-$name.md" "results/$name/lam-dependence.md"
+  python3 -m loglinear_jax.analysis --sections="$sections" --workdir="runs/$name" --out="$out" "${@:3}"
+  for table in lengths looks; do
+    [ ! -f "$out/$table-table-$name.csv" ] || cp "$out/$table-table-$name.csv" "results/$name/$table.csv"
+    [ ! -f "$out/$table-table-$name.md" ] || cp "$out/$table-table-$name.md" "results/$name/$table.md"
+  done
+  [ ! -f "$out/lam-dependence-$name.md" ] || cp "$out/lam-dependence-$name.md" "results/$name/lam-dependence.md"
 }
 
 paper=fixed,linear,mlp_softmax,mlp_softplus
@@ -57,9 +58,9 @@ for again in '' -again; do
 done
 for kv in 4 32; do
   run mqar-128-to-256-kv$kv --config=configs/mqar.py:kv=$kv --config.variants=$paper --config.model.max_length=256 --config.train.num_seeds=32 $tf32
-  analyse mqar-128-to-256-kv$kv
+  analyse mqar-128-to-256-kv$kv lengths,dependence
   run mqar-128-to-256-released-kv$kv --config=configs/mqar.py:kv=$kv,released --config.variants=linear,mlp_softplus --config.model.max_length=256 --config.train.num_seeds=32 $tf32
-  analyse mqar-128-to-256-released-kv$kv
+  analyse mqar-128-to-256-released-kv$kv lengths,dependence
 done
 for again in '' -again -same-bits; do  # results/repeatability.md says how these three differ
   run mqar-d_h-kv8$again --config=configs/mqar.py:kv=8,d_h --config.train.num_seeds=64 $tf32
@@ -115,3 +116,20 @@ run copy-robust-seq1024 --config=configs/selective_copy.py:seq=1024,robust --con
 run wikitext2-hidden256 --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 ${TEXT-}
 run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$paper ${TEXT-}
 run wikitext2-two-ahead --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 --config.task.target_offset=2 ${TEXT-}
+
+# λ that looks into its buckets, on seeds that its form was not chosen on. Every accuracy here is also measured in a test.
+fresh="--config.train.num_seeds=64 --config.train.first_seed=64"
+every=$paper,content,content_mlp,mixer=linear,mixer=softmax
+interleaved=--config=configs/interleaved.py:robust
+form=lam=results.content_forms
+run interleaved $interleaved --config.variants=$every $fresh $tf32
+run interleaved-128-to-1024 $interleaved --config.model.max_length=1024 --config.variants=$paper,content $fresh $tf32
+analyse interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seeds=32
+for size in pairs12-state8 pairs24-state8 pairs12-state16 pairs24-state32; do
+  state=${size#*-state}
+  pairs=${size#pairs}
+  pairs=${pairs%-*}
+  run interleaved-$size $interleaved,pairs=$pairs,state=$state --config.variants=fixed,mlp_softmax,mlp_softplus,content,mixer=linear $fresh $tf32
+done
+run interleaved-controls $interleaved --config.variants=$form:PlainFrom1,$form:Sharp,$form:Uniform $fresh $tf32
+run forgetting --config=configs/forgetting.py:robust,seq=128,pairs=16,updates=8,state=16 --config.task.vocab_size=128 --config.train.num_train=10000 --config.train.num_steps=4000 --config.variants=$every $fresh $tf32
