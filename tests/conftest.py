@@ -12,7 +12,7 @@ from tests.type_checks import enforce_annotations
 
 enforce_annotations()  # before anything imports the package
 if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run briefly: compile them fast
-    flags = ["--xla_backend_optimization_level=0"]
+    flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     if jax.__version_info__ < (0, 11):  # later XLAs end the process at a flag that they no longer know
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))

@@ -47,7 +47,7 @@ def assert_close(results, expected, form, tolerance=None):
 
 
 @every_form()
-@pytest.mark.parametrize("length", [1, 7, 20])
+@pytest.mark.parametrize("length", [1, 20])
 def test_definition(form, length):
     inputs = form.inputs(0, 2, length, 2, 4)
     assert relative_error(form(inputs), form.operation.definition(*inputs)) < form.tolerance
