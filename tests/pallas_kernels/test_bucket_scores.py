@@ -10,7 +10,7 @@ import pytest
 import pallas_kernels
 from loglinear_jax import bucket_scores
 from tests.ops.inputs import random_inputs, relative_error
-from tests.pallas_kernels.test_fenwick_attention import DTYPES, PRECISIONS, TOLERANCE, grids
+from tests.pallas_kernels.modes import DTYPES, PRECISIONS, TOLERANCE, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 

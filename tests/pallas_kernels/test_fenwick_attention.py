@@ -6,7 +6,6 @@ The interpreter fills what no program writes with nan, so these tests also see o
 import functools
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from loglinear_jax import log_linear_attention
 from pallas_kernels import fenwick_attention
 from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
+from tests.pallas_kernels.modes import DTYPES, PRECISIONS, TOLERANCE, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
-TOLERANCE = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-5}
-DTYPES = {"bf16": jnp.bfloat16, "tf32": jnp.float32, "f32": jnp.float32}
-PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
 
 
 def inputs_of(mode, *shape, seed=0, **kwargs):
@@ -127,20 +124,6 @@ def test_extreme_decays_in_bfloat16(decay):
         jnp.float32,
     )
     check("bf16", inputs, chunk_size=32)
-
-
-def grids(function, *arguments):
-    """The grid of every pallas_call that function makes."""
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "pallas_call":
-                yield equation.params["grid_mapping"].grid
-            else:
-                for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                    yield from walk(inner)
-
-    return list(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
 def test_nested_vmap_over_some_arguments_is_a_loop():

@@ -1,0 +1,23 @@
+"""In which arithmetic the kernels are tested, how exact they are to be in it; and their grids."""
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+
+TOLERANCE = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-5}
+DTYPES = {"bf16": jnp.bfloat16, "tf32": jnp.float32, "f32": jnp.float32}
+PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
+
+
+def grids(function, *arguments):
+    """The grid of every pallas_call that function makes."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "pallas_call":
+                yield equation.params["grid_mapping"].grid
+            else:
+                for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                    yield from walk(inner)
+
+    return list(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
