@@ -220,12 +220,13 @@ class TokenMixer(nn.Module):
     def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None):
         """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
         sums = None if before is None else before.key_sums
-        scores = bucket_scores(
+        remember = before is not None or max_length is not None
+        found = bucket_scores(
             unit(q), unit(k), log_decay,
-            num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
+            num_levels=levels, initial_state=sums, return_state=remember,
             implementation=self.implementation if before is None else "recurrent",
         )  # fmt: skip
-        scores, key_sums = scores if isinstance(scores, tuple) else (scores, None)
+        scores, key_sums = found if remember else (found, None)
         self.sow("intermediates", "bucket_scores", scores)
         first = 0 if sums is None else sums.position
         occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]

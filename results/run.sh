@@ -6,7 +6,7 @@
 # With LIST=1 it prints each name with run.py's arguments. TEXT: more arguments of the runs on WikiText, if it is on this machine already, such as
 # TEXT='--config.task.source=text/wikitext-2 --config.task.tokenizer=text/gpt2'.
 set -euo pipefail
-trap : TERM INT  # run.py saves when it gets the signal too; this waits for it, and ends as run.py does not end with 0
+trap : TERM INT  # run.py saves when it gets the signal too; this waits, and ends too, as run.py's exit code is not 0
 cd "$(dirname "$0")/.."
 only=${1-*}
 # Experiments that compile the same program do so once.

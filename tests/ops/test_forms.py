@@ -55,7 +55,7 @@ def test_definition(form, length):
 
 @pytest.mark.parametrize(
     ("form", "start"),
-    [(form, start) for form in FORMS for start in ((None, 0, 45) if form.operation.has_state else (None,))],
+    [(form, start) for form in FORMS for start in ((None, 0, 16, 45) if form.operation.has_state else (None,))],
     ids=str,
 )
 def test_values_states_and_gradients(form, start):

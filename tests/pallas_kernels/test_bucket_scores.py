@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pallas_kernels
 from loglinear_jax import bucket_scores
 from tests.ops.inputs import random_inputs, relative_error
+from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, PRECISIONS, TOLERANCE, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
@@ -64,6 +67,21 @@ def test_full_float32(shape):
 @pytest.mark.parametrize("mode", ["bf16", "tf32"])
 def test_lower_precision(mode, sizes, min_decay):
     check(mode, inputs_of(mode, *sizes, min_decay=min_decay))
+
+
+@settings(max_examples=3)
+@given(
+    length=st.integers(2, 120),
+    groups=st.integers(1, 2),
+    group_heads=st.integers(1, 2),
+    key_dim=st.integers(16, 40),
+    min_decay=st.sampled_from([0.0, -0.1, -5.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape(length, groups, group_heads, key_dim, min_decay, seed):
+    inputs = inputs_of("f32", 1, length, groups, groups * group_heads, key_dim, seed=seed, min_decay=min_decay)
+    with pallas_kernels.interpret(not HAS_GPU):
+        check("f32", inputs, chunk_size=16)
 
 
 def test_nested_vmap_over_some_arguments_is_a_loop():

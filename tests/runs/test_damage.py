@@ -265,10 +265,9 @@ def test_what_the_disk_does_not_take_is_one_line(undisturbed, tmp_path, what, bl
     last = err.splitlines()[-1]
     assert code == 1 and "Traceback" not in err and len(err.splitlines()) < 20
     assert f"run.py: {workdir / what} can't be written: File too large (" in last and "MB free in" in last
-    if what.startswith("checkpoints"):
-        code, _, err = finish(start(workdir, *settings))
-        assert code == 0, err
-        assert_same_run(workdir, undisturbed[0], ["linear"])
+    code, _, err = finish(start(workdir, *settings))
+    assert code == 0, err
+    assert_same_run(workdir, undisturbed[0], ["linear"])
 
 
 def test_too_little_memory_names_the_settings_to_reduce(tmp_path, train, monkeypatch):

@@ -124,29 +124,37 @@ def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
     assert_same_run(workdir, undisturbed[0])
 
 
-def test_a_signal_saves_says_where_and_ends_the_run(tmp_path):
-    """A run that is stopped by a signal goes on and ends as if it never had been.
+def test_signals_save_say_where_and_exit(tmp_path):
+    """A run that is stopped by one signal, goes on, is stopped by the other, and ends as if it never had been.
 
-    The signal comes between evaluations: what a period had come to before is in its record when the run goes on.
+    Both come between evaluations: what a period had come to before is in its record when the run goes on.
     """
     rarely = [f"--config.train.{name}=200" for name in ("eval_every", "checkpoint_every")]
     rarely += ["--config.train.num_steps=800", "--config.variants=linear", "--config.train.steps_per_dispatch=1"]
     code, _, err = finish(start(tmp_path / "whole", *rarely))
     assert code == 0, err
-    workdir = tmp_path / "run"
-    process = start(workdir, *rarely)
-    wait_for_lines(workdir / "metrics.jsonl", 1, process)
-    process.send_signal(signal.SIGTERM)
-    code, out, err = finish(process)
-    assert code == 130 and "Traceback" not in err and "| linear" not in out
-    assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
-    saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
-    assert 200 <= saved < 800 and f"linear: stopping at step {saved}" in err
-    assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 200
+    workdir, saved = tmp_path / "run", None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = start(workdir, *rarely)
+        if saved is None:
+            next(line for line in process.stderr if "linear:   0%" in line)
+        else:  # in a later period
+            wait_for_lines(workdir / "metrics.jsonl", 1, process)
+        process.send_signal(number)
+        code, out, err = finish(process)
+        assert code == 130 and "Traceback" not in err and "| linear" not in out
+        assert saved is None or f"linear: going on from step {saved}" in err
+        assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
+        steps = [int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
+        assert saved is None or saved < max(steps)
+        saved = max(steps)
+        assert saved < 800 and f"linear: stopping at step {saved}" in err
+        metrics = workdir / "metrics.jsonl"
+        assert (metrics.read_text().count("\n") if metrics.exists() else 0) == saved // 200
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
     processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
-    assert len(processes) == 2 and processes[-1]["from_step"] == saved
+    assert len(processes) == 3 and processes[-1]["from_step"] == saved
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
@@ -159,7 +167,7 @@ def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeyp
         calls.append(arguments)
         if len(calls) == 1:
             if signalled:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGTERM)
             raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 15")
         return train_steps(*arguments)
 

@@ -72,14 +72,9 @@ def _unchanged(variant: str) -> str:
 def _two_best(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], trained: int, score: Score) -> str:
     """Where all can be compared: at the longest length that every variant has."""
     longest = min(max(lengths) for lengths, _ in by_variant.values())
-    means = {
-        variant: float(
-            np.nan_to_num(
-                values.mean(0)[list(lengths).index(longest)], nan=-np.inf if score.higher_is_better else np.inf
-            )
-        )
-        for variant, (lengths, values) in by_variant.items()
-    }
+    at_longest = {variant: values[:, list(lengths).index(longest)] for variant, (lengths, values) in by_variant.items()}
+    worst = -np.inf if score.higher_is_better else np.inf
+    means = {variant: float(np.nan_to_num(values.mean(), nan=worst)) for variant, values in at_longest.items()}
     best = sorted(means, key=means.get, reverse=score.higher_is_better)[:2]
     shown = ", then ".join(
         f"{describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
