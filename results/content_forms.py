@@ -1,5 +1,7 @@
 """Forms of a λ that looks into its buckets, tried beside `content`; and controls: PlainFrom1 and Sharp (γ), Uniform (no look).
 
+NearFixed, PlainFromTenth and MlpFromTenth begin with a small γ.
+
 Each is run as a variant, from the repository's root: --config.variants=lam=results.content_forms:SumOf4
 """
 
@@ -33,6 +35,23 @@ class PlainFrom1(Form):
     """With γ from 1."""
 
     FIRST_SCALE = 1.0
+
+
+class PlainFromTenth(Form):
+    """With γ from 0.1."""
+
+    FIRST_SCALE = 0.1
+
+
+class MlpFromTenth(PlainFromTenth):
+    """`content_mlp` with γ from 0.1."""
+
+    needs_input = True
+    has_levels = True
+
+    def logits(self, d, scores):
+        hidden = nn.gelu(nn.Dense(64)(d.astype(jnp.float32)))
+        return super().logits(d, scores) + nn.Dense(d.shape[-1], kernel_init=nn.initializers.zeros)(hidden)
 
 
 class TokenTemperature(Form):
@@ -77,6 +96,12 @@ class SumOfLevels(Form):
     @nn.compact
     def __call__(self, d, scores, occupied):
         return jnp.sum(occupied, -1, keepdims=True) * softmax_of_occupied(self.logits(d, scores), occupied)
+
+
+class NearFixed(SumOfLevels):
+    """And γ from 0.1: begins near `fixed`, whose λ is 1."""
+
+    FIRST_SCALE = 0.1
 
 
 class SumLearned(Form):

@@ -118,18 +118,35 @@ run wikitext2-hidden512 --config=configs/wikitext2.py:words --config.variants=$p
 run wikitext2-two-ahead --config=configs/wikitext2.py:words,hidden=256 --config.variants=$paper --config.train.num_seeds=3 --config.task.target_offset=2 ${TEXT-}
 
 # λ that looks into its buckets, on seeds that its form was not chosen on. Every accuracy here is also measured in a test.
+looking=content,content_mlp
 fresh="--config.train.num_seeds=64 --config.train.first_seed=64"
-every=$paper,content,content_mlp,mixer=linear,mixer=softmax
 interleaved=--config=configs/interleaved.py:robust
 form=lam=results.content_forms
-run interleaved $interleaved --config.variants=$every $fresh $tf32
+forms=$form:TokenTemperature,$form:BySize,$form:Gates,$form:SumOf4,$form:SumOfLevels,$form:SumLearned,$form:Normalised,$form:Centred
+controls=$form:PlainFrom1,$form:Sharp,$form:Uniform
+forgetting="--config=configs/forgetting.py:robust,seq=128,pairs=16,updates=8,state=16 --config.task.vocab_size=128 --config.train.num_train=10000 --config.train.num_steps=4000"
+run interleaved $interleaved --config.variants=$paper,$looking,mixer=linear,mixer=softmax $fresh $tf32
 run interleaved-128-to-1024 $interleaved --config.model.max_length=1024 --config.variants=$paper,content $fresh $tf32
 analyse interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seeds=32
-for size in pairs12-state8 pairs24-state8 pairs12-state16 pairs24-state32; do
-  state=${size#*-state}
-  pairs=${size#pairs}
-  pairs=${pairs%-*}
-  run interleaved-$size $interleaved,pairs=$pairs,state=$state --config.variants=fixed,mlp_softmax,mlp_softplus,content,mixer=linear $fresh $tf32
+run forgetting $forgetting --config.variants=$paper,$looking,mixer=linear,mixer=softmax $fresh $tf32
+for state in 8 16 32; do
+  for pairs in 12 24; do
+    [ $pairs-$state = 24-16 ] || run interleaved-pairs$pairs-state$state $interleaved,pairs=$pairs,state=$state --config.variants=fixed,mlp_softmax,mlp_softplus,content,mixer=linear $fresh $tf32
+  done
 done
-run interleaved-controls $interleaved --config.variants=$form:PlainFrom1,$form:Sharp,$form:Uniform $fresh $tf32
-run forgetting --config=configs/forgetting.py:robust,seq=128,pairs=16,updates=8,state=16 --config.task.vocab_size=128 --config.train.num_train=10000 --config.train.num_steps=4000 --config.variants=$every $fresh $tf32
+run interleaved-steps10000 $interleaved --config.train.num_steps=10000 --config.variants=$paper,$looking,mixer=linear $fresh $tf32
+analyse interleaved-steps10000 lengths --longest=1024
+state32="$interleaved,state=32 --config.train.num_steps=10000 --config.train.stop_at=0"
+run interleaved-state32-steps10000 $state32 --config.variants=content,mixer=linear $fresh $tf32
+analyse interleaved-state32-steps10000 lengths --longest=1024
+run interleaved-state32-steps10000-paper $state32 --config.variants=mlp_softmax,fixed $fresh $tf32
+analyse interleaved-state32-steps10000-paper lengths --longest=1024
+run interleaved-forms $interleaved --config.variants=$forms $fresh $tf32
+run interleaved-controls $interleaved --config.variants=$controls $fresh $tf32
+run forgetting-forms $forgetting --config.variants=$forms $fresh $tf32
+for kv in 4 8 16 32; do
+  run mqar-robust-content-kv$kv --config=configs/mqar.py:kv=$kv,robust --config.variants=$looking --config.train.num_seeds=64 $tf32
+done
+run copy-robust-seq1024-content --config=configs/selective_copy.py:seq=1024,robust --config.variants=content --config.train.num_seeds=8 $tf32
+run wikitext2-content --config=configs/wikitext2.py:words,hidden=256 --config.model.max_length=4096 --config.variants=fixed,linear,mlp_softplus,content --config.train.num_seeds=3 ${TEXT-}
+analyse wikitext2-content lengths --longest=4096

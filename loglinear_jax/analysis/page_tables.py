@@ -291,24 +291,32 @@ def looks(results: Results, runs: str) -> Rows:
 
 
 def lengths(results: Results, runs: str) -> Rows:
-    """Accuracy at the trained length and beyond, from the runs' lengths.csv: mean ± std, seeds at ≥ 90 %."""
+    """Accuracy in % (seeds at ≥ 90 %) or perplexity at the trained length and beyond, mean ± std; from lengths.csv."""
     rows: dict[str, dict[str, str]] = {}
     every = results.matching(runs)
+    one_task = all(run.config.task == every[0].config.task for run in every)
     for run in every:
         with (run.workdir / "lengths.csv").open() as file:
             evaluated = list(csv.DictReader(file))
-        for variant in dict.fromkeys(line["variant"] for line in evaluated):
-            row = rows.setdefault(variant, {"variant": variant})
-            of_variant = [line for line in evaluated if line["variant"] == variant]
-            for length in dict.fromkeys(line["length"] for line in of_variant):
-                scores = [float(line["accuracy"]) for line in of_variant if line["length"] == length]
-                reached = sum(score >= 90 for score in scores)
-                column = f"length {length}" if len(every) == 1 else f"kv={run.config.task.num_pairs}, length {length}"
-                row[column] = f"{_mean_and_std(np.divide(scores, 100))} ({reached}/{len(scores)})"
+        for line in evaluated:
+            row = rows.setdefault(line["variant"], {"variant": line["variant"]})
+            length = f"length {line['length']}"
+            column = length if one_task else f"kv={run.config.task.num_pairs}, {length}"
+            if column not in row:
+                alike = [other for other in evaluated if all(other[key] == line[key] for key in ("variant", "length"))]
+                row[column] = _mean_at_length(alike)
     if all(run.config.task.name == "mqar" for run in every):
         for variant, row in rows.items():
             row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
     return list(rows.values())
+
+
+def _mean_at_length(lines: list[dict[str, str]]) -> str:
+    """Of one variant at one length, a line a seed."""
+    if "perplexity" in lines[0]:
+        return _mean_and_spread([float(line["perplexity"]) for line in lines], 1)
+    scores = [float(line["accuracy"]) for line in lines]
+    return f"{_mean_and_std(np.divide(scores, 100))} ({sum(score >= 90 for score in scores)}/{len(scores)})"
 
 
 def variation_of_lam(results: Results, runs: str) -> Rows:
@@ -339,6 +347,16 @@ def perplexities(results: Results, runs: str) -> Rows:
                 }
             )
     return rows
+
+
+def losses_by_position(results: Results, runs: str) -> Rows:
+    """Test loss of language models in nats, mean ± std over seeds, by the position in the window: from 2^i to 2^(i+1) - 1."""
+    return [
+        {"variant": variant}
+        | {f"from {first}": _mean_and_spread(losses, 3) for first, losses in o.test_loss_from_position.items()}
+        for run in results.matching(runs)
+        for variant, o in run.outcomes.items()
+    ]
 
 
 def time(results: Results, rows: str) -> Rows:
@@ -406,12 +424,13 @@ TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
         by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
-        bands, means, answer_levels, looks, lengths, variation_of_lam, perplexities, time, initial_memory, by_memory,
+        bands, means, answer_levels, looks, lengths, variation_of_lam, perplexities, losses_by_position,
+        time, initial_memory, by_memory,
     )
 }  # fmt: skip
 SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw every seed's initial parameters
 WITHOUT_ACCURACIES = {
-    "solved_by_pairs", "answer_levels", "looks", "lengths", "variation_of_lam", "perplexities", "time"
+    "solved_by_pairs", "answer_levels", "looks", "lengths", "variation_of_lam", "perplexities", "losses_by_position", "time"
 }  # of summaries  # fmt: skip
 
 
@@ -518,13 +537,17 @@ def _markdown_rows(path: Path) -> Rows:
 
 
 def _mean_and_std(shares) -> str:
-    return f"{100 * np.mean(shares):.1f} ± {100 * np.std(shares, ddof=1):.1f}"
+    return _mean_and_spread(100 * np.asarray(shares), 1)
 
 
 def _perplexity(losses, digits: int = 2) -> str:
-    values = np.exp(np.asarray(losses, np.float64))
-    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{spread}"
+    return _mean_and_spread(np.exp(np.asarray(losses, np.float64)), digits)
+
+
+def _mean_and_spread(values, digits: int) -> str:
+    """Mean ± standard deviation over seeds, which one seed does not have."""
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
 
 
 def _chosen_rows(rows: Rows, variants: str) -> Rows:
