@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels, occupied_levels
-    from loglinear_jax.ops import bucket_scores, fenwick_step, gated_linear_attention, log_linear_attention
+    from loglinear_jax.ops import (
+        bucket_scores,
+        fenwick_step,
+        gated_delta_attention,
+        gated_linear_attention,
+        log_linear_attention,
+        log_linear_delta_attention,
+        log_linear_delta_step,
+    )
 
 # Imported when first used, so that the command line starts without JAX.
 _MODULES = {
     "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels", "occupied_levels"),
-    "ops": ("bucket_scores", "fenwick_step", "gated_linear_attention", "log_linear_attention"),
+    "ops": (
+        "bucket_scores",
+        "fenwick_step",
+        "gated_delta_attention",
+        "gated_linear_attention",
+        "log_linear_attention",
+        "log_linear_delta_attention",
+        "log_linear_delta_step",
+    ),
 }
 
 __all__ = [
@@ -20,9 +36,12 @@ __all__ = [
     "bucket_scores",
     "fenwick_level",
     "fenwick_step",
+    "gated_delta_attention",
     "gated_linear_attention",
     "init_fenwick_state",
     "log_linear_attention",
+    "log_linear_delta_attention",
+    "log_linear_delta_step",
     "num_levels",
     "occupied_levels",
 ]

@@ -6,6 +6,7 @@ Beside them stands what they share: `checks` of arguments, groups of `heads`, `d
 
 from loglinear_jax.ops.bucket_scores import bucket_scores
 from loglinear_jax.ops.checks import check_attention_settings
+from loglinear_jax.ops.delta import gated_delta_attention, log_linear_delta_attention, log_linear_delta_step
 from loglinear_jax.ops.gated_linear import gated_linear_attention
 from loglinear_jax.ops.log_linear import fenwick_step, log_linear_attention
 from loglinear_jax.ops.softmax import softmax_attention
@@ -14,7 +15,10 @@ __all__ = [
     "bucket_scores",
     "check_attention_settings",
     "fenwick_step",
+    "gated_delta_attention",
     "gated_linear_attention",
     "log_linear_attention",
+    "log_linear_delta_attention",
+    "log_linear_delta_step",
     "softmax_attention",
 ]

@@ -144,7 +144,10 @@ class InitialState:
 
     def at_end(self) -> Float[Array, "B H L K V"]:
         """What the buckets leave after the last token."""
-        states = self.states * self.since[..., -1, None, None, None]
-        moved = (self.found_at[-1][:, None] == jnp.arange(states.shape[3])).astype(states.dtype)
-        states = jnp.einsum("bgrlkv,lm->bgrmkv", states, moved, precision="highest")
+        states = self.moved(self.states * self.since[..., -1, None, None, None])
         return states.reshape(states.shape[0], -1, *states.shape[3:])
+
+    def moved(self, states: Float[Array, "B G R L K V"]) -> Float[Array, "B G R L K V"]:
+        """These states of the buckets, each at the level where the last token finds it."""
+        moved = (self.found_at[-1][:, None] == jnp.arange(states.shape[3])).astype(states.dtype)
+        return jnp.einsum("bgrlkv,lm->bgrmkv", states, moved, precision="highest")

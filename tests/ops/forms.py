@@ -11,11 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels
-from loglinear_jax import FenwickState, fenwick_step, gated_linear_attention, log_linear_attention, num_levels
+from loglinear_jax import (
+    FenwickState,
+    fenwick_step,
+    gated_delta_attention,
+    gated_linear_attention,
+    log_linear_attention,
+    log_linear_delta_attention,
+    log_linear_delta_step,
+    num_levels,
+)
 from loglinear_jax.ops import bucket_scores, softmax_attention
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .inputs import ARGUMENTS, bucket_definition, definition, random_inputs, softmax_definition
+from .inputs import ARGUMENTS, bucket_definition, definition, delta_definition, random_inputs, softmax_definition
 
 HAS_GPU = jax.default_backend() == "gpu"
 
@@ -30,17 +39,23 @@ class Operation:
 
     name: str
     function: Callable
-    arguments: tuple[str, ...]  # of ARGUMENTS
+    arguments: tuple[str, ...]  # of ARGUMENTS, or beta
     definition: Callable
     prefill: Callable
     step: Callable
     oracle: str = "recurrent"
     has_state: bool = True
+    has_levels: bool = True  # in its state
     # Arguments of `function` with which a state lasts for so many tokens.
     with_room: Callable = lambda room: {}
 
     def inputs(self, *args, **kwargs):
         drawn = dict(zip(ARGUMENTS, random_inputs(*args, **kwargs), strict=True))
+        if "beta" in self.arguments:
+            k, log_decay = drawn["k"], drawn["log_decay"]
+            drawn["k"] = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+            beta = np.random.default_rng(args[0]).uniform(0, 2, log_decay.shape)
+            drawn["beta"] = jnp.asarray(beta, log_decay.dtype)
         return tuple(drawn[name] for name in self.arguments)
 
     def draw_state(self, seed, inputs, levels=None):
@@ -49,25 +64,28 @@ class Operation:
         batch, _, heads = named["log_decay"].shape
         if levels is None and "lam" in named:
             levels = named["lam"].shape[-1]
-        by_level = () if self.name == "gated_linear" else (levels or 9,)
+        by_level = (levels or 9,) if self.has_levels else ()
         value_dim = named["v"].shape[-1] if "v" in named else 1
         stood = np.random.default_rng(seed).normal(size=(batch, heads, *by_level, named["q"].shape[-1], value_dim))
         return jnp.asarray(stood, named["log_decay"].dtype)
 
     def make_state(self, values, position):
-        return values if self.name == "gated_linear" else FenwickState(values, jnp.asarray(position, jnp.int32))
+        return FenwickState(values, jnp.asarray(position, jnp.int32)) if self.has_levels else values
 
     def state_values(self, state):
-        return state if self.name == "gated_linear" else state.levels
+        return state.levels if self.has_levels else state
 
 
 def _prefill(form, inputs, room):
     return form(inputs, return_state=True, **form.operation.with_room(room))
 
 
-def _one_token(state, inputs):
-    out, state = gated_linear_attention(*(x[:, None] for x in inputs), initial_state=state, return_state=True)
-    return out[:, 0], state
+def _one_token(attention):
+    def step(state, inputs):
+        out, state = attention(*(x[:, None] for x in inputs), initial_state=state, return_state=True)
+        return out[:, 0], state
+
+    return step
 
 
 def _attend_once(cache, inputs):
@@ -104,7 +122,25 @@ GATED_LINEAR = Operation(
     ("q", "k", "v", "log_decay"),
     lambda q, k, v, g: definition(q, k, v, g, np.ones((*g.shape, num_levels(g.shape[1])))),
     _prefill,
-    _one_token,
+    _one_token(gated_linear_attention),
+    has_levels=False,
+)
+DELTA = Operation(
+    "log_linear_delta",
+    log_linear_delta_attention,
+    ("q", "k", "v", "log_decay", "beta", "lam"),
+    delta_definition,
+    _prefill,
+    lambda state, inputs: log_linear_delta_step(state, *inputs),
+)
+GATED_DELTA = Operation(
+    "gated_delta",
+    gated_delta_attention,
+    ("q", "k", "v", "log_decay", "beta"),
+    lambda q, k, v, g, beta: delta_definition(q, k, v, g, beta, np.ones((*g.shape, num_levels(g.shape[1])))),
+    _prefill,
+    _one_token(gated_delta_attention),
+    has_levels=False,
 )
 SOFTMAX = Operation(
     "softmax",
@@ -122,7 +158,7 @@ SOFTMAX = Operation(
 class Form:
     """One form, and what it supports.
 
-    dtype: the widest that it takes. tolerance, gradient_tolerance: relative, in that dtype; bfloat16_tolerance: in bfloat16.
+    dtype: the widest that it takes. tolerance, gradient_tolerance: relative, in that dtype; the others: in theirs.
     dims: K and V that tests take (kernels have a smallest). chunk_sizes: none where a form has no chunks. spreads: arguments
     from which NaN reaches earlier tokens of the same chunk, or of the sequence where a form has no chunks.
     """
@@ -132,6 +168,7 @@ class Form:
     dtype: type = np.float64
     tolerance: float = 1e-12
     gradient_tolerance: float = 1e-10
+    float32_tolerance: float = 5e-6  # of extreme decays
     bfloat16_tolerance: float = 1e-2
     dims: tuple[int, int] = (3, 5)
     chunk_sizes: tuple[int, ...] = ()
@@ -191,6 +228,16 @@ FORMS = (
     Form(GATED_LINEAR, "parallel", spreads=("k", "v")),
     Form(GATED_LINEAR, "recurrent"),
     Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
+    *(
+        form
+        for operation in (DELTA, GATED_DELTA)
+        for form in (
+            # It solves for all tokens at once, here 130 reflections of three dimensions.
+            Form(operation, "parallel", float32_tolerance=1e-5, spreads=("k", "v", "log_decay", "beta")),
+            Form(operation, "recurrent"),
+            Form(operation, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v", "log_decay", "beta")),
+        )
+    ),
     # Angles are computed in float32.
     Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2, spreads=("v",)),
     Form(SOFTMAX, "recurrent", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),

@@ -67,6 +67,21 @@ def definition(q, k, v, log_decay, lam, start=0):
     return out
 
 
+def delta_definition(q, k, v, log_decay, beta, lam, start=0):
+    """Log-linear Gated DeltaNet, with each pair's product of transitions multiplied out in NumPy."""
+    q, k, v, log_decay, beta, lam = (np.asarray(x, np.float64) for x in (q, k, v, log_decay, beta, lam))
+    out = np.zeros_like(v)
+    for b, t, h in np.ndindex(v.shape[:3]):
+        group = h // (v.shape[2] // q.shape[2])
+        reads = q[b, t, group]
+        for s in range(t, -1, -1):
+            key = k[b, s, group]
+            level = len(f"{(start + t) ^ (start + s):b}") if t > s else 0
+            out[b, t, h] += lam[b, t, h, level] * (reads @ key) * beta[b, s, h] * v[b, s, h]
+            reads = np.exp(log_decay[b, s, h]) * (reads - beta[b, s, h] * (reads @ key) * key)
+    return out
+
+
 def bucket_definition(q, k, log_decay, start=0):
     """Bucket scores term by term in NumPy."""
     q, k, log_decay = (np.asarray(x, np.float64) for x in (q, k, log_decay))

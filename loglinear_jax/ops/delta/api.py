@@ -1,0 +1,193 @@
+"""The public functions: their checks, and the choice of a form."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
+from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_levels, check_shapes, check_state
+from loglinear_jax.ops.continuation import with_more_levels
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.delta import chunkwise, recurrent
+from loglinear_jax.ops.delta.parallel import parallel
+from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.positions import as_position, have_room
+
+Implementation = Literal["parallel", "recurrent", "xla"]
+
+
+def log_linear_delta_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    beta: Float[Array, "B T H"],
+    lam: Float[Array, "B T H L"],
+    *,
+    initial_state: FenwickState | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    implementation: Implementation | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
+    """Log-linear Gated DeltaNet (Guo et al. 2026): log-linear attention whose states forget what they held under a key before
+    they write there (the gated delta rule, Yang, Kautz and Hatamizadeh 2025).
+
+        o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(log_decay_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ
+
+    with level(t, s) = bit_length(t XOR s), and later factors of the product on the left. With λ ≡ 1 it is
+    `gated_delta_attention`. Keys are to have length 1 at most: with β |k|² above 2 the states grow without bound. A λ that
+    looks into its buckets takes its `bucket_scores` from the decayed sums of keys, which the delta rule does not change.
+
+    Differentiable in every array and in the initial state. NaN and inf reach what they reach in `log_linear_attention`, from
+    beta as from k.
+
+    Args:
+      q, k, v, log_decay, lam, return_state, chunk_size, precision: as in `log_linear_attention`.
+      beta: β, how much is overwritten, [B, T, H], from 0 to 1, or to 2 for negative eigenvalues (not checked). Used in float32
+        or wider.
+      initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
+      implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), or "xla" (chunkwise,
+        O(T log T)), which None stands for.
+
+    Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
+    has more).
+
+    Raises:
+      ValueError: as `log_linear_attention`; also for a beta that does not fit.
+    """
+    arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
+    check_shapes(**arrays, beta=(beta, "B T H"), lam=(lam, "B T H L"))
+    batch, length, heads, value_dim = v.shape
+    check_chunk_size(chunk_size)
+    check_implementation(implementation, Implementation)
+    position = None
+    if initial_state is not None:
+        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], value_dim)
+    if position is None:  # or traced
+        check_levels(lam, length, "T tokens")
+    else:
+        check_levels(lam, position + length, "initial_state.position + T tokens")
+    out, state = _attend(
+        q, k, v, log_decay, beta, lam, initial_state,
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+    )  # fmt: skip
+    return (out, state) if return_state else out
+
+
+@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision"))
+def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision):
+    """Of both functions: lam is None for one state."""
+    dtype, out_dtype = accumulation_dtype(q, k, v), v.dtype
+    log_decay, beta = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY), beta.astype(dtype)
+    q, k, v = (x.astype(jnp.result_type(q, k, v)) for x in (q, k, v))
+    kwargs = dict(return_state=return_state, precision=precision)
+    if lam is not None:
+        lam = lam.astype(dtype)
+        room = capacity(lam.shape[-1])
+        if initial_state is not None:
+            initial_state = with_more_levels(initial_state, lam.shape[-1], dtype)
+            lam = pad_to(lam, initial_state.levels.shape[2], axis=3)
+    elif initial_state is not None:
+        initial_state = initial_state.astype(dtype)
+    kwargs["initial_state"] = initial_state
+    if implementation == "parallel":
+        out, state = parallel(q, k, v, log_decay, beta, lam, **kwargs)
+    elif implementation == "recurrent":
+        out, state = recurrent.recurrent(q, k, v, log_decay, beta, lam, **kwargs)
+    elif lam is None:
+        out, state = chunkwise.one_state(q, k, v, log_decay, beta, chunk_size=chunk_size, **kwargs)
+    else:
+        out, state = chunkwise.chunkwise(q, k, v, log_decay, beta, lam, chunk_size=chunk_size, **kwargs)
+    out = out.astype(out_dtype)
+    if lam is not None and initial_state is not None:
+        known = have_room(initial_state.position, out.shape[1], room)
+        out = jnp.where(known[:, None, None], out, jnp.nan)
+    return out, state
+
+
+def log_linear_delta_step(
+    state: FenwickState,
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    log_decay: Float[Array, "B H"],
+    beta: Float[Array, "B H"],
+    lam: Float[Array, "B H L"],
+) -> tuple[Float[Array, "B H V"], FenwickState]:
+    """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
+
+    Merges the buckets that the new token's partition merges, takes every level S to exp(log_decay) (I - β k kᵀ) S, puts β k vᵀ
+    at level 0 and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. Everything else is as in `fenwick_step`.
+    """
+    arrays = dict(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"))
+    check_shapes(**arrays, beta=(beta, "B H"), lam=(lam, "B H L"))
+    batch, heads, value_dim = v.shape
+    position = check_state(state, "state", batch, heads, q.shape[-1], value_dim)
+    levels = state.levels.shape[2]
+    if position is not None:
+        check_levels(lam, position + 1, "state.position + 1 tokens")
+        if levels < num_levels(position + 1):
+            raise ValueError(
+                f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
+                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
+                "max_length"
+            )
+    return _step(state, q, k, v, log_decay, beta, lam)
+
+
+@jax.jit
+def _step(state, q, k, v, log_decay, beta, lam):
+    levels, dtype = state.levels.shape[2], state.levels.dtype
+    position = as_position(state.position)
+    known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
+    inputs = (x.astype(dtype) for x in (q, k, v))
+    out, new_state = recurrent.step(state.replace(position=position), *inputs, log_decay, beta.astype(dtype), lam)
+    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
+
+
+def gated_delta_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    beta: Float[Array, "B T H"],
+    *,
+    initial_state: Float[Array, "B H K V"] | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    implementation: Implementation | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025): S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, and
+    o_t = q_tᵀ S_t. With log_decay 0 it is DeltaNet (Yang et al. 2024). O(T).
+
+    Args: as in `log_linear_delta_attention`; initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in
+    float32 or wider.
+
+    Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
+        not a power of two, or an unknown implementation.
+    """
+    arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
+    arrays["beta"] = (beta, "B T H")
+    if initial_state is not None:
+        arrays["initial_state"] = (initial_state, "B H K V")
+    check_shapes(**arrays)
+    check_chunk_size(chunk_size)
+    check_implementation(implementation, Implementation)
+    out, state = _attend(
+        q, k, v, log_decay, beta, None, initial_state,
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+    )  # fmt: skip
+    return (out, state) if return_state else out

@@ -1,0 +1,57 @@
+"""The recurrent forms: one step per token. What decoding does, and a second oracle."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.positions import advanced
+
+
+def step(state: FenwickState, q, k, v, log_decay, beta, lam, precision=None):
+    """One token. q, k [B, G, K]; v [B, H, V]; log_decay, beta [B, H]; lam [B, H, L]. Returns (o [B, H, V], new state)."""
+    q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
+    before = merge_for_token(state.levels, state.position)
+    levels = _overwritten(before, k[:, :, None], log_decay[..., None], beta[..., None], precision)
+    written = beta[..., None, None] * k[..., :, None] * v[..., None, :]
+    levels = levels.at[:, :, 0].set(written.astype(levels.dtype))
+    out = jnp.einsum("bhk,bhl,bhlkv->bhv", q, lam, levels, precision=precision)
+    return out, FenwickState(levels=levels, position=advanced(state.position, 1))
+
+
+def one_state_step(state, q, k, v, log_decay, beta, precision=None):
+    """The same over one state a head [B, H, K, V]."""
+    q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
+    state = (
+        _overwritten(state, k, log_decay, beta, precision) + beta[..., None, None] * k[..., :, None] * v[..., None, :]
+    )
+    return jnp.einsum("bhk,bhkv->bhv", q, state, precision=precision), state
+
+
+def _overwritten(states, k, log_decay, beta, precision):
+    """exp(g) (I - β k kᵀ) S."""
+    found = jnp.einsum("...k,...kv->...v", k, states, precision=precision)
+    erased = beta[..., None, None] * k[..., :, None] * found[..., None, :]
+    return jnp.exp(log_decay)[..., None, None] * (states - erased)
+
+
+def recurrent(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
+    """`step` over every token by `lax.scan`; `one_state_step` where lam is None. Shapes and errors as in
+    `log_linear_delta_attention` and `gated_delta_attention`."""
+    batch, _, heads, value_dim = v.shape
+    dtype = accumulation_dtype(q, k, v)
+    tokens = [q, k, v, log_decay, beta] + ([] if lam is None else [lam])
+    if initial_state is None and lam is None:
+        initial_state = jnp.zeros((batch, heads, q.shape[-1], value_dim), dtype)
+    elif initial_state is None:
+        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
+    take = one_state_step if lam is None else step
+
+    def body(state, token):
+        out, state = take(state, *token, precision=precision)
+        return state, out
+
+    state, out = jax.lax.scan(body, initial_state, [jnp.moveaxis(x.astype(dtype), 1, 0) for x in tokens])
+    return jnp.moveaxis(out, 0, 1), state if return_state else None

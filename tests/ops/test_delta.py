@@ -1,0 +1,76 @@
+"""What the delta rule is for, and what its functions refuse; their values, states and gradients: test_forms.py."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax import (
+    gated_delta_attention,
+    init_fenwick_state,
+    log_linear_delta_attention,
+    log_linear_delta_step,
+)
+
+from .forms import DELTA, FORMS, GATED_DELTA
+from .inputs import in_float64, relative_error
+
+every_form = pytest.mark.parametrize("implementation", [form.name for form in FORMS if form.operation is DELTA])
+
+
+@every_form
+@in_float64
+def test_lambda_of_one_is_gated_deltanet(implementation):
+    *inputs, lam = DELTA.inputs(4, 2, 45, 2, 4, 3, 5)
+    out = log_linear_delta_attention(*inputs, jnp.ones_like(lam), implementation=implementation, chunk_size=8)
+    assert relative_error(out, gated_delta_attention(*inputs, implementation="recurrent")) < 1e-12
+
+
+@every_form
+@in_float64
+def test_nothing_is_written_with_beta_zero(implementation):
+    q, k, v, log_decay, beta, lam = DELTA.inputs(5, 1, 20, 1, 2, 3, 5)
+    out = log_linear_delta_attention(q, k, v, log_decay, 0 * beta, lam, implementation=implementation)
+    np.testing.assert_array_equal(out, 0.0)
+
+
+@every_form
+@in_float64
+def test_the_last_value_of_each_key_is_recalled_exactly(implementation):
+    """Orthonormal keys, β = 1 and no decay: each key is written twice, and found as it was written last."""
+    rng = np.random.default_rng(0)
+    keys, values = np.linalg.qr(rng.normal(size=(6, 6)))[0], rng.normal(size=(12, 4))
+    order = np.concatenate([rng.permutation(6), rng.permutation(6)])
+    asked = rng.permutation(6)
+    last = np.array([6 + np.argmax(order[6:] == key) for key in asked])
+    k = np.concatenate([keys[order], np.zeros((6, 6))])
+    q = np.concatenate([np.zeros((12, 6)), keys[asked]])
+    v = np.concatenate([values, np.zeros((6, 4))])
+    q, k, v = (jnp.asarray(x)[None, :, None] for x in (q, k, v))
+    ones = jnp.ones((1, 18, 1))
+    for attention, more in ((gated_delta_attention, ()), (log_linear_delta_attention, (jnp.ones((1, 18, 1, 6)),))):
+        out = attention(q, k, v, 0 * ones, ones, *more, implementation=implementation, chunk_size=4)
+        np.testing.assert_allclose(out[0, 12:, 0], values[last], atol=1e-12)
+
+
+@every_form
+@pytest.mark.parametrize("operation", [DELTA, GATED_DELTA], ids=lambda operation: operation.name)
+def test_bad_arguments_are_named(operation, implementation):
+    inputs = dict(zip(operation.arguments, operation.inputs(0, 1, 6, 1, 2, 3, 4, dtype=np.float32), strict=True))
+    for changes, message in (
+        (dict(beta=inputs["beta"][:, :5]), r"beta has shape \(1, 5, 2\): expected \[B, T, H\] with T = 6"),
+        (dict(beta=inputs["beta"].astype(int)), "beta has dtype int32: expected a floating dtype"),
+        (dict(chunk_size=3), "chunk_size must be a power of two"),
+        (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
+        (dict(initial_state=jnp.zeros((1, 2, 3))), "initial_state"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            operation.function(**dict(implementation=implementation) | inputs | changes)
+
+
+def test_a_step_past_the_states_end_is_an_error():
+    inputs = [x[:, 0] for x in DELTA.inputs(0, 1, 6, 1, 2, 3, 4, dtype=np.float32)]
+    state = init_fenwick_state(1, 2, 3, 4, 2)
+    for _ in range(2):
+        _, state = log_linear_delta_step(state, *inputs)
+    with pytest.raises(ValueError, match="state.levels has 2 levels, room for 2 tokens"):
+        log_linear_delta_step(state, *inputs)
