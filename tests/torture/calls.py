@@ -269,6 +269,28 @@ CALLS: dict[str, Call] = {
         ATTENTION | {"lam": "floating", "state": "state"},
         _as_v,
     ),
+    "log_linear_delta_attention": Call(
+        loglinear_jax.log_linear_delta_attention,
+        lambda f: _arrays()
+        | {"beta": jnp.full((B, T, H), 0.5), "initial_state": _state(), "chunk_size": 2, "implementation": "xla"}
+        | {"return_state": True},
+        ATTENTION | OPTIONS | {"beta": "floating", "lam": "floating", "initial_state": "state"},
+        _as_v,
+    ),
+    "log_linear_delta_step": Call(
+        loglinear_jax.log_linear_delta_step,
+        lambda f: _arrays(step=True) | {"beta": jnp.full((B, H), 0.5), "state": _state()},
+        ATTENTION | {"beta": "floating", "lam": "floating", "state": "state"},
+        _as_v,
+    ),
+    "gated_delta_attention": Call(
+        loglinear_jax.gated_delta_attention,
+        lambda f: {name: x for name, x in _arrays().items() if name != "lam"}
+        | {"beta": jnp.full((B, T, H), 0.5), "initial_state": jnp.zeros((B, H, K, V)), "chunk_size": 2}
+        | {"implementation": "xla", "return_state": True},
+        ATTENTION | OPTIONS | {"beta": "floating", "initial_state": "matrix state"},
+        _as_v,
+    ),
     "gated_linear_attention": Call(
         loglinear_jax.gated_linear_attention,
         lambda f: {name: x for name, x in _arrays().items() if name != "lam"}
