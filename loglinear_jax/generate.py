@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel
+from loglinear_jax.models.params import flat_params
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
@@ -50,7 +51,8 @@ def stream(
     which states are allocated; prompt and num_tokens together if None.
 
     Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
-    max_length or the model's λ has levels for; and, at the token where it happens, for logits that are not finite.
+    max_length or the model's λ has levels for; ValueError naming the first of the params that the model has not, or has of
+    another shape; and SettingError, at the token where it happens, for logits that are not finite.
     """
     m = model.settings
     prompt = np.asarray(prompt)
@@ -78,6 +80,7 @@ def stream(
     if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
         raise SettingError(f"top_p must be a number above 0 and at most 1, got {top_p!r}")
     m.check_decoding(max_length)
+    flat_params(model, params)
     choose = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
     return _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token)
 

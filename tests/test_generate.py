@@ -41,6 +41,24 @@ def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
     np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: {}, 'params has no mapping "params"'),
+        (lambda p: {"params": {k: x for k, x in p["params"].items() if k != "head"}}, "params has no head: expected"),
+        (lambda p: {"params": p["params"] | {"tail": p["params"]["head"]}}, "params has tail, for which"),
+        (
+            lambda p: {"params": p["params"] | {"head": p["params"]["head"].T}},
+            r"head has shape \(\d+, \d+\): expected \(",
+        ),
+        (lambda p: jax.tree.map(lambda x: jnp.stack([x, x]), p), "the params of one seed, not of several"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_named(params, change, message):
+    with pytest.raises(ValueError, match=message):
+        generate(MODEL, change(params), PROMPT, 2)
+
+
 def test_the_seed_decides(params):
     first, again, other = (generate(MODEL, params, PROMPT, 10, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)

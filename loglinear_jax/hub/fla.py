@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from loglinear_jax.fenwick import capacity
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.models.params import flat_params, param_shapes
 
 PREFIX = "backbone."
 FIRST = f"{PREFIX}layers.0.mixer."
@@ -109,7 +108,7 @@ def import_fla(
         _configured(config, "norm_eps", "norm_epsilon", norm_epsilon, 1e-5),
         dtype,
     )
-    shapes = _shapes(settings)
+    shapes = param_shapes(LanguageModel(settings))
     for name, (path, turn) in names.items():
         expected = _TURN_BACK[turn](np.broadcast_to(0.0, shapes[path])).shape
         if arrays[name].shape != expected:
@@ -141,27 +140,11 @@ def export_fla(settings: LanguageSettings, params: Mapping[str, Any]) -> dict[st
             f"and lam={settings.lam!r}"
         )
     settings.check()
-    tree = params.get("params") if isinstance(params, Mapping) else None
-    if not isinstance(tree, Mapping):
-        raise ValueError(
-            'params has no mapping "params": expected the parameters of a LanguageModel, as its init gives them'
-        )
-    ours = flatten_dict(tree, sep="/")
-    names = _names(settings.layers, settings.conv_bias)
-    paths = {path for path, _ in names.values()}
-    if missing := sorted(paths - ours.keys()):
-        raise ValueError(f"params has no {missing[0]}: expected the parameters of a LanguageModel of these settings")
-    if unknown := sorted(ours.keys() - paths):
-        raise ValueError(f"params has {unknown[0]}, for which flash-linear-attention has no place")
-    shapes = _shapes(settings)
-    exported = {}
-    for name, (path, turn) in names.items():
-        x = _as_float32(path, ours[path])
-        if x.shape != shapes[path]:
-            stacked = ", the params of one seed, not of several" if x.shape[1:] == shapes[path] else ""
-            raise ValueError(f"{path} has shape {x.shape}: expected {shapes[path]}{stacked}")
-        exported[name] = np.ascontiguousarray(_TURN_BACK[turn](x))
-    return exported
+    ours = flat_params(LanguageModel(settings), params)
+    return {
+        name: np.ascontiguousarray(_TURN_BACK[turn](_as_float32(path, ours[path])))
+        for name, (path, turn) in _names(settings.layers, settings.conv_bias).items()
+    }
 
 
 def _names(layers: int, conv_bias: bool) -> dict[str, tuple[str, str]]:
@@ -172,16 +155,6 @@ def _names(layers: int, conv_bias: bool) -> dict[str, tuple[str, str]]:
         if conv_bias or name != "mixer.conv1d.bias"
     }
     return _OUTSIDE | blocks
-
-
-def _shapes(settings: LanguageSettings) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter that our model of these settings has, by its path."""
-    # Layers are alike; the form of the attention has no parameters.
-    one_layer = dataclasses.replace(settings, layers=1, implementation="xla")
-    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    ours = flatten_dict(jax.eval_shape(LanguageModel(one_layer).init, jax.random.key(0), token)["params"], sep="/")
-    paths = [path for path, _ in _names(settings.layers, settings.conv_bias).values()]
-    return {path: ours[re.sub(r"^layer_\d+/", "layer_0/", path)].shape for path in paths}
 
 
 def _settings(

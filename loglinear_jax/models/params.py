@@ -1,0 +1,49 @@
+"""Parameters that were given, held against the model that they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from loglinear_jax.models.language import LanguageModel
+
+
+def param_shapes(model: LanguageModel) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, by its path, such as "layer_0/mixer/skip"."""
+    # Layers are alike; the form of the attention has no parameters.
+    one_layer = LanguageModel(dataclasses.replace(model.settings, layers=1, implementation="xla"))
+    token = jax.ShapeDtypeStruct((1, 1), np.int32)
+    shapes = flatten_dict(jax.eval_shape(one_layer.init, jax.random.key(0), token)["params"], sep="/")
+    of_layer = {path: x.shape for path, x in shapes.items() if path.startswith("layer_0/")}
+    of_all = {path: x.shape for path, x in shapes.items() if path not in of_layer}
+    layers = range(model.settings.layers)
+    return of_all | {re.sub("^layer_0", f"layer_{i}", path): x for i in layers for path, x in of_layer.items()}
+
+
+def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:
+    """One seed's parameters {"params": ...} by path.
+
+    Raises ValueError naming a parameter that is missing, unknown, or of another shape than in the model.
+    """
+    tree = params.get("params") if isinstance(params, Mapping) else None
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            'params has no mapping "params": expected the parameters of a LanguageModel, as its init gives them'
+        )
+    given, shapes = flatten_dict(tree, sep="/"), param_shapes(model)
+    if missing := sorted(shapes.keys() - given.keys()):
+        raise ValueError(f"params has no {missing[0]}: expected the parameters of a LanguageModel of these settings")
+    if unknown := sorted(map(str, given.keys() - shapes.keys())):
+        raise ValueError(f"params has {unknown[0]}, for which the LanguageModel of these settings has no place")
+    for path, shape in shapes.items():
+        got = np.shape(given[path])
+        if got != shape:
+            stacked = ", the params of one seed, not of several" if got[1:] == shape else ""
+            raise ValueError(f"{path} has shape {got}: expected {shape}{stacked}")
+    return given
