@@ -316,7 +316,7 @@ def _mean_at_length(lines: list[dict[str, str]]) -> str:
     if "perplexity" in lines[0]:
         return _mean_and_spread([float(line["perplexity"]) for line in lines], 1)
     scores = [float(line["accuracy"]) for line in lines]
-    return f"{_mean_and_std(np.divide(scores, 100))} ({sum(score >= 90 for score in scores)}/{len(scores)})"
+    return f"{_mean_and_spread(scores, 1)} ({sum(score >= 90 for score in scores)}/{len(scores)})"
 
 
 def variation_of_lam(results: Results, runs: str) -> Rows:

@@ -124,3 +124,29 @@ def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim:
             f"{num_levels(position)} levels for {name}.position = {position}"
         )
     return position
+
+
+def check_initial_state(
+    state: FenwickState | None, lam, batch: int, length: int, heads: int, key_dim: int, value_dim: int
+) -> None:
+    """Raises ValueError for an initial state that is not of these sizes, or a lam with too few levels for T tokens after it."""
+    position = None if state is None else check_state(state, "initial_state", batch, heads, key_dim, value_dim)
+    if position is None:  # or traced
+        check_levels(lam, length, "T tokens")
+    else:
+        check_levels(lam, position + length, "initial_state.position + T tokens")
+
+
+def check_step_state(state: FenwickState, lam, batch: int, heads: int, key_dim: int, value_dim: int) -> None:
+    """Raises ValueError for a state that is not of these sizes, or if it or lam has too few levels for one more token."""
+    position = check_state(state, "state", batch, heads, key_dim, value_dim)
+    if position is None:
+        return
+    levels = state.levels.shape[2]
+    check_levels(lam, position + 1, "state.position + 1 tokens")
+    if levels < num_levels(position + 1):
+        raise ValueError(
+            f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
+            f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
+            "max_length"
+        )

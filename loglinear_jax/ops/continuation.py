@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
-from loglinear_jax.ops.positions import advanced, as_position
+from loglinear_jax.ops.positions import advanced, as_position, have_room
 
 
 def run_from(
@@ -20,29 +22,55 @@ def run_from(
     aligned: Callable,
     return_state: bool,
     precision=None,
+    read: Callable | None = None,
 ) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
     """Runs a form that only knows sequences from position 0 on from any initial state; returns its output and last state.
 
-    tokens: q, k, v, log_decay, lam of `log_linear_attention`.
+    tokens: q, k, v, log_decay, lam of `log_linear_attention`, or others of which lam is the last.
     aligned: function of such tokens at positions 0, 1, ... and of an index `last` (an int, or traced), that returns the
       outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
+    read: function of the tokens and of the initial state to what its buckets add to the outputs, [B, T, H, V], and a function
+      that gives what they leave at the end, [B, H, L, K, V]; if None, of states that decay and no more.
     """
     length = tokens[0].shape[1]
     if initial is None:
         out, levels = aligned(*tokens, length - 1)
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
-    q, k, v, log_decay, lam = tokens
+    *others, lam = tokens
     windows = Windows(initial.position, length, lam.shape[-1])
-    inputs = (windows.lay(x) for x in (q, k, v, log_decay, windows.of_levels(lam)))
-    out, levels = aligned(*inputs, windows.last)
-
-    groups = q.shape[2]
-    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
-    from_initial, at_end = read_initial_state(*by_group, initial, precision)
-    out = windows.take(out) + merge_heads(from_initial)
+    out, levels = aligned(*(windows.lay(x) for x in (*others, windows.of_levels(lam))), windows.last)
+    from_initial, at_end = (read or functools.partial(_read_decaying, precision=precision))(*tokens, initial)
+    out = windows.take(out) + from_initial
     if not return_state:
         return out, None
     return out, FenwickState(windows.levels_at_end(levels) + at_end(), advanced(initial.position, length))
+
+
+def _read_decaying(q, k, v, log_decay, lam, initial, precision):
+    del k, v
+    groups = q.shape[2]
+    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
+    from_initial, at_end = read_initial_state(*by_group, initial, precision)
+    return merge_heads(from_initial), at_end
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others):
+    """One more token after a state, by `step`, an operation's own, in the state's dtype.
+
+    others: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the state or
+    lam has no level for the token.
+    """
+    *others, lam = others
+    levels, dtype = state.levels.shape[2], state.levels.dtype
+    position = as_position(state.position)
+    known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
+    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
+    inputs = (x.astype(dtype) for x in (q, k, v))
+    others = (x.astype(dtype) for x in others)
+    out, new_state = step(state.replace(position=position), *inputs, log_decay, *others, lam)
+    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
 
 
 def with_more_levels(initial: FenwickState, levels: int, dtype) -> FenwickState:

@@ -9,15 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from loglinear_jax.fenwick import FenwickState, capacity, num_levels
-from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_levels, check_shapes, check_state
-from loglinear_jax.ops.continuation import with_more_levels
+from loglinear_jax.fenwick import FenwickState, capacity
+from loglinear_jax.ops.checks import (
+    check_chunk_size,
+    check_implementation,
+    check_initial_state,
+    check_shapes,
+    check_step_state,
+)
+from loglinear_jax.ops.continuation import take_step, with_more_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
-from loglinear_jax.ops.delta import chunkwise, recurrent
-from loglinear_jax.ops.delta.parallel import parallel
+from loglinear_jax.ops.delta import chunkwise, parallel, recurrent
 from loglinear_jax.ops.heads import accumulation_dtype
 from loglinear_jax.ops.levels import pad_to
-from loglinear_jax.ops.positions import as_position, have_room
+from loglinear_jax.ops.positions import have_room
 
 Implementation = Literal["parallel", "recurrent", "xla"]
 
@@ -67,13 +72,7 @@ def log_linear_delta_attention(
     batch, length, heads, value_dim = v.shape
     check_chunk_size(chunk_size)
     check_implementation(implementation, Implementation)
-    position = None
-    if initial_state is not None:
-        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], value_dim)
-    if position is None:  # or traced
-        check_levels(lam, length, "T tokens")
-    else:
-        check_levels(lam, position + length, "initial_state.position + T tokens")
+    check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
     out, state = _attend(
         q, k, v, log_decay, beta, lam, initial_state,
         return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
@@ -97,10 +96,11 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
     kwargs["initial_state"] = initial_state
-    if implementation == "parallel":
-        out, state = parallel(q, k, v, log_decay, beta, lam, **kwargs)
-    elif implementation == "recurrent":
+    if implementation == "recurrent":
         out, state = recurrent.recurrent(q, k, v, log_decay, beta, lam, **kwargs)
+    elif implementation == "parallel":
+        inputs = (q, k, v, log_decay, beta)
+        out, state = parallel.one_state(*inputs, **kwargs) if lam is None else parallel.parallel(*inputs, lam, **kwargs)
     elif lam is None:
         out, state = chunkwise.one_state(q, k, v, log_decay, beta, chunk_size=chunk_size, **kwargs)
     else:
@@ -129,29 +129,8 @@ def log_linear_delta_step(
     arrays = dict(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"))
     check_shapes(**arrays, beta=(beta, "B H"), lam=(lam, "B H L"))
     batch, heads, value_dim = v.shape
-    position = check_state(state, "state", batch, heads, q.shape[-1], value_dim)
-    levels = state.levels.shape[2]
-    if position is not None:
-        check_levels(lam, position + 1, "state.position + 1 tokens")
-        if levels < num_levels(position + 1):
-            raise ValueError(
-                f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
-                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
-                "max_length"
-            )
-    return _step(state, q, k, v, log_decay, beta, lam)
-
-
-@jax.jit
-def _step(state, q, k, v, log_decay, beta, lam):
-    levels, dtype = state.levels.shape[2], state.levels.dtype
-    position = as_position(state.position)
-    known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
-    inputs = (x.astype(dtype) for x in (q, k, v))
-    out, new_state = recurrent.step(state.replace(position=position), *inputs, log_decay, beta.astype(dtype), lam)
-    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
+    check_step_state(state, lam, batch, heads, q.shape[-1], value_dim)
+    return take_step(recurrent.step, state, q, k, v, log_decay, beta, lam)
 
 
 def gated_delta_attention(

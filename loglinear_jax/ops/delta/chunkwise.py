@@ -6,36 +6,27 @@ Runs on any backend; differentiated by JAX.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from loglinear_jax.fenwick import FenwickState, fenwick_level, num_levels, tree_heights
-from loglinear_jax.ops.continuation import InitialState, Windows
+from loglinear_jax.fenwick import fenwick_level, num_levels, tree_heights
+from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Transitions, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, select_level
-from loglinear_jax.ops.positions import advanced
 from loglinear_jax.ops.tree import fitting_chunk_size, into_parts
 
 
 def chunkwise(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
-    length = q.shape[1]
-    chunk_size = fitting_chunk_size(length, chunk_size)
-    tokens = q, k, v, log_decay, beta
-    if initial_state is None:
-        out, levels = _aligned(*tokens, lam, length - 1, chunk_size, return_state, precision)
-        return out, None if levels is None else FenwickState(levels, jnp.asarray(length, jnp.int32))
-    windows = Windows(initial_state.position, length, lam.shape[-1])
-    inputs = (*map(windows.lay, tokens), windows.lay(windows.of_levels(lam)))
-    out, levels = _aligned(*inputs, windows.last, chunk_size, return_state, precision)
-    from_initial, at_end = _read_initial_state(q, k, log_decay, beta, lam, initial_state, chunk_size, precision)
-    out = windows.take(out) + from_initial
-    if not return_state:
-        return out, None
-    return out, FenwickState(windows.levels_at_end(levels) + at_end, advanced(initial_state.position, length))
+    sizes = dict(chunk_size=fitting_chunk_size(q.shape[1], chunk_size), precision=precision)
+    aligned = functools.partial(_aligned, return_state=return_state, **sizes)
+    read = functools.partial(_read_initial_state, **sizes)
+    return run_from(initial_state, (q, k, v, log_decay, beta, lam), aligned, return_state, precision, read)
 
 
 def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
@@ -46,11 +37,11 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     out = dot("bgrnts,bgrnsv->bgrntv", run.weights.astype(v.dtype), v, precision)
     shape = (*v.shape[:3], 1, q.shape[-1], v.shape[-1])
     first = jnp.zeros(shape, run.decay.dtype) if initial_state is None else initial_state.reshape(shape)
-    own = run.own(v.astype(run.inner.dtype), precision)
+    own = run.own(v[..., None, :, :], precision)
 
     def join(index, before, after, own):
         del index, before
-        return after + own[:, :, :, None]
+        return after + own
 
     read, state = _carry(run, jnp.ones((*v.shape[:5], 1), first.dtype), first, own, join, precision)
     state = state.reshape(state.shape[0], -1, *shape[-2:])
@@ -84,7 +75,7 @@ def _carry(run: Transitions, weights, states, own, join, precision):
     return jnp.moveaxis(read, 0, 3), states
 
 
-def _aligned(q, k, v, log_decay, beta, lam, last, chunk_size, return_state, precision):
+def _aligned(q, k, v, log_decay, beta, lam, last, *, chunk_size, return_state, precision):
     """Outputs [B, T, H, V] of tokens at positions 0 .. T-1 and, if asked, the levels after token `last` (an int, or traced)."""
     length, groups = q.shape[1:3]
     q, k, v, log_decay, beta, lam = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta, lam)
@@ -100,11 +91,11 @@ def _aligned(q, k, v, log_decay, beta, lam, last, chunk_size, return_state, prec
         def join(index, before, after, own):
             """The carry chain: the chunk and the states of the heights below go into that of its successor's lowest bit."""
             lowest = 31 - jax.lax.clz((index + 1) & -(index + 1))
-            joined = own + jnp.sum(jnp.where(height < lowest, after, 0), axis=3)
-            after = jnp.where(height == lowest, joined[:, :, :, None], jnp.where(height < lowest, 0, after))
+            joined = own + jnp.sum(jnp.where(height < lowest, after, 0), axis=3, keepdims=True)
+            after = jnp.where(height == lowest, joined, jnp.where(height < lowest, 0, after))
             return jnp.where(index < last_chunk, after, before)  # in the end those before the last token's chunk
 
-        own = run.own(v.astype(run.inner.dtype), precision)
+        own = run.own(v[..., None, :, :], precision)
         read, states = _carry(run, lam[..., inside : inside + heights], states, own, join, precision)
         out += read
     out = _into_sequence(out, length)
@@ -124,13 +115,18 @@ def _aligned(q, k, v, log_decay, beta, lam, last, chunk_size, return_state, prec
     return out, levels.reshape(levels.shape[0], -1, *levels.shape[3:])
 
 
-def _read_initial_state(q, k, log_decay, beta, lam, initial, chunk_size, precision):
-    """What the initial state's buckets add to the outputs, and what they leave at the end, [B, H, L, K, V]."""
+def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, precision):
+    """`run_from`'s `read`."""
+    del v
     length, groups = q.shape[1:3]
     old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1])
     found = jnp.take_along_axis(lam, jnp.broadcast_to(old.found_at[:, None], lam.shape), axis=-1)
     q, k, log_decay, beta, found = _into_chunks(groups, chunk_size, q, k, log_decay, beta, found)
     run = transitions(q, k, log_decay, beta, precision)
     read, states = _carry(run, found, old.states, run.decay, lambda index, before, after, own: after, precision)
-    states = old.moved(states)
-    return _into_sequence(read, length), states.reshape(states.shape[0], -1, *states.shape[3:])
+
+    def at_end():
+        moved = old.moved(states)
+        return moved.reshape(moved.shape[0], -1, *moved.shape[3:])
+
+    return _into_sequence(read, length), at_end

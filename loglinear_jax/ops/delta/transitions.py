@@ -31,18 +31,16 @@ class Transitions:
     keys_to_end: Float[Array, "B G R *N C K"]
     decay: Float[Array, "B G R *N"]
 
-    def own(self, values: Float[Array, "B G R *N C V"], precision=None) -> Float[Array, "B G R *N K V"]:
-        """The state after the run, from these values alone."""
-        written = jnp.einsum("...ts,...sv->...tv", self.inner, values, precision=precision)
-        return jnp.einsum("...tk,...tv->...kv", self.keys_to_end, written, precision=precision)
+    def own(self, values: Float[Array, "B G R *N L C V"], precision=None) -> Float[Array, "B G R *N L K V"]:
+        """The states after the run, each from its own values alone."""
+        written = jnp.einsum("...ts,...lsv->...ltv", self.inner, values.astype(self.inner.dtype), precision=precision)
+        return jnp.einsum("...tk,...ltv->...lkv", self.keys_to_end, written, precision=precision)
 
     def own_by_level(
         self, values: Float[Array, "B G R C V"], level: Int[Array, " C"], levels: int, precision=None
     ) -> Float[Array, "B G R L K V"]:
-        """The same for the tokens of each level; those of level -1 are in none."""
-        by_level = (level == jnp.arange(levels)[:, None])[:, :, None] * values[:, :, :, None].astype(self.inner.dtype)
-        written = jnp.einsum("...ts,...lsv->...ltv", self.inner, by_level, precision=precision)
-        return jnp.einsum("...tk,...ltv->...lkv", self.keys_to_end, written, precision=precision)
+        """The state of the tokens of each level; those of level -1 are in none."""
+        return self.own((level == jnp.arange(levels)[:, None])[:, :, None] * values[:, :, :, None], precision)
 
     def after(self, states: Float[Array, "B G R *N L K V"], precision=None) -> Float[Array, "B G R *N L K V"]:
         """What states before the run have become after it."""

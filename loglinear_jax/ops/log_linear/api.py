@@ -9,22 +9,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import pallas_kernels
-from loglinear_jax.fenwick import FenwickState, capacity, num_levels
+from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
-    check_levels,
+    check_initial_state,
     check_shapes,
-    check_state,
+    check_step_state,
 )
-from loglinear_jax.ops.continuation import with_more_levels
+from loglinear_jax.ops.continuation import take_step, with_more_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import accumulation_dtype
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
-from loglinear_jax.ops.positions import as_position, have_room
+from loglinear_jax.ops.positions import have_room
 
 
 def log_linear_attention(
@@ -87,13 +87,7 @@ def log_linear_attention(
     )
     batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
-    position = None
-    if initial_state is not None:
-        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], value_dim)
-    if position is None:  # or traced
-        check_levels(lam, length, "T tokens")
-    else:
-        check_levels(lam, position + length, "initial_state.position + T tokens")
+    check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
 
     if implementation is None:
         implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
@@ -165,25 +159,5 @@ def fenwick_step(
     """
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
     batch, heads, value_dim = v.shape
-    position = check_state(state, "state", batch, heads, q.shape[-1], value_dim)
-    levels = state.levels.shape[2]
-    if position is not None:
-        check_levels(lam, position + 1, "state.position + 1 tokens")
-        if levels < num_levels(position + 1):
-            raise ValueError(
-                f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "
-                f"{num_levels(position + 1)} levels for token {position}; start from init_fenwick_state with a larger "
-                "max_length"
-            )
-    return _step(state, q, k, v, log_decay, lam)
-
-
-@jax.jit
-def _step(state, q, k, v, log_decay, lam):
-    levels, dtype = state.levels.shape[2], state.levels.dtype
-    position = as_position(state.position)
-    known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
-    out, new_state = recurrent.step(state.replace(position=position), q, k, v, log_decay, lam)
-    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
+    check_step_state(state, lam, batch, heads, q.shape[-1], value_dim)
+    return take_step(recurrent.step, state, q, k, v, log_decay, lam)
