@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import kernels
+from pallas_kernels import triton_scan
 from pallas_kernels.chunks import (
     LOG2_E,
     MIN_LOG2_DECAY,
@@ -20,13 +20,13 @@ from pallas_kernels.chunks import (
     sum_tokens,
 )
 from pallas_kernels.common import fold_mapped_axes, pad
-from pallas_kernels.kernels import AttentionSizes
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_unsupported
-from pallas_kernels.tiles import Tiles, choose_tiles, tile_for
+from pallas_kernels.support import choose_backend, dot_mode, interpreting
+from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles, choose_tiles, tile_for
+from pallas_kernels.triton_scan import AttentionSizes
 
 
 def fenwick_attention(
-    q, k, v, log_decay, lam, *, chunk_size: int | None = None, precision=None, tiles: Tiles | None = None
+    q, k, v, log_decay, lam, *, chunk_size: int | None = None, precision=None, tiles: Tiles | HopperTiles | None = None
 ):
     """Log-linear attention of tokens 0 .. T-1 by the Pallas kernels: O(T log T), with a hand-written gradient.
 
@@ -37,7 +37,8 @@ def fenwick_attention(
       lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1.
       chunk_size: tokens a tile, a power of two from 16 to 128 (64 for float32); chosen if None.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
-      tiles: how to cut the work into programs; chosen from the shapes if None.
+      tiles: how to cut the work into programs, and with it whose kernels to take: those for Hopper GPUs, or those for any
+        since Ampere; chosen from the shapes, the GPU and JAX's version if None.
 
     Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
@@ -46,9 +47,9 @@ def fenwick_attention(
     _check(q, k, v, log_decay, lam)
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    reason = why_unsupported(key_dim, value_dim, q.dtype, chunk_size, precision)
-    if reason is not None:
-        raise UnsupportedError(reason)
+    backend = choose_backend(key_dim, value_dim, q.dtype, chunk_size, precision, tiles and tiles.backend)
+    if tiles is None and backend == "hopper":
+        tiles = choose_hopper_tiles(length, value_dim)
     tiles = tiles or choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)
@@ -81,7 +82,15 @@ def _check(q, k, v, log_decay, lam) -> None:
 
 
 def sizes_for(
-    batch: int, length: int, groups: int, heads: int, key_dim: int, value_dim: int, dtype, precision, tiles: Tiles
+    batch: int,
+    length: int,
+    groups: int,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype,
+    precision,
+    tiles: Tiles | HopperTiles,
 ) -> AttentionSizes:
     """What the kernels see of a problem of this shape: everything padded to whole tiles."""
     num_chunks = -(-length // tiles.chunk)
@@ -95,7 +104,7 @@ def sizes_for(
         groups=groups,
         heads=heads,
         value_blocks=-(-value_dim // tiles.value_block),
-        key_dim=tile_for(key_dim),
+        key_dim=max(tile_for(key_dim), tiles.min_dim),
         value_dim=tiles.value_block,
         dtype=str(jnp.dtype(dtype)),
         precision=dot_mode(dtype, precision),
@@ -103,7 +112,7 @@ def sizes_for(
     )
 
 
-def _differentiable(sizes: AttentionSizes, tiles: Tiles):
+def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """The differentiable function (q, k, v, log_decay, lam) -> o for these sizes, in the kernels' shapes but for
     log_decay [B, T, H] and lam [B, T, H, L]."""
     forward, backward = _forward_and_backward(sizes, tiles)
@@ -123,7 +132,7 @@ def _differentiable(sizes: AttentionSizes, tiles: Tiles):
 
 
 @functools.cache
-def _forward_and_backward(sizes: AttentionSizes, tiles: Tiles):
+def _forward_and_backward(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """Forward and backward with a batching rule each: a mapped axis becomes part of the batch, so grids keep their axes."""
     return (
         fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles)),
@@ -131,7 +140,16 @@ def _forward_and_backward(sizes: AttentionSizes, tiles: Tiles):
     )
 
 
-def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles):
+def _scan_of(tiles: Tiles | HopperTiles):
+    """The module of the kernels that these tiles are for."""
+    if tiles.backend == "triton":
+        return triton_scan
+    from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
+
+    return hopper_scan
+
+
+def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = decay_in_chunk(log_decay, sizes)
     lam_inside, lam_between = _split_lam(lam, sizes)
@@ -140,11 +158,11 @@ def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles):
         chunk_decay = chunk_decay_of(decay, sizes)
         weight = lam_between * _read_decay(decay, since_block_start(chunk_decay), sizes)
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
-    return kernels.outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles.outputs)
+    return _scan_of(tiles).outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles)
 
 
-def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tiles):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
     do = do.astype(v.dtype)
     decay = decay_in_chunk(log_decay, sizes)
     lam_inside, lam_between = _split_lam(lam, sizes)
@@ -162,21 +180,20 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tile
         read_decay = _read_decay(decay, since, sizes)
         weight = lam_between * read_decay
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
-        gradients = kernels.read_gradients(q, do, weight, sizes, tiles.read_gradients)
+        gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
-        dq_read, read, d_query_decay = kernels.reader_gradients(q, do, weight, states, sizes, tiles.reader_gradients)
-    dq, dk, dv, dlam, d_decay, *kept = kernels.chunk_gradients(
-        q, k, v, do, decay, lam_inside, gradients, sizes, tiles.chunk_gradients
-    )
+        dq_read, read = scan.query_gradients(q, do, weight, states, sizes, tiles)
+    dq, dk, dv, dlam, d_decay, *kept = scan.chunk_gradients(q, k, v, do, decay, lam_inside, gradients, sizes, tiles)
     dq, dk, dlam, d_decay = jnp.sum(dq, axis=0), jnp.sum(dk, axis=0), by_head(dlam), by_head(d_decay)
     if sizes.heights:
         dq += jnp.sum(dq_read, axis=0)
         # Where no state is read, nothing was written.
         read = by_head(jnp.where(_reads(sizes)[:, :, None], by_chunk(read, sizes), 0.0))
         weight, read_decay = by_chunk(weight, sizes), by_chunk(read_decay, sizes)
-        d_since = jnp.sum(weight * read, axis=-1)
+        weighted = weight * read
+        d_since = jnp.sum(weighted, axis=-1)
         dlam = jnp.concatenate([dlam, (read_decay * read).reshape(*dlam.shape[:2], sizes.heights, -1)], axis=2)
-        d_decay += by_head(d_query_decay)
+        d_decay += jnp.sum(weighted, axis=2).reshape(d_decay.shape)
     # A token's decay counts for queries from it on, and for keys before it.
     tokens = np.arange(sizes.chunk)
     d_token = sum_tokens(d_decay, tokens[:, None] >= tokens, sizes)
@@ -210,18 +227,17 @@ def _read_decay(decay, since, sizes: AttentionSizes):
     return read_decay.reshape(*read_decay.shape[:3], sizes.length)
 
 
-def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles):
+def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """Bottom-up: the state of every node that is read."""
-    size = min(tiles.span, 1 << sizes.heights)
-    states = kernels.chunk_states(k, v, decay, sizes, tiles.chunk_states, size)
+    scan, size = _scan_of(tiles), min(tiles.span, 1 << sizes.heights)
+    states = scan.chunk_states(k, v, decay, sizes, tiles)
     while 2 * size < sizes.num_chunks:
-        node_decay, launch = _node_decay(chunk_decay, size), tiles.merge_states
-        states = kernels.merge_states(states, node_decay, sizes, launch, size, tiles.radix, tiles.elements)
+        states = scan.merge_states(states, _node_decay(chunk_decay, size), sizes, tiles, size)
         size *= tiles.radix
     return states
 
 
-def _chunk_gradients(read_gradients, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles):
+def _chunk_gradients(state_gradients, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """Top-down: (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk
     which state[e] passes on its way up)."""
     stages = [1]
@@ -230,9 +246,9 @@ def _chunk_gradients(read_gradients, states, chunk_decay, sizes: AttentionSizes,
     above = d_merge = None
     for size in reversed(stages):
         radix = min(tiles.radix, 1 << (-(-sizes.num_chunks // size) - 1).bit_length())
-        node_decay, launch = _node_decay(chunk_decay, size), tiles.spread_gradients
-        above, parts = kernels.spread_gradients(
-            read_gradients, states, above, node_decay, sizes, launch, size, radix, tiles.elements
+        node_decay = _node_decay(chunk_decay, size)
+        above, parts = _scan_of(tiles).spread_gradients(
+            state_gradients, states, above, node_decay, sizes, tiles, size, radix
         )
         here = jnp.sum(parts, axis=3)
         index = np.arange(here.shape[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,11 +19,19 @@ try:
     from jax.experimental.pallas import triton
 except ImportError:  # JAX 0.11 deprecates this lowering of Pallas: a later one will not have it
     triton = None
+try:
+    from jax.experimental.pallas import mosaic_gpu as mosaic
+except ImportError:
+    mosaic = None
+if jax.__version_info__ < (0, 11, 2):  # its interfaces were others before
+    mosaic = None
 
+log = logging.getLogger("pallas_kernels")
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_DIM, MAX_DIM = MIN_TILE, 256
 MIN_CHUNK, MAX_CHUNKS = MIN_TILE, {2: 128, 4: 64}  # by bytes an element
+HOPPER_DIMS, HOPPER_CHUNKS = (33, 128), (64, 128)  # below, a block of 64 would be half empty
 
 _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
 
@@ -60,6 +69,56 @@ def why_unsupported(
 ) -> str | None:
     """Why `fenwick_attention`, or `chunk_scores` if value_dim is None, would raise UnsupportedError here for q, k, v of this
     dtype; None if it would run."""
+    if value_dim is not None and why_hopper_unsupported(key_dim, value_dim, dtype, chunk_size) is None:
+        return None
+    return why_triton_unsupported(key_dim, value_dim, dtype, chunk_size, precision)
+
+
+def choose_backend(
+    key_dim: int, value_dim: int, dtype, chunk_size: int | None = None, precision=None, asked: str | None = None
+) -> str:
+    """ "hopper" or "triton": whose kernels of the attention to take; in the interpreter Triton's, if they run.
+
+    Raises UnsupportedError if there are none, or if those that were asked for cannot run.
+    """
+    reasons = dict(
+        hopper=why_hopper_unsupported(key_dim, value_dim, dtype, chunk_size),
+        triton=why_triton_unsupported(key_dim, value_dim, dtype, chunk_size, precision),
+    )
+    order = [asked] if asked else sorted(reasons, reverse=interpreting())
+    chosen = next((name for name in order if reasons[name] is None), None)
+    if chosen is None:
+        raise UnsupportedError(reasons[asked or "triton"])
+    log.debug("K=%d, V=%d, %s: kernels for %s", key_dim, value_dim, jnp.dtype(dtype), chosen)
+    return chosen
+
+
+def why_hopper_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None = None) -> str | None:
+    """Why the kernels for Hopper GPUs cannot run this here; None if they can."""
+    low, high = HOPPER_DIMS
+    for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
+        if not low <= size <= high:
+            return f"{name} is {size}: the kernels for Hopper take {low} to {high}"
+    if dtype != jnp.bfloat16:
+        return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels for Hopper take bfloat16"
+    if chunk_size not in (None, *HOPPER_CHUNKS):
+        return f"chunk_size is {chunk_size}: the kernels for Hopper take {' or '.join(map(str, HOPPER_CHUNKS))}"
+    if mosaic is None:
+        return (
+            f"JAX {jax.__version__} has no Mosaic GPU lowering of Pallas for the kernels for Hopper: JAX 0.11.2 has it"
+        )
+    if interpreting():
+        return None
+    reason = why_no_device()
+    if reason is None and (capability := _compute_capability())[0] != 9:
+        return f"the GPU has compute capability {'.'.join(map(str, capability))}: the kernels for Hopper need 9.0"
+    return reason
+
+
+def why_triton_unsupported(
+    key_dim: int, value_dim: int | None, dtype, chunk_size: int | None = None, precision=None
+) -> str | None:
+    """Why the kernels for any GPU since Ampere cannot run this here; None if they can."""
     for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
         if size is not None and not MIN_DIM <= size <= MAX_DIM:
             return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
@@ -122,16 +181,25 @@ def why_no_device() -> str | None:
     hint = f"set {INTERPRET_VARIABLE}=1 or use pallas_kernels.interpret() to run them in Pallas's interpreter"
     if not runs_on_gpu():
         return f"JAX runs on {_platform()}: the Pallas kernels need an NVIDIA GPU ({hint})"
-    device = jax.local_devices(backend="gpu")[0]
-    capability = getattr(device, "compute_capability", None)
-    try:
-        version = tuple(int(part) for part in capability.split("."))
-    except (AttributeError, ValueError):
-        return f"{device.device_kind} is no NVIDIA GPU with a compute capability: the Pallas kernels need one ({hint})"
+    kind, version = _device().device_kind, _compute_capability()
+    if version is None:
+        return f"{kind} is no NVIDIA GPU with a compute capability: the Pallas kernels need one ({hint})"
     if version < MIN_COMPUTE_CAPABILITY:
-        needed = ".".join(map(str, MIN_COMPUTE_CAPABILITY))
-        return f"{device.device_kind} has compute capability {capability}: the Pallas kernels need {needed} or newer ({hint})"
+        has, needed = (".".join(map(str, x)) for x in (version, MIN_COMPUTE_CAPABILITY))
+        return f"{kind} has compute capability {has}: the Pallas kernels need {needed} or newer ({hint})"
     return None
+
+
+def _device():
+    return jax.local_devices(backend="gpu")[0]
+
+
+def _compute_capability() -> tuple[int, ...] | None:
+    """Of the GPU; None if it has none."""
+    try:
+        return tuple(int(part) for part in _device().compute_capability.split("."))
+    except (AttributeError, ValueError):
+        return None
 
 
 # JAX's names for what multiplies float32: see jax.lax.Precision and jax.lax.DotAlgorithmPreset.

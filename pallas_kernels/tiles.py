@@ -7,6 +7,7 @@ Results do not depend on any of it, up to rounding.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -33,8 +34,11 @@ class Tiles:
 
     span: chunks whose tree one program builds in registers. radix: nodes of the tree that are joined, or parted, at once
     above that, in programs of `elements` of K x V each. read_chunks: chunks (1 or 2) that share the states which one
-    program of `reader_gradients` reads. The defaults are for bfloat16.
+    program of `query_gradients` reads. The defaults are for bfloat16.
     """
+
+    backend: ClassVar[str] = "triton"
+    min_dim: ClassVar[int] = MIN_TILE
 
     chunk: int = 64
     value_block: int = 64
@@ -45,13 +49,13 @@ class Tiles:
     chunk_states: Launch = Launch(1, 8, 2)
     merge_states: Launch = Launch(1, 4, 2)
     outputs: Launch = Launch(4, 4, 3)
-    read_gradients: Launch = Launch(1, 4, 3)
+    state_gradients: Launch = Launch(1, 4, 3)
     spread_gradients: Launch = Launch(1, 4, 1)
-    reader_gradients: Launch = Launch(4, 8, 3)
+    query_gradients: Launch = Launch(4, 8, 3)
     chunk_gradients: Launch = Launch(8, 4, 1)
 
     def with_chunk(self, chunk: int) -> Tiles:
-        """The same with chunks of this size; of large ones, a program of `reader_gradients` has room for one only."""
+        """The same with chunks of this size; of large ones, a program of `query_gradients` has room for one only."""
         return dataclasses.replace(self, chunk=chunk, read_chunks=2 if chunk <= 64 else 1)
 
     def fitted(self, group_heads: int, value_blocks: int) -> Tiles:
@@ -68,6 +72,43 @@ class Tiles:
                 for name, launch in launches.items()
             },
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperTiles:
+    """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
+
+    radix: nodes of the tree that are joined, or parted, at once. The others: heads a program of a kernel, at most.
+    """
+
+    backend: ClassVar[str] = "hopper"
+    min_dim: ClassVar[int] = 64
+    span: ClassVar[int] = 1
+    read_chunks: ClassVar[int] = 1
+
+    rows: int = 2
+    value_block: int = 64
+    radix: int = 16
+    chunk_states: int = 8
+    outputs: int = 8
+    state_gradients: int = 3
+    query_gradients: int = 8
+    chunk_gradients: int = 8
+
+    @property
+    def chunk(self) -> int:
+        return 64 * self.rows
+
+    def with_chunk(self, chunk: int) -> HopperTiles:
+        """The same with chunks of this size, 64 or 128."""
+        return dataclasses.replace(self, rows=chunk // 64)
+
+    def fitted(self, group_heads: int, value_blocks: int) -> HopperTiles:
+        """The same with no more heads a program than a group has, in whole fractions of them."""
+        assert value_blocks == 1
+        names = ("chunk_states", "outputs", "state_gradients", "query_gradients", "chunk_gradients")
+        fits = {most: max(h for h in range(1, most + 1) if group_heads % h == 0) for most in vars(self).values()}
+        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +136,11 @@ def chunk_of_scores(length: int) -> int:
     return min(tile_for(length), SCORE_CHUNK)
 
 
+def choose_hopper_tiles(length: int, value_dim: int) -> HopperTiles:
+    """Tiles of the kernels for Hopper."""
+    return HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
+
+
 def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
     """Tiles for a shape, found on an H200. key_dim: a power of two; value_dim: not necessarily."""
     if jnp.dtype(dtype).itemsize == 2:
@@ -117,8 +163,8 @@ FLOAT32 = Tiles(
     chunk=32,
     chunk_states=Launch(1, 2, 1),
     outputs=Launch(4, 2, 1),
-    read_gradients=Launch(1, 1, 2),
-    reader_gradients=Launch(4, 4, 1),
+    state_gradients=Launch(1, 1, 2),
+    query_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 2, 1),
 )
 FLOAT32_WIDE = Tiles(
@@ -128,7 +174,7 @@ FLOAT32_WIDE = Tiles(
     radix=8,
     chunk_states=Launch(1, 4, 1),
     outputs=Launch(4, 4, 1),
-    read_gradients=Launch(1, 4, 1),
-    reader_gradients=Launch(4, 4, 1),
+    state_gradients=Launch(1, 4, 1),
+    query_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 4, 1),
 )

@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.commands.arguments import BadInput, comma_separated, size
-from pallas_kernels import attention, kernels
+from pallas_kernels import attention, triton_scan
 from pallas_kernels.support import why_cannot_run
 from pallas_kernels.tiles import Launch, Tiles
 
@@ -40,7 +40,7 @@ class Tried:
     stages: Sequence[int] = (1, 2, 3)
 
 
-def draw_inputs(seed: int, sizes: kernels.AttentionSizes) -> dict[str, jax.Array]:
+def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes) -> dict[str, jax.Array]:
     """Random arrays of every kind that a kernel reads."""
     s = sizes
     shapes = dict(
@@ -65,49 +65,42 @@ def draw_inputs(seed: int, sizes: kernels.AttentionSizes) -> dict[str, jax.Array
     return draws
 
 
-def candidates(sizes: kernels.AttentionSizes, tried: Tried):
+def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
     plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
-    def calls(kernel, *names):
-        return lambda launch: lambda x: kernel(*(x.get(name) for name in names), sizes, launch)
+    def calls(name, arguments, *rest):
+        """(settings) -> the call of that kernel with arrays of these names, the rest of its arguments, and these tiles."""
+        kernel = getattr(triton_scan, name)
+        return lambda **tiles: lambda x: kernel(*map(x.get, arguments), sizes, Tiles(**tiles), *rest)
 
     by_launch = {
-        "outputs": (shared, calls(kernels.outputs, "q", "k", "v", "decay", "lam", "weight", "states")),
-        "read_gradients": (plain, calls(kernels.read_gradients, "q", "do", "weight")),
-        "reader_gradients": (shared, calls(kernels.reader_gradients, "q", "do", "weight", "states")),
-        "chunk_gradients": (shared, calls(kernels.chunk_gradients, "q", "k", "v", "do", "decay", "lam", "states")),
+        "outputs": (shared, ("q", "k", "v", "decay", "lam", "weight", "states")),
+        "state_gradients": (plain, ("q", "do", "weight")),
+        "query_gradients": (shared, ("q", "do", "weight", "states")),
+        "chunk_gradients": (shared, ("q", "k", "v", "do", "decay", "lam", "states")),
     }
     if not sizes.heights:
         by_launch = {name: by_launch[name] for name in ("outputs", "chunk_gradients")}
-    for name, (launches, call) in by_launch.items():
+    for name, (launches, arguments) in by_launch.items():
         for launch in launches:
-            yield name, launch, call(launch)
+            yield name, launch, calls(name, arguments)(**{name: launch})
     if not sizes.heights:
         return
     for launch, span in itertools.product(plain, tried.spans):
-        call = lambda x, launch=launch, span=span: kernels.chunk_states(x["k"], x["v"], x["decay"], sizes, launch, span)  # noqa: E731
-        yield "chunk_states", (launch, span), call
+        yield "chunk_states", (launch, span), calls("chunk_states", ("k", "v", "decay"))(chunk_states=launch, span=span)
     for warps, elements, radix in itertools.product(tried.warps, tried.elements, tried.radices):
-        launch, cut = Launch(1, warps, 1), (1, radix, elements)
-        yield (
-            "spread_gradients",
-            (launch, radix, elements),
-            lambda x, launch=launch, cut=cut: kernels.spread_gradients(
-                x["states"], x["states"], None, x["chunk_decay"], sizes, launch, *cut
-            ),
-        )
-        yield (
-            "merge_states",
-            (launch, radix, elements),
-            lambda x, launch=launch, cut=cut: kernels.merge_states(x["states"], x["chunk_decay"], sizes, launch, *cut),
-        )
+        launch = Launch(1, warps, 1)
+        spread = calls("spread_gradients", ("states", "states", "nothing", "chunk_decay"), 1, radix)
+        yield "spread_gradients", (launch, radix, elements), spread(spread_gradients=launch, elements=elements)
+        merge = calls("merge_states", ("states", "chunk_decay"), 1)
+        yield "merge_states", (launch, radix, elements), merge(merge_states=launch, radix=radix, elements=elements)
 
 
 def time_candidates(
-    sizes: kernels.AttentionSizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
+    sizes: triton_scan.AttentionSizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
 ) -> dict[str, list[tuple[float, Any]]]:
     """kernel -> (milliseconds, settings), the fastest first; what does not compile is named and left out.
 

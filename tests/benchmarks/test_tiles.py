@@ -24,8 +24,8 @@ def test_every_kernel_is_tried_with_every_launch():
     # Two launches; times heads, of which 3 do not divide 4; or times spans; or warps times radices.
     assert counts == {
         "outputs": 4,
-        "read_gradients": 2,
-        "reader_gradients": 4,
+        "state_gradients": 2,
+        "query_gradients": 4,
         "chunk_gradients": 4,
         "chunk_states": 2,
         "spread_gradients": 2,

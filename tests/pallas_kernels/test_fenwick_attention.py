@@ -203,9 +203,9 @@ def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
     for kernel in (
         "chunk_states",
         "outputs",
-        "read_gradients",
+        "state_gradients",
         "spread_gradients",
-        "reader_gradients",
+        "query_gradients",
         "chunk_gradients",
     ):
         assert kernel in text

@@ -1,4 +1,5 @@
-"""The Pallas kernels of the chunkwise Fenwick scan, and the calls that launch them. Nothing here is differentiated.
+"""The kernels of the chunkwise Fenwick scan by the Triton lowering of Pallas, for any GPU since Ampere. Nothing here is
+differentiated.
 
 Chunks of C tokens are numbered c = 0 .. N-1. Chunk c reads one state for each set bit of c: with e = c, then e & (e - 1),
 and so on, state[e] sums the chunks [e - lowbit(e), e). That is a Fenwick tree: every node that is ever read is known by
@@ -32,7 +33,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.chunks import Sizes, Specs, decay_parts, decay_tile, decay_until_end, level_tile, multiply
 from pallas_kernels.common import call
-from pallas_kernels.tiles import Launch
+from pallas_kernels.tiles import Launch, Tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,11 +115,12 @@ def _node_decay_spec(sizes: AttentionSizes, nodes: int):
 # --- States: bottom-up through the tree -----------------------------------------------------------------------------
 
 
-def chunk_states(k, v, decay, sizes: AttentionSizes, launch: Launch, span: int):
-    """State of every node of up to `span` chunks (a power of two), built in registers; [B, R, N, K, V].
+def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: Tiles):
+    """State of every node of up to `tiles.span` chunks, built in registers; [B, R, N, K, V].
 
-    At the end e of a block of `span` chunks stands the state of that block, not yet joined with what comes before.
+    At the end e of a block of so many chunks stands the state of that block, not yet joined with what comes before.
     """
+    launch, span = tiles.chunk_states, min(tiles.span, 1 << sizes.heights)
     specs = AttentionSpecs(sizes, launch)
     return call(
         functools.partial(_chunk_states_kernel, sizes=sizes, span=span),
@@ -159,10 +161,10 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Attentio
     store(base + span, root)
 
 
-def merge_states(states, node_decay, sizes: AttentionSizes, launch: Launch, size: int, radix: int, tile: int):
-    """Joins nodes of `size` chunks into nodes of up to `size * radix`, in place. node_decay [B, H, N / size], log2."""
-    elements = sizes.key_dim * sizes.value_dim
-    tile = min(elements, tile)
+def merge_states(states, node_decay, sizes: AttentionSizes, tiles: Tiles, size: int):
+    """Joins nodes of `size` chunks into nodes of up to size * tiles.radix, in place. node_decay [B, H, N / size], log2."""
+    radix, elements = tiles.radix, sizes.key_dim * sizes.value_dim
+    tile = min(elements, tiles.elements)
     num_nodes = node_decay.shape[2]
     kernel = functools.partial(_merge_states_kernel, sizes=sizes, size=size, radix=radix)
     all_states = _node_spec(sizes, sizes.num_chunks, tile)
@@ -177,7 +179,7 @@ def merge_states(states, node_decay, sizes: AttentionSizes, launch: Launch, size
         ],
         all_states,
         jax.ShapeDtypeStruct(flat.shape, flat.dtype),
-        launch,
+        tiles.merge_states,
         sizes.interpret,
         aliases={0: 0},
     )(flat, node_decay)
@@ -207,8 +209,9 @@ def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: AttentionS
 # --- Forward --------------------------------------------------------------------------------------------------------
 
 
-def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, launch: Launch):
-    """o [B, T, R, V]."""
+def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: Tiles):
+    """o [B, T, R, V]. weight and states are None where there is one chunk alone."""
+    launch = tiles.outputs
     specs = AttentionSpecs(sizes, launch)
     in_specs = [specs.keys(), specs.keys(), specs.values(), specs.decay(), specs.lam(sizes.levels_inside)]
     operands = [q, k, v, decay, lam]
@@ -257,12 +260,13 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 # --- Backward: states -----------------------------------------------------------------------------------------------
 
 
-def read_gradients(q, do, weight, sizes: AttentionSizes, launch: Launch):
+def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: Tiles):
     """Gradient of each state from the chunks that read it, [B, R, N, K, V]; e = 0 is never written."""
+    launch = tiles.state_gradients
     specs = AttentionSpecs(sizes, launch)
     return call(
-        functools.partial(_read_gradients_kernel, sizes=sizes),
-        "read_gradients",
+        functools.partial(_state_gradients_kernel, sizes=sizes),
+        "state_gradients",
         specs.grid((1 << sizes.heights) - 1),
         [specs.keys(chunks=None), specs.values(chunks=None), specs.lam(sizes.heights, chunks=None)],
         specs.states(),
@@ -272,7 +276,7 @@ def read_gradients(q, do, weight, sizes: AttentionSizes, launch: Launch):
     )(q, do, weight)
 
 
-def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: AttentionSizes):
+def _state_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: AttentionSizes):
     # Programs are numbered from the top of the tree down, so that those with the most chunks start first.
     number = pl.program_id(0) + 1
     depth = 31 - lax.clz(number)
@@ -293,19 +297,19 @@ def _read_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: A
 
 
 def spread_gradients(
-    read_gradients, states, above, node_decay, sizes: AttentionSizes, launch: Launch, size: int, radix: int, tile: int
+    state_gradients, states, above, node_decay, sizes: AttentionSizes, tiles: Tiles, size: int, radix: int
 ):
     """Top-down through the tree: from gradients of nodes of size * radix chunks to those of `size` chunks.
 
     above: gradients of the larger nodes, [B, R, nodes, K, V]; None at the top of the tree, where they are 0. With size 1
-    the result takes the place of `read_gradients` in memory: a program reads there what it replaces, and that first.
+    the result takes the place of `state_gradients` in memory: a program reads there what it replaces, and that first.
 
     Returns (gradients [B, R, nodes of `size` chunks, K, V]; d_merge [B, R, the same nodes, parts of K x V] float32). d_merge
     at index e / size is the gradient of the log decay over what state[e] was joined with; where e is a multiple of
     size * radix, it is not written.
     """
     elements = sizes.key_dim * sizes.value_dim
-    tile = min(elements, tile)
+    tile = min(elements, tiles.elements)
     num_nodes = node_decay.shape[2]
 
     def flat(x):
@@ -313,7 +317,7 @@ def spread_gradients(
 
     all_states = _node_spec(sizes, sizes.num_chunks, tile)
     in_specs = [all_states, all_states, _node_decay_spec(sizes, num_nodes)]
-    operands = [flat(read_gradients), flat(states), node_decay]
+    operands = [flat(state_gradients), flat(states), node_decay]
     if above is not None:
         in_specs.append(_node_spec(sizes, above.shape[2], tile))
         operands.append(flat(above))
@@ -331,7 +335,7 @@ def spread_gradients(
             jax.ShapeDtypeStruct((*shape, elements), sizes.dtype),
             jax.ShapeDtypeStruct((*shape, elements // tile), jnp.float32),
         ],
-        launch,
+        tiles.spread_gradients,
         sizes.interpret,
         aliases={0: 0} if size == 1 else None,
     )(*operands)
@@ -379,48 +383,34 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Atte
 # --- Backward: tokens -----------------------------------------------------------------------------------------------
 
 
-def reader_gradients(q, do, weight, states, sizes: AttentionSizes, launch: Launch):
+def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: Tiles):
     """What reading states gives to those who read.
 
     Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
-    read at each height, not written for heights of which neither the chunk nor its neighbour in an aligned pair reads one;
-    d_decay [B, R, T], each query's sum of weight times read).
+    read at each height, not written for heights of which neither the chunk nor its neighbour in an aligned pair reads one).
     """
-    chunks = sizes.read_chunks
+    launch, chunks = tiles.query_gradients, sizes.read_chunks
     specs = AttentionSpecs(sizes, launch)
-    per_head = (sizes.batch, sizes.all_heads)
     return call(
-        functools.partial(_reader_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
-        "reader_gradients",
+        functools.partial(_query_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
+        "query_gradients",
         specs.grid(sizes.num_chunks // chunks),
         [specs.keys(chunks), specs.values(chunks), specs.lam(sizes.heights, chunks), specs.states()],
-        [specs.partial_keys(chunks), specs.by_level(sizes.heights, chunks), specs.by_token(chunks)],
+        [specs.partial_keys(chunks), specs.by_level(sizes.heights, chunks)],
         [
             jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32),
-            jax.ShapeDtypeStruct((*per_head, sizes.heights, sizes.length), jnp.float32),
-            jax.ShapeDtypeStruct((*per_head, sizes.length), jnp.float32),
+            jax.ShapeDtypeStruct((sizes.batch, sizes.all_heads, sizes.heights, sizes.length), jnp.float32),
         ],
         launch,
         sizes.interpret,
     )(q, do, weight, states)
 
 
-def _reader_gradients_kernel(
-    q_ref,
-    do_ref,
-    weight_ref,
-    states_ref,
-    dq_ref,
-    read_ref,
-    d_decay_ref,
-    *,
-    sizes: AttentionSizes,
-    launch: Launch,
-    chunks: int,
+def _query_gradients_kernel(
+    q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, sizes: AttentionSizes, launch: Launch, chunks: int
 ):
     # The last of the program's chunks reads every state that any of them reads; to the others it has weight 0.
     last_chunk = pl.program_id(0) * chunks + chunks - 1
-    tokens = chunks * sizes.chunk
     q = q_ref[:, :]
 
     def one_head(head, dq):
@@ -428,24 +418,19 @@ def _reader_gradients_kernel(
         do = do_ref[:, head, :]
 
         def read(_, carry):
-            end, dq, d_decay = carry
+            end, dq = carry
             height = _height(end)
-            state = states_ref[head, end]
-            weight = weight_ref[decay_head, height, :]
-            was_read = jnp.sum(multiply(q, state, sizes) * do, axis=1)
-            read_ref[head, height, :] = was_read
-            weighted = (weight[:, None] * do).astype(sizes.dtype)
-            return end & (end - 1), dq + multiply(weighted, state, sizes, transpose_y=True), d_decay + weight * was_read
+            to_query = multiply(do, states_ref[head, end], sizes, transpose_y=True)
+            read_ref[head, height, :] = jnp.sum(q * to_query, axis=1)
+            return end & (end - 1), dq + weight_ref[decay_head, height, :][:, None] * to_query
 
-        carry = last_chunk, dq, jnp.zeros((tokens,), jnp.float32)
-        _, dq, d_decay = lax.fori_loop(0, lax.population_count(last_chunk), read, carry)
-        d_decay_ref[head, :] = d_decay
+        _, dq = lax.fori_loop(0, lax.population_count(last_chunk), read, (last_chunk, dq))
         return dq
 
-    dq_ref[:, :] = _fold_heads(one_head, launch.heads, jnp.zeros((tokens, sizes.key_dim), jnp.float32))
+    dq_ref[:, :] = _fold_heads(one_head, launch.heads, jnp.zeros((chunks * sizes.chunk, sizes.key_dim), jnp.float32))
 
 
-def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, launch: Launch):
+def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: Tiles):
     """What pairs inside a chunk give, and what each chunk's own state gives to its keys and values.
 
     gradients [B, R, N, K, V]: of each chunk's own state.
@@ -454,6 +439,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, l
     d_decay [B, R, T], each token's weights as query less its weights as key, inside the chunk; kept [B, R, T], each
     token's weight as key in what later chunks read, only with heights).
     """
+    launch = tiles.chunk_gradients
     specs = AttentionSpecs(sizes, launch)
     in_specs = [
         specs.keys(),

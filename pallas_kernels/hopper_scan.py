@@ -1,0 +1,903 @@
+"""The chunkwise Fenwick scan's kernels for Hopper GPUs in bfloat16, by the Mosaic GPU lowering of Pallas.
+
+Names, shapes and functions are those of `triton_scan`, but for these. A block has 64 tokens, as many as a warpgroup's matrix
+unit has rows; a chunk has one or two of them, in which all pairs of tokens are multiplied out. A state is [V, K], so that one
+instruction builds it. Values are not cut into blocks: a head is a head.
+
+In most kernels one warpgroup of a program fetches, and the others multiply. What it fetches waits in a ring of slots: a barrier
+says that a slot is full, another that all have used it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.tiles import HopperTiles
+from pallas_kernels.triton_scan import AttentionSizes
+
+BLOCK = 64
+TILE = plgpu.Layout.WGMMA
+BY_ROW, BY_COLUMN = TILE.reduce(1), TILE.reduce(0)
+F32 = jnp.float32
+LEVELS_IN_BLOCK = BLOCK.bit_length()
+PAIRS = (BLOCK, BLOCK)
+SHARED_MEMORY = 225 * 1024  # of the 227 KiB that a program may have; barriers take a little
+
+
+def _tiled(*shape, dtype=jnp.bfloat16):
+    """Shared memory of matrices that the tensor cores or TMA read."""
+    swizzle = plgpu.find_swizzle(shape[-1] * jnp.dtype(dtype).itemsize * 8)
+    transforms = (plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(swizzle))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def _product(x, y, shape):
+    """x y in float32; y in shared memory, x too."""
+
+    def multiply(sum_ref):
+        plgpu.wgmma(sum_ref, x, y)
+        return sum_ref[...]
+
+    # Reading the sum waits for it; the barrier keeps what uses it behind that wait.
+    return lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
+
+
+def _products(*operands):
+    """Several `_product`s, in flight together."""
+
+    def multiply(*sum_refs):
+        for sum_ref, (x, y, _) in zip(sum_refs, operands, strict=True):
+            plgpu.wgmma(sum_ref, x, y)
+        return tuple(sum_ref[...] for sum_ref in sum_refs)
+
+    return lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(shape, F32) for *_, shape in operands)))
+
+
+def _add_product(sum_ref, x, y, staged):
+    """sum += x y, x in registers; by way of shared memory in the interpreter, which has no such operand."""
+    if staged is None:
+        plgpu.wgmma(sum_ref, x, y)
+        plgpu.wgmma_wait(0)
+    else:
+        staged[...] = x
+        plgpu.commit_smem()
+        plgpu.wgmma(sum_ref, staged, y)
+
+
+def _rows(vector, shape):
+    """vector[i] for all of row i."""
+    return lax.broadcast_in_dim(vector, shape, (0,))
+
+
+def _columns(vector, shape):
+    return lax.broadcast_in_dim(vector, shape, (1,))
+
+
+def _exp2_of_decay(x):
+    """exp2(min(x, 0)), NaN of NaN."""
+    return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
+
+
+def _level_tile():
+    """Fenwick level of each pair of query (row) and key (column) of a block; -1 where the key comes later."""
+    query, key = (plgpu.broadcasted_iota(jnp.int32, PAIRS, axis, layout=TILE) for axis in (0, 1))
+    return jnp.where(query >= key, 32 - lax.clz(query ^ key), -1)
+
+
+def _slots(fixed: int, slot: int, most: int) -> int:
+    """How many slots of this size a ring has in shared memory beside what takes `fixed` bytes."""
+    return max(min((SHARED_MEMORY - fixed) // slot, most), 1)
+
+
+def _call(
+    body, name: str, grid: dict, out_type, scratch: dict, sizes: AttentionSizes, warpgroups: int = 1, column_sums=0
+):
+    """The kernel. grid: sizes by name, the last changes fastest. warpgroups: of a program, by the name "worker". column_sums:
+    bytes of shared memory for them."""
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        scratch_types=scratch,
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=warpgroups if warpgroups > 1 else None,
+        thread_name="worker" if warpgroups > 1 else None,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            reduction_scratch_bytes=column_sums,
+        ),
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if sizes.interpret else None,
+        kernel_name=f"hopper_{name}",
+    )
+
+
+def _limit_registers(number: int, action: str, sizes: AttentionSizes):
+    """Of each thread of this warpgroup, as those that only fetch need few; the interpreter has no registers."""
+    if not sizes.interpret:
+        plgpu.set_max_registers(number, action=action)
+
+
+def _wait_for_ring(empty, count, depth: int):
+    """Until the last `depth` of `count` fetches have been used."""
+    for slot in range(depth):
+
+        @pl.when(count > slot)
+        def _(slot=slot):
+            plgpu.barrier_wait(empty.at[slot])
+
+
+def _states_type(sizes: AttentionSizes) -> jax.ShapeDtypeStruct:
+    shape = (sizes.batch, sizes.heads, sizes.num_chunks, sizes.value_dim, sizes.key_dim)
+    return jax.ShapeDtypeStruct(shape, sizes.dtype)
+
+
+def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
+    """States of single chunks, [B, R, N, V, K]: at e that of chunk e - 1. A program has a chunk and some heads."""
+    rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_states
+    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
+    group_heads = sizes.group_heads
+    once_bytes = 2 * key_dim * (chunk + value_dim)
+    depth = _slots(once_bytes, chunk * (2 * value_dim + 4), 2)
+    value_shape = (BLOCK, value_dim)
+
+    def body(k_ref, v_ref, decay_ref, states_ref, *, k_s, v_s, decay_s, out_s, once, arrived):
+        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
+        sequence, group = lax.div(z, groups), lax.rem(z, groups)
+        first = group * group_heads + block * heads_per_program
+
+        def tokens(row):
+            return pl.ds(index * chunk + row * BLOCK, BLOCK)
+
+        def fetch(number, slot):
+            head = first + number
+            for row in range(rows):
+                plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], arrived.at[slot])
+                plgpu.copy_gmem_to_smem(
+                    decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], arrived.at[slot]
+                )
+
+        for row in range(rows):
+            plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+        for number in range(min(depth - 1, heads_per_program)):
+            fetch(number, number)
+        plgpu.barrier_wait(once)
+
+        def one_head(number, _):
+            slot = lax.rem(number, depth)
+
+            @pl.when(number + depth - 1 < heads_per_program)
+            def _():
+                fetch(number + depth - 1, lax.rem(number + depth - 1, depth))
+
+            plgpu.barrier_wait(arrived.at[slot])
+            last = decay_s[slot, rows - 1, BLOCK - 1]
+
+            def build(sum_ref):
+                for row in range(rows):
+                    until_end = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, row], layout=BY_ROW))
+                    values = plgpu.load(v_s.at[slot, row], layout=TILE).astype(F32)
+                    v_s[slot, row] = (_rows(until_end, value_shape) * values).astype(v_s.dtype)
+                plgpu.commit_smem()
+                for row in range(rows):
+                    plgpu.wgmma(sum_ref, v_s.at[slot, row].T, k_s.at[row])
+                return sum_ref[...]
+
+            state = lax.optimization_barrier(pl.run_scoped(build, plgpu.ACC((value_dim, key_dim), F32)))
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            out_s[...] = state.astype(out_s.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_s, states_ref.at[sequence, first + number, index + 1])
+
+        lax.fori_loop(0, heads_per_program, one_head, None)
+        plgpu.wait_smem_to_gmem(0)
+
+    scratch = dict(
+        k_s=_tiled(rows, BLOCK, key_dim),
+        v_s=_tiled(depth, rows, BLOCK, value_dim),
+        decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
+        out_s=_tiled(value_dim, key_dim),
+        once=plgpu.Barrier(num_arrivals=rows),
+        arrived=plgpu.Barrier(num_arrivals=2 * rows, num_barriers=depth),
+    )
+    grid = dict(sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=sizes.num_chunks - 1)
+    return _call(body, "chunk_states", grid, _states_type(sizes), scratch, sizes)(k, v, decay[0])
+
+
+def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: HopperTiles):
+    """o [B, T, R, V]. weight and states are None where there is one chunk alone.
+
+    A program has a chunk and some heads; of its two warpgroups that multiply each has half of the queries.
+    """
+    rows, heads_per_program = sizes.chunk // BLOCK, tiles.outputs
+    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
+    group_heads = sizes.group_heads
+    value_shape = (BLOCK, value_dim)
+    consumers = 2 if rows > 1 else 1
+    own_rows = max(rows // 2, 1)  # of each consumer
+    once_bytes = 2 * (2 * chunk * key_dim + chunk * value_dim + consumers * BLOCK * value_dim) + 4 * chunk
+    depth = _slots(once_bytes, 2 * key_dim * value_dim, 3)
+
+    def body(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, q_s, k_s, v_s, decay_s, states_s, out_s, staged, barriers):
+        *tree_refs, o_ref = refs
+        once, v_full, v_empty, state_full, state_empty = barriers
+        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
+        sequence, group = lax.div(z, groups), lax.rem(z, groups)
+        first = group * group_heads + block * heads_per_program
+        worker = lax.axis_index("worker")
+
+        def tokens(row):
+            return pl.ds(index * chunk + row * BLOCK, BLOCK)
+
+        def read_states(body, carry):
+            """body(end of a state that the chunk reads, carry) for each."""
+            if not tree_refs:
+                return carry
+            step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
+            return lax.while_loop(lambda x: x[0] != 0, step, (index, carry))[1]
+
+        @pl.when(worker == consumers)
+        def _produce():
+            _limit_registers(40, "decrease", sizes)
+            for row in range(rows):
+                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
+                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+
+            def one_head(number, count):
+                head = first + number
+
+                @pl.when(number > 0)
+                def _():
+                    plgpu.barrier_wait(v_empty)
+
+                for row in range(rows):
+                    plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[row], v_full)
+                    plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[row], v_full)
+
+                def fetch(end, count):
+                    slot = lax.rem(count, depth)
+
+                    @pl.when(count >= depth)
+                    def _():
+                        plgpu.barrier_wait(state_empty.at[slot])
+
+                    plgpu.copy_gmem_to_smem(
+                        tree_refs[1].at[sequence, head, end], states_s.at[slot], state_full.at[slot]
+                    )
+                    return count + 1
+
+                return read_states(fetch, count)
+
+            count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
+            plgpu.barrier_wait(v_empty)
+            _wait_for_ring(state_empty, count, depth)
+
+        @pl.when(worker < consumers)
+        def _consume():
+            _limit_registers(232, "increase", sizes)
+            plgpu.barrier_wait(once)
+            level = _level_tile()
+            # The first and last block, or the middle ones: as many blocks before them.
+            mine = [worker, rows - 1 - worker][:own_rows]
+            own_staged = None if staged is None else staged.at[worker]
+
+            def one_head(number, count):
+                head = first + number
+                plgpu.barrier_wait(v_full)
+                outs = tuple(in_chunk(row, head) for row in mine)
+                plgpu.barrier_arrive(v_empty)
+
+                def read(end, carry):
+                    count, outs = carry
+                    slot, height = lax.rem(count, depth), 31 - lax.clz(end & -end)
+                    plgpu.barrier_wait(state_full.at[slot])
+                    products = [_product(q_s.at[row], states_s.at[slot].T, value_shape) for row in mine]
+                    plgpu.barrier_arrive(state_empty.at[slot])
+                    weights = (
+                        plgpu.load(tree_refs[0].at[sequence, head, height, tokens(row)], layout=BY_ROW, optimized=False)
+                        for row in mine
+                    )
+                    added = (_rows(w, value_shape) * x for w, x in zip(weights, products, strict=True))
+                    return count + 1, tuple(o + x for o, x in zip(outs, added, strict=True))
+
+                count, outs = read_states(read, (count, outs))
+                for out, row in zip(outs, mine, strict=True):
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    out_s[worker] = out.astype(out_s.dtype)
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(row), head])
+                return count
+
+            def in_chunk(row, head):
+                since = plgpu.load(decay_s.at[row], layout=BY_ROW)
+
+                def lam_of(level):
+                    return plgpu.load(lam_ref.at[sequence, head, level, tokens(row)], layout=BY_ROW, optimized=False)
+
+                def attend(sum_ref):
+                    scores = _product(q_s.at[row], k_s.at[row].T, PAIRS)
+                    between = _rows(since, PAIRS) - _columns(plgpu.load(decay_s.at[row], layout=BY_COLUMN), PAIRS)
+                    lam = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
+                    for number in range(LEVELS_IN_BLOCK):
+                        lam = jnp.where(level == number, _rows(lam_of(number), PAIRS), lam)
+                    weights = scores * _exp2_of_decay(between) * lam
+                    _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[row], own_staged)
+
+                    def attend_before(other, _):
+                        scores = _product(q_s.at[row], k_s.at[other].T, PAIRS)
+                        last = decay_s[other, BLOCK - 1]
+                        since_other = plgpu.load(decay_s.at[other], layout=BY_COLUMN)
+                        by_row = lam_of(LEVELS_IN_BLOCK + lax.shift_right_logical(row ^ other, 1)) * _exp2_of_decay(
+                            since - last
+                        )
+                        weights = scores * _rows(by_row, PAIRS) * _columns(_exp2_of_decay(last - since_other), PAIRS)
+                        _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[other], own_staged)
+
+                    lax.fori_loop(0, row, attend_before, None)
+                    return sum_ref[...]
+
+                return lax.optimization_barrier(pl.run_scoped(attend, plgpu.ACC(value_shape, F32)))
+
+            lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
+            plgpu.wait_smem_to_gmem(0)
+
+    operands = [q, k, v, decay[0], lam]
+    if sizes.heights:
+        operands += [weight, states]
+    scratch = dict(
+        q_s=_tiled(rows, BLOCK, key_dim),
+        k_s=_tiled(rows, BLOCK, key_dim),
+        v_s=_tiled(rows, BLOCK, value_dim),
+        decay_s=plgpu.SMEM((rows, BLOCK), F32),
+        states_s=_tiled(depth, value_dim, key_dim),
+        out_s=_tiled(consumers, BLOCK, value_dim),
+        staged=_tiled(consumers, *PAIRS) if sizes.interpret else None,
+        barriers=(
+            plgpu.Barrier(num_arrivals=2 * rows),
+            plgpu.Barrier(num_arrivals=2 * rows),
+            plgpu.Barrier(num_arrivals=consumers),
+            plgpu.Barrier(num_barriers=depth),
+            plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
+        ),
+    )
+    grid = dict(sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=sizes.num_chunks)
+    out_type = jax.ShapeDtypeStruct(v.shape, v.dtype)
+    return _call(body, "outputs", grid, out_type, scratch, sizes, consumers + 1)(*operands)
+
+
+def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
+    """Gradient of each state from the chunks that read it, [B, R, N, V, K]; e = 0 is never written.
+
+    A program has a node of the tree and some heads, each of which has a warpgroup.
+    """
+    rows, heads_per_program = sizes.chunk // BLOCK, tiles.state_gradients
+    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
+    group_heads, num_chunks, heights = sizes.group_heads, sizes.num_chunks, sizes.heights
+    once_bytes = 2 * heads_per_program * key_dim * value_dim
+    depth = _slots(once_bytes, 2 * BLOCK * (key_dim + heads_per_program * value_dim), 3)
+    value_shape = (BLOCK, value_dim)
+
+    def body(q_ref, do_ref, weight_ref, gradients_ref, *, q_s, do_s, out_s, full, empty):
+        # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
+        number = lax.axis_index("node") + 1
+        block, z = lax.axis_index("block"), lax.axis_index("sequence")
+        sequence, group = lax.div(z, groups), lax.rem(z, groups)
+        first = group * group_heads + block * heads_per_program
+        worker = lax.axis_index("worker")
+        level = 31 - lax.clz(number)
+        height = heights - 1 - level
+        one = jnp.int32(1)
+        end = lax.shift_left(2 * (number - lax.shift_left(one, level)) + 1, height)
+        readers = rows * (jnp.minimum(end + lax.shift_left(one, height), num_chunks) - end)
+
+        def tokens(index):
+            return pl.ds(end * chunk + index * BLOCK, BLOCK)
+
+        @pl.when(jnp.logical_and(end < num_chunks, worker == heads_per_program))
+        def _produce():
+            _limit_registers(40, "decrease", sizes)
+
+            def fetch(index, _):
+                slot = lax.rem(index, depth)
+
+                @pl.when(index >= depth)
+                def _():
+                    plgpu.barrier_wait(empty.at[slot])
+
+                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(index), group], q_s.at[slot], full.at[slot])
+                for head in range(heads_per_program):
+                    source = do_ref.at[sequence, tokens(index), first + head]
+                    plgpu.copy_gmem_to_smem(source, do_s.at[slot, head], full.at[slot])
+
+            lax.fori_loop(0, readers, fetch, None)
+            _wait_for_ring(empty, readers, depth)
+
+        @pl.when(jnp.logical_and(end < num_chunks, worker < heads_per_program))
+        def _consume():
+            def add_all(sum_ref):
+                def add_block(index, _):
+                    slot = lax.rem(index, depth)
+                    plgpu.barrier_wait(full.at[slot])
+                    by_row = plgpu.load(
+                        weight_ref.at[sequence, first + worker, height, tokens(index)], layout=BY_ROW, optimized=False
+                    )
+                    values = plgpu.load(do_s.at[slot, worker], layout=TILE).astype(F32)
+                    do_s[slot, worker] = (_rows(by_row, value_shape) * values).astype(do_s.dtype)
+                    plgpu.commit_smem()
+                    plgpu.wgmma(sum_ref, do_s.at[slot, worker].T, q_s.at[slot])
+                    plgpu.wgmma_wait(0)
+                    plgpu.barrier_arrive(empty.at[slot])
+
+                lax.fori_loop(0, readers, add_block, None)
+                return sum_ref[...]
+
+            gradient = lax.optimization_barrier(pl.run_scoped(add_all, plgpu.ACC((value_dim, key_dim), F32)))
+            out_s[worker] = gradient.astype(out_s.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_s.at[worker], gradients_ref.at[sequence, first + worker, end])
+            plgpu.wait_smem_to_gmem(0)
+
+    scratch = dict(
+        q_s=_tiled(depth, BLOCK, key_dim),
+        do_s=_tiled(depth, heads_per_program, BLOCK, value_dim),
+        out_s=_tiled(heads_per_program, value_dim, key_dim),
+        full=plgpu.Barrier(num_arrivals=1 + heads_per_program, num_barriers=depth),
+        empty=plgpu.Barrier(num_arrivals=heads_per_program, num_barriers=depth),
+    )
+    grid = dict(node=(1 << heights) - 1, sequence=sizes.batch * groups, block=group_heads // heads_per_program)
+    call = _call(body, "state_gradients", grid, _states_type(sizes), scratch, sizes, heads_per_program + 1)
+    return call(q, do, weight)
+
+
+def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperTiles):
+    """What reading states gives to those who read.
+
+    Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
+    read at each height, not written where none is read). A program has a chunk's queries and some heads.
+    """
+    rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
+    groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
+    group_heads = sizes.group_heads
+    blocks = group_heads // heads_per_program
+    consumers = min(rows, 2)  # a block of queries each
+    key_shape = (BLOCK, key_dim)
+    once_bytes = 2 * BLOCK * consumers * (key_dim + 2 * value_dim)
+    depth = _slots(once_bytes, 2 * key_dim * value_dim, 3)
+
+    def body(q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, states_s, read_s, barriers):
+        once, do_full, do_empty, state_full, state_empty = barriers
+        index, block, z = lax.axis_index("tokens"), lax.axis_index("block"), lax.axis_index("sequence")
+        sequence, group = lax.div(z, groups), lax.rem(z, groups)
+        first = group * group_heads + block * heads_per_program
+        worker = lax.axis_index("worker")
+        chunk = lax.div(index * consumers, rows)
+
+        def tokens(row):
+            return pl.ds((index * consumers + row) * BLOCK, BLOCK)
+
+        def read_states(body, carry):
+            step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
+            return lax.while_loop(lambda x: x[0] != 0, step, (chunk, carry))[1]
+
+        @pl.when(worker == consumers)
+        def _produce():
+            _limit_registers(40, "decrease", sizes)
+            for row in range(consumers):
+                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
+
+            def one_head(number, count):
+                head, slot = first + number, lax.rem(number, 2)
+
+                @pl.when(number > 1)
+                def _():
+                    plgpu.barrier_wait(do_empty.at[slot])
+
+                for row in range(consumers):
+                    plgpu.copy_gmem_to_smem(
+                        do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], do_full.at[slot]
+                    )
+
+                def fetch(end, count):
+                    slot = lax.rem(count, depth)
+
+                    @pl.when(count >= depth)
+                    def _():
+                        plgpu.barrier_wait(state_empty.at[slot])
+
+                    plgpu.copy_gmem_to_smem(states_ref.at[sequence, head, end], states_s.at[slot], state_full.at[slot])
+                    return count + 1
+
+                return read_states(fetch, count)
+
+            count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
+            _wait_for_ring(do_empty, heads_per_program, 2)
+            _wait_for_ring(state_empty, count, depth)
+
+        @pl.when(worker < consumers)
+        def _consume():
+            _limit_registers(232, "increase", sizes)
+            plgpu.barrier_wait(once)
+
+            def one_head(number, carry):
+                head, do_slot = first + number, lax.rem(number, 2)
+                plgpu.barrier_wait(do_full.at[do_slot])
+
+                def read(end, carry):
+                    count, dq = carry
+                    slot, height = lax.rem(count, depth), 31 - lax.clz(end & -end)
+                    plgpu.barrier_wait(state_full.at[slot])
+                    to_query = _product(do_s.at[do_slot, worker], states_s.at[slot], key_shape)
+                    plgpu.barrier_arrive(state_empty.at[slot])
+                    queries = plgpu.load(q_s.at[worker], layout=TILE).astype(F32)
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    read_s[worker] = jnp.sum(queries * to_query, axis=1)
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, height, tokens(worker)])
+                    by_row = plgpu.load(
+                        weight_ref.at[sequence, head, height, tokens(worker)], layout=BY_ROW, optimized=False
+                    )
+                    return count + 1, dq + _rows(by_row, key_shape) * to_query
+
+                carry = read_states(read, carry)
+                plgpu.barrier_arrive(do_empty.at[do_slot])
+                return carry
+
+            zeros = plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)
+            _, dq = lax.fori_loop(0, heads_per_program, one_head, (jnp.int32(0), zeros))
+            dq_ref[block, sequence, tokens(worker), group] = dq
+            plgpu.wait_smem_to_gmem(0)
+
+    scratch = dict(
+        q_s=_tiled(consumers, BLOCK, key_dim),
+        do_s=_tiled(2, consumers, BLOCK, value_dim),
+        states_s=_tiled(depth, value_dim, key_dim),
+        read_s=plgpu.SMEM((consumers, BLOCK), F32),
+        barriers=(
+            plgpu.Barrier(num_arrivals=consumers),
+            plgpu.Barrier(num_arrivals=consumers, num_barriers=2),
+            plgpu.Barrier(num_arrivals=consumers, num_barriers=2),
+            plgpu.Barrier(num_barriers=depth),
+            plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
+        ),
+    )
+    grid = dict(sequence=sizes.batch * groups, block=blocks, tokens=sizes.length // BLOCK // consumers)
+    out_type = [jax.ShapeDtypeStruct((blocks, *q.shape), F32), jax.ShapeDtypeStruct(weight.shape, F32)]
+    return _call(body, "query_gradients", grid, out_type, scratch, sizes, consumers + 1)(q, do, weight, states)
+
+
+def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
+    """As `triton_scan.chunk_gradients`. A program has a chunk and some heads, a warpgroup that multiplies a block's keys."""
+    dq, dk, dv, dlam, d_decay, *kept = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
+    if sizes.chunk > BLOCK:
+        # The pairs of the two blocks are of one level, the last, and no other tokens have any of it.
+        last = dlam.shape[2] - 1
+        is_second = jnp.arange(sizes.length) // BLOCK % 2 == 1
+        read = jnp.where(is_second, dlam[:, :, last], 0.0)
+        dlam = dlam.at[:, :, last].set(read)
+        d_decay += lam[:, :, last] * read
+    return dq, dk, dv, dlam, d_decay, *kept
+
+
+def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
+    """The kernel of `chunk_gradients`. With two blocks it leaves the last level of dlam unwritten for the first one's queries,
+    and what the second one's have of it as queries out of d_decay."""
+    rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_gradients
+    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
+    group_heads = sizes.group_heads
+    blocks = group_heads // heads_per_program
+    once_bytes = 4 * chunk * key_dim + rows * (2 * BLOCK * (BLOCK + value_dim) + 4 * BLOCK * (LEVELS_IN_BLOCK + 4 + 12))
+    depth = _slots(once_bytes, 4 * chunk * (value_dim + 1) + 2 * key_dim * value_dim, 2)
+    key_shape, value_shape = (BLOCK, key_dim), (BLOCK, value_dim)
+    num_trees = int(gradients is not None)
+
+    def body(
+        q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs,
+        q_s, k_s, v_s, do_s, gradient_s, decay_s, weights_s, values_s, dlam_s, vectors_s, barriers,
+    ):  # fmt: skip
+        tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, *kept_refs) = refs[:num_trees], refs[num_trees:]
+        once, full, empty, between_done = barriers
+        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
+        sequence, group = lax.div(z, groups), lax.rem(z, groups)
+        first = group * group_heads + block * heads_per_program
+        worker = lax.axis_index("worker")
+
+        def tokens(row):
+            return pl.ds(index * chunk + row * BLOCK, BLOCK)
+
+        @pl.when(worker == rows)
+        def _produce():
+            _limit_registers(40, "decrease", sizes)
+            for row in range(rows):
+                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
+                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+
+            def fetch(number, _):
+                head, slot = first + number, lax.rem(number, depth)
+
+                @pl.when(number >= depth)
+                def _():
+                    plgpu.barrier_wait(empty.at[slot])
+
+                bar = full.at[slot]
+                for row in range(rows):
+                    plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)
+                    plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], bar)
+                    plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], bar)
+                if tree_refs:
+                    plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, head, index], gradient_s.at[slot], bar)
+
+            lax.fori_loop(0, heads_per_program, fetch, None)
+            _wait_for_ring(empty, heads_per_program, depth)
+
+        @pl.when(worker < rows)
+        def _consume():
+            _limit_registers(232, "increase", sizes)
+            plgpu.barrier_wait(once)
+            level = _level_tile()
+            weights_own, values_own, dlam_own = weights_s.at[worker], values_s.at[worker], dlam_s.at[worker]
+            column_own, d_decay_own, kept_own, between_own = (vectors_s.at[worker, i] for i in range(4))
+
+            def one_head(number, carry, dk_sum):
+                d_scores, d_between = carry
+                head, slot = first + number, lax.rem(number, depth)
+                plgpu.barrier_wait(full.at[slot])
+                since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
+                since_column = plgpu.load(decay_s.at[slot, worker], layout=BY_COLUMN)
+
+                def lam_of(number, row):
+                    return plgpu.load(lam_ref.at[sequence, head, number, tokens(row)], layout=BY_ROW, optimized=False)
+
+                def weigh(row):
+                    """(scores, do·v) of a block of queries with the own keys and values."""
+                    queries, gradient = q_s.at[row], do_s.at[slot, row]
+                    return _products((queries, k_s.at[worker].T, PAIRS), (gradient, v_s.at[slot, worker].T, PAIRS))
+
+                scores, d_weights = weigh(worker)
+                decayed = _exp2_of_decay(_rows(since, PAIRS) - _columns(since_column, PAIRS))
+                lam = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
+                for number in range(LEVELS_IN_BLOCK):
+                    lam = jnp.where(level == number, _rows(lam_of(number, worker), PAIRS), lam)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
+                weights_own[...] = (scores * decayed * lam).astype(weights_s.dtype)
+                plgpu.commit_smem()
+                dv = _product(weights_own.T, do_s.at[slot, worker], value_shape)
+                decayed *= d_weights
+                d_scores += lam * decayed
+                d_lam = scores * decayed
+                for number in range(LEVELS_IN_BLOCK):
+                    dlam_own[number] = jnp.sum(jnp.where(level == number, d_lam, 0.0), axis=1)
+                of_decay = jnp.where(level > 0, lam * d_lam, 0.0)  # no decay passes through the diagonal
+                from_queries = jnp.sum(of_decay, axis=0)
+                by_query = jnp.sum(of_decay, axis=1)
+
+                def later_queries(row, carry):
+                    dv, d_between, from_queries = carry
+                    scores, d_weights = weigh(row)
+                    last = decay_s[slot, worker, BLOCK - 1]
+                    to_query = _exp2_of_decay(plgpu.load(decay_s.at[slot, row], layout=BY_ROW) - last)
+                    by_row = to_query * lam_of(LEVELS_IN_BLOCK, row)
+                    from_key = _columns(_exp2_of_decay(last - since_column), PAIRS)
+                    scores *= from_key
+                    weights_own[...] = (scores * _rows(by_row, PAIRS)).astype(weights_s.dtype)
+                    plgpu.commit_smem()
+                    dv += _product(weights_own.T, do_s.at[slot, row], value_shape)
+                    d_between += _rows(by_row, PAIRS) * from_key * d_weights
+                    d_lam = scores * d_weights
+                    between_own[...] = to_query * jnp.sum(d_lam, axis=1)
+                    from_queries += jnp.sum(_rows(by_row, PAIRS) * d_lam, axis=0)
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(between_own, dlam_ref.at[sequence, head, LEVELS_IN_BLOCK, tokens(row)])
+                    return dv, d_between, from_queries
+
+                dv, d_between, from_queries = lax.fori_loop(
+                    worker + 1, rows, later_queries, (dv, d_between, from_queries)
+                )
+                column_own[...] = from_queries
+                d_decay_own[...] = by_query - plgpu.load(column_own, layout=BY_ROW)
+                if tree_refs:
+                    until_end = _exp2_of_decay(decay_s[slot, rows - 1, BLOCK - 1] - since)
+                    values = plgpu.load(v_s.at[slot, worker], layout=TILE).astype(F32)
+                    values_own[...] = (_rows(until_end, value_shape) * values).astype(values_s.dtype)
+                    plgpu.commit_smem()
+                    plgpu.wgmma(dk_sum, values_own, gradient_s.at[slot])
+                    from_later = _rows(until_end, value_shape) * _product(
+                        k_s.at[worker], gradient_s.at[slot].T, value_shape
+                    )
+                    kept_own[...] = jnp.sum(from_later * values, axis=1)
+                    dv += from_later
+                    plgpu.wgmma_wait(0)
+                values_own[...] = dv.astype(values_s.dtype)
+                plgpu.barrier_arrive(empty.at[slot])
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(values_own, dv_ref.at[sequence, tokens(worker), head], commit_group=False)
+                plgpu.copy_smem_to_gmem(
+                    dlam_own, dlam_ref.at[sequence, head, pl.ds(0, LEVELS_IN_BLOCK), tokens(worker)], commit_group=False
+                )
+                plgpu.copy_smem_to_gmem(d_decay_own, d_decay_ref.at[sequence, head, tokens(worker)], commit_group=False)
+                if tree_refs:
+                    plgpu.copy_smem_to_gmem(
+                        kept_own, kept_refs[0].at[sequence, head, tokens(worker)], commit_group=False
+                    )
+                plgpu.commit_smem_to_gmem_group()
+                return d_scores, d_between
+
+            def all_heads(dk_sum):
+                zeros = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
+                carry = lax.fori_loop(0, heads_per_program, lambda i, carry: one_head(i, carry, dk_sum), (zeros, zeros))
+                d_scores, d_between = carry
+                weights_own[...] = d_scores.astype(weights_s.dtype)
+                plgpu.commit_smem()
+                plgpu.wgmma(dk_sum, weights_own.T, q_s.at[worker])
+                dq_ref[here] = pl.run_scoped(all_queries, plgpu.ACC(key_shape, F32))
+                if rows == 2:
+
+                    @pl.when(worker == 0)
+                    def _():
+                        weights_own[...] = d_between.astype(weights_s.dtype)
+                        plgpu.commit_smem()
+                        plgpu.barrier_arrive(between_done)
+                        plgpu.wgmma(dk_sum, weights_own.T, q_s.at[1])
+
+                return dk_sum[...]
+
+            def all_queries(dq_sum):
+                plgpu.wgmma(dq_sum, weights_own, k_s.at[worker])
+                if rows == 2:
+
+                    @pl.when(worker == 1)
+                    def _():
+                        plgpu.barrier_wait(between_done)
+                        plgpu.wgmma(dq_sum, weights_s.at[0], k_s.at[0])
+
+                return dq_sum[...]
+
+            here = (block, sequence, tokens(worker), group)
+            dk_ref[here] = pl.run_scoped(all_heads, plgpu.ACC(key_shape, F32))
+            plgpu.wait_smem_to_gmem(0)
+
+    partial = jax.ShapeDtypeStruct((blocks, *q.shape), F32)
+    by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32)
+    operands = [q, k, v, do, decay, lam]
+    out_type = [
+        partial,
+        partial,
+        jax.ShapeDtypeStruct(v.shape, v.dtype),
+        jax.ShapeDtypeStruct(lam.shape, F32),
+        by_token,
+    ]
+    if gradients is not None:
+        operands.append(gradients)
+        out_type.append(by_token)
+    scratch = dict(
+        q_s=_tiled(rows, BLOCK, key_dim),
+        k_s=_tiled(rows, BLOCK, key_dim),
+        v_s=_tiled(depth, rows, BLOCK, value_dim),
+        do_s=_tiled(depth, rows, BLOCK, value_dim),
+        gradient_s=_tiled(depth, value_dim, key_dim),
+        decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
+        weights_s=_tiled(rows, *PAIRS),
+        values_s=_tiled(rows, *value_shape),
+        dlam_s=plgpu.SMEM((rows, LEVELS_IN_BLOCK, BLOCK), F32),
+        vectors_s=plgpu.SMEM((rows, 4, BLOCK), F32),
+        barriers=(
+            plgpu.Barrier(num_arrivals=2 * rows),
+            plgpu.Barrier(num_arrivals=3 * rows + num_trees, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
+            plgpu.Barrier(),
+        ),
+    )
+    grid = dict(sequence=sizes.batch * groups, block=blocks, chunk=sizes.num_chunks)
+    call = _call(body, "chunk_gradients", grid, out_type, scratch, sizes, rows + 1, column_sums=3072 * rows)
+    return call(*operands)
+
+
+# --- The tree of states: element by element -----------------------------------------------------------------------------
+
+ELEMENTS = 512  # of a state that a program has, four a thread
+STRIP = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
+
+
+def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int):
+    """Joins nodes of `size` chunks into nodes of up to size * tiles.radix, in place. node_decay [B, H, N / size], log2."""
+    radix, heads, num_chunks = tiles.radix, sizes.heads, sizes.num_chunks
+    elements = sizes.key_dim * sizes.value_dim
+    num_nodes = node_decay.shape[2]
+
+    def body(states_ref, decay_ref):
+        z, group, strip = lax.axis_index("head"), lax.axis_index("group"), lax.axis_index("strip")
+        sequence, head = lax.div(z, heads), lax.rem(z, heads)
+        first = group * radix
+        ends = [(first + index + 1) * size for index in range(radix)]
+
+        def node(end):
+            return states_ref.at[sequence, head, end, pl.ds(strip * ELEMENTS, ELEMENTS)]
+
+        nodes = [plgpu.load(node(jnp.minimum(end, num_chunks - 1)), layout=STRIP).astype(F32) for end in ends]
+        decays = [decay_ref[sequence, head, jnp.minimum(first + index, num_nodes - 1)] for index in range(radix)]
+        step = 1
+        while step < radix:
+            for index in range(2 * step - 1, radix, 2 * step):
+                nodes[index] += jnp.exp2(decays[index]) * nodes[index - step]
+                decays[index] += decays[index - step]
+            step *= 2
+        for index in range(1, radix, 2):
+
+            @pl.when(ends[index] < num_chunks)
+            def _(index=index):
+                node(ends[index])[...] = nodes[index].astype(states_ref.dtype)
+
+    ref = jax.new_ref(states.reshape(*states.shape[:3], elements))
+    grid = dict(head=sizes.batch * heads, group=-(-num_nodes // radix), strip=elements // ELEMENTS)
+    _call(body, "merge_states", grid, (), {}, sizes)(ref, node_decay)
+    return jax.freeze(ref).reshape(states.shape)
+
+
+def spread_gradients(
+    state_gradients, states, above, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int, radix: int
+):
+    """As `triton_scan.spread_gradients`."""
+    heads, num_chunks = sizes.heads, sizes.num_chunks
+    elements = sizes.key_dim * sizes.value_dim
+    strips = elements // ELEMENTS
+    num_nodes = node_decay.shape[2]
+
+    def flat(x):
+        return x.reshape(*x.shape[:3], elements)
+
+    def body(read_ref, states_ref, decay_ref, *refs):
+        *above_refs, gradients_ref, d_merge_ref = refs if size > 1 else (*refs[:-1], read_ref, refs[-1])
+        z, group, strip = lax.axis_index("head"), lax.axis_index("group"), lax.axis_index("strip")
+        sequence, head = lax.div(z, heads), lax.rem(z, heads)
+        first, last = group * radix, num_nodes - 1
+
+        def part(ref, index):
+            return ref.at[sequence, head, index, pl.ds(strip * ELEMENTS, ELEMENTS)]
+
+        decays = [decay_ref[sequence, head, jnp.minimum(first + index, last)] for index in range(radix)]
+        top = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), STRIP)
+        if above_refs:
+            top = plgpu.load(part(above_refs[0], group), layout=STRIP).astype(F32)
+        # All is read before anything is written: the memory may be the same, and the reads go together.
+        exists = [(first + index) * size < num_chunks for index in range(radix)]
+        ends = [jnp.minimum((first + index) * size, num_chunks - 1) for index in range(radix)]
+        reads, of_states = (
+            [plgpu.load(part(ref, end), layout=STRIP) for end in ends] for ref in (read_ref, states_ref)
+        )
+
+        def spread(start: int, count: int, gradient):
+            """The gradient of `count` nodes together, from first + start, goes down to each."""
+            if count == 1:
+
+                @pl.when(first + start <= last)
+                def _():
+                    part(gradients_ref, first + start)[...] = gradient.astype(gradients_ref.dtype)
+
+                return
+            half = count // 2
+            middle = start + half
+            passed_on = jnp.exp2(sum(decays[middle : start + count])) * gradient
+            read = jnp.where(exists[middle], reads[middle].astype(F32), 0.0)
+
+            @pl.when(exists[middle])
+            def _():
+                d_merge_ref[sequence, head, first + middle, strip] = jnp.sum(of_states[middle].astype(F32) * passed_on)
+
+            spread(start, half, passed_on + read)
+            spread(middle, half, gradient)
+
+        spread(0, radix, top)
+
+    read_ref = jax.new_ref(flat(state_gradients))
+    operands = [read_ref, flat(states), node_decay] + ([] if above is None else [flat(above)])
+    shape = (sizes.batch, heads, num_nodes)
+    gradients_type = jax.ShapeDtypeStruct((*shape, elements), states.dtype)
+    d_merge_type = jax.ShapeDtypeStruct((*shape, strips), F32)
+    out_type = [d_merge_type] if size == 1 else [gradients_type, d_merge_type]
+    grid = dict(head=sizes.batch * heads, group=-(-num_nodes // radix), strip=strips)
+    *gradients, d_merge = _call(body, "spread_gradients", grid, out_type, {}, sizes, column_sums=1024)(*operands)
+    gradients = jax.freeze(read_ref) if size == 1 else gradients[0]
+    return gradients.reshape(*shape, *states.shape[3:]), d_merge

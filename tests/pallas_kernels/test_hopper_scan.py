@@ -1,0 +1,181 @@
+"""The kernels for Hopper GPUs against the parallel form in float64: in the interpreter, which detects races, or on a GPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels
+from pallas_kernels import UnsupportedError, fenwick_attention, support
+from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles
+from tests.pallas_kernels.test_fenwick_attention import check, inputs_of, output_and_gradients, reference
+
+pytestmark = [
+    pytest.mark.usefixtures("run_kernels"),
+    pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12"),
+]
+
+SHAPES = {  # batch, length, groups, heads, K, V
+    "one block": ((2, 40, 1, 2, 64, 64), {}),
+    "one chunk": ((1, 100, 1, 2, 64, 48), {}),
+    "an odd length, a few chunks": ((1, 300, 1, 2, 40, 64), {}),
+    "chunks of one block": ((1, 200, 2, 2, 64, 64), dict(rows=1)),
+    "one chunk more than a power of two": ((1, 577, 1, 1, 64, 64), dict(radix=2)),
+    "a group for each head, wide": ((1, 260, 2, 2, 128, 128), {}),
+    "heads in groups and programs": ((1, 257, 2, 8, 128, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_and_gradients(shape):
+    sizes, changes = SHAPES[shape]
+    tiles = HopperTiles(**{"value_block": 64 * -(-sizes[-1] // 64), "rows": 1 if sizes[1] <= 64 else 2} | changes)
+    check("bf16", inputs_of("bf16", *sizes), tiles=tiles)
+
+
+@pytest.mark.parametrize("decay", ["none", "strong", "reset"])
+def test_extreme_decays(decay):
+    length = 300
+    rng = np.random.default_rng(8)
+    inputs = list(inputs_of("bf16", 1, length, 1, 2, 64, 64))
+    inputs[3] = jnp.asarray(
+        {
+            "none": np.zeros((1, length, 2)),
+            "strong": np.full((1, length, 2), -50.0),
+            "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
+        }[decay],
+        jnp.float32,
+    )
+    check("bf16", inputs, tiles=choose_hopper_tiles(length, 64))
+
+
+def test_vmap_over_some_arguments_is_a_loop():
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(130, 64))
+    seeds = [inputs_of("bf16", 1, 130, 1, 2, 64, 64, seed=seed) for seed in range(2)]
+    q = seeds[0][0]
+    rest = [jnp.stack(x) for x in list(zip(*seeds, strict=True))[1:]]
+    mapped = jax.jit(jax.vmap(functools.partial(output_and_gradients, attend), in_axes=((None, 0, 0, 0, 0),)))
+    out, gradients = mapped((q, *rest))
+    for index in range(2):
+        own = (q, *(x[index] for x in rest))
+        expected = jax.jit(functools.partial(output_and_gradients, attend))(own)
+        for a, b in zip(
+            jax.tree.leaves((out[index], {n: g[index] for n, g in gradients.items()})),
+            jax.tree.leaves(expected),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_the_same_bits_twice():
+    inputs = inputs_of("bf16", 1, 300, 1, 4, 64, 64)
+    run = jax.jit(
+        functools.partial(
+            output_and_gradients, functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
+        )
+    )
+    for a, b in zip(jax.tree.leaves(run(inputs)), jax.tree.leaves(run(inputs)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+KERNELS = [
+    "chunk_states",
+    "merge_states",
+    "outputs",
+    "state_gradients",
+    "spread_gradients",
+    "query_gradients",
+    "chunk_gradients",
+]
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (128, 128)])
+def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims):
+    """All of it, without a GPU; and without Triton."""
+    monkeypatch.setattr(support, "_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(support, "triton", None)
+    inputs = inputs_of("bf16", 1, 700, 1, 4, *dims)
+    text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
+    text = text.lower(lowering_platforms=("cuda",)).as_text()
+    assert all(f"hopper_{kernel}" in text for kernel in KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dims", "chunk_size", "backend"),
+    [
+        ((9, 0), jnp.bfloat16, (128, 64), None, "hopper"),
+        ((9, 0), jnp.bfloat16, (128, 64), 64, "hopper"),
+        ((9, 0), jnp.bfloat16, (128, 64), 32, "triton"),
+        ((9, 0), jnp.bfloat16, (32, 64), None, "triton"),
+        ((9, 0), jnp.bfloat16, (64, 256), None, "triton"),
+        ((9, 0), jnp.float32, (128, 64), None, "triton"),
+        ((8, 0), jnp.bfloat16, (128, 64), None, "triton"),
+        ((10, 0), jnp.bfloat16, (128, 64), None, "triton"),
+    ],
+)
+def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_size, backend):
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    monkeypatch.setattr(support, "_compute_capability", lambda: capability)
+    with pallas_kernels.interpret(False):
+        assert support.choose_backend(*dims, dtype, chunk_size) == backend
+        monkeypatch.setattr(support, "mosaic", None)
+        assert support.choose_backend(*dims, dtype, chunk_size) == "triton"
+        monkeypatch.setattr(support, "triton", None)
+        with pytest.raises(UnsupportedError, match="has no Triton lowering of Pallas"):
+            support.choose_backend(*dims, dtype, chunk_size)
+
+
+def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
+    inputs = inputs_of("f32", 1, 100, 1, 2, 64, 64)
+    with pytest.raises(UnsupportedError, match="dtype float32: the kernels for Hopper take bfloat16"):
+        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
+    inputs = inputs_of("bf16", 1, 100, 1, 2, 32, 64)
+    with pytest.raises(UnsupportedError, match="K, the key dim, is 32: the kernels for Hopper take 33 to 128"):
+        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
+
+
+# --- On a GPU only --------------------------------------------------------------------------------------------------
+
+LARGE = {
+    "odd length": (2, 1531, 1, 8, 128, 64),
+    "a group for each head": (2, 1024, 16, 16, 64, 64),
+    "wide": (1, 1100, 8, 8, 128, 128),
+    "one head of many": (1, 4099, 1, 1, 64, 64),
+    "no powers of two": (3, 515, 2, 6, 80, 96),
+    "language": (1, 2048, 1, 48, 128, 64),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("min_decay", [0.0, -0.1, -50.0])
+@pytest.mark.parametrize("shape", LARGE)
+def test_accuracy_and_races_on_a_gpu(shape, min_decay):
+    """Twice the same, in memory that was filled with nan before."""
+    if support.why_hopper_unsupported(*LARGE[shape][-2:], jnp.bfloat16):
+        pytest.skip("no Hopper GPU")
+    inputs = inputs_of("bf16", *LARGE[shape], min_decay=min_decay)
+    expected = reference(inputs, "xla" if LARGE[shape][1] > 2000 else "parallel")
+    runs = []
+    for _ in range(2):
+        poison = [jnp.full((1 << 28,), jnp.nan) for _ in range(4)]
+        jax.block_until_ready(poison)
+        del poison
+        runs.append(
+            check("bf16", inputs, expected=expected, tiles=choose_hopper_tiles(LARGE[shape][1], LARGE[shape][-1]))
+        )
+    for first, second in zip(jax.tree.leaves(runs[0]), jax.tree.leaves(runs[1]), strict=True):
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+@pytest.mark.gpu
+def test_both_backends_agree_on_a_gpu():
+    inputs = inputs_of("bf16", 2, 1000, 1, 8, 128, 64)
+    runs = (
+        jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))(inputs)
+        for tiles in (Tiles(), choose_hopper_tiles(1000, 64))
+    )
+    for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)
