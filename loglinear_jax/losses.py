@@ -8,6 +8,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+import pallas_kernels
+
 # Logits of a chunk of one seed take this many elements at most: 1 GiB in float32.
 CHUNK_ELEMENTS = 1 << 28
 ALIGNMENT = 128
@@ -64,15 +66,20 @@ def _pad_vocabulary(kernel):
     return jnp.pad(kernel, [(0, 0), (0, -kernel.shape[1] % ALIGNMENT)])
 
 
-def _logits(x, padded, vocab, dtype=jnp.float32):
-    logits = jnp.dot(x, padded, preferred_element_type=dtype).astype(jnp.float32)
-    return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
+def _counting(logits, vocab):
+    """In float32, with -inf for the columns that pad the vocabulary."""
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits.astype(jnp.float32), -jnp.inf)
 
 
 def _losses_of_chunks(x, targets, kernel):
     """`token_losses` of each chunk, [chunks, size]."""
     padded = _pad_vocabulary(kernel).astype(x.dtype)
-    return jax.lax.map(lambda part: token_losses(_logits(part[0], padded, kernel.shape[1]), part[1]), (x, targets))
+
+    def of_chunk(part):
+        logits = jnp.dot(part[0], padded, preferred_element_type=jnp.float32)
+        return token_losses(_counting(logits, kernel.shape[1]), part[1])
+
+    return jax.lax.map(of_chunk, (x, targets))
 
 
 @jax.custom_vjp
@@ -86,20 +93,27 @@ def _summed_forward(x, targets, kernel):
     def step(sums, part):
         loss_sum, d_padded = sums
         x, targets = part
-        logits = _logits(x, padded, kernel.shape[1], x.dtype)
-        scored = (targets >= 0)[:, None]
-        is_label = jnp.arange(logits.shape[-1]) == targets[:, None]
-        log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        label_logit = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1, keepdims=True)
-        loss = jnp.sum(jnp.where(scored, log_total - label_logit, 0.0))
-        d_logits = jnp.where(scored, jnp.exp(logits - log_total) - is_label, 0.0).astype(x.dtype)
+        losses, d_logits = _loss_and_gradient(jnp.dot(x, padded), targets, kernel.shape[1])
         dx = jnp.dot(d_logits, padded.T)
         d_padded += jnp.dot(x.T, d_logits, preferred_element_type=jnp.float32)
-        return (loss_sum + loss, d_padded), dx
+        return (loss_sum + jnp.sum(losses), d_padded), dx
 
     start = jnp.zeros((), jnp.float32), jnp.zeros(padded.shape, jnp.float32)
     (loss_sum, d_padded), dx = jax.lax.scan(step, start, (x, targets))
     return loss_sum, (dx, d_padded[:, : kernel.shape[1]].astype(kernel.dtype))
+
+
+def _loss_and_gradient(logits, targets, vocab):
+    """(losses [N], their gradient with respect to the logits [N, columns] in their dtype), of which `vocab` columns count."""
+    if pallas_kernels.why_cross_entropy_unsupported() is None:
+        return pallas_kernels.cross_entropy(logits, targets, vocab)
+    dtype, scored = logits.dtype, targets >= 0
+    logits = _counting(logits, vocab)
+    is_label = jnp.arange(logits.shape[-1]) == targets[:, None]
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    label_logit = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+    d_logits = jnp.where(scored[:, None], jnp.exp(logits - log_total[:, None]) - is_label, 0.0).astype(dtype)
+    return jnp.where(scored, log_total - label_logit, 0.0), d_logits
 
 
 def _summed_backward(gradients, d_loss):

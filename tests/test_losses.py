@@ -1,5 +1,7 @@
 """Cross-entropy in chunks: the same values and gradients as all at once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pallas_kernels
+from loglinear_jax import losses
 from loglinear_jax.losses import chunked_token_losses, summed_loss, token_losses
 
 
@@ -60,3 +64,25 @@ def test_all_logits_never_exist_at_once():
     )  # a GPU's products want room too
     compiled = jax.jit(jax.grad(lambda x, k: summed_loss(x, k, targets, 16), argnums=(0, 1))).lower(x, kernel).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 64 * 1000 * 4  # one float32 of all logits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_kernel_agrees_with_plain_jax_on_a_gpu(dtype, monkeypatch):
+    pytest.importorskip("jax_triton")
+    assert pallas_kernels.why_cross_entropy_unsupported() is None
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(5 * rng.normal(size=(3, 70, 20_096)), dtype)
+    targets = jnp.asarray(rng.integers(-1, 20_000, (3, 70)), jnp.int32)
+    run = jax.vmap(functools.partial(losses._loss_and_gradient, vocab=20_000))
+    loss, gradient = jax.jit(run)(logits, targets)
+    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: "not now")
+    expected_loss, expected = jax.jit(lambda *x: run(*x))(logits, targets)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (gradient, expected)), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_the_kernel_is_not_used_where_it_cannot_be():
+    with pytest.raises(pallas_kernels.UnsupportedError, match="is not installed|need an NVIDIA GPU"):
+        pallas_kernels.cross_entropy(jnp.zeros((2, 128)), jnp.zeros(2, jnp.int32), 100)

@@ -1,0 +1,59 @@
+"""Cross-entropy of logits and its gradient by one kernel, Triton's through jax-triton. Each logit is read from memory once, and
+its gradient takes its place there."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.common import fold_mapped_axes
+from pallas_kernels.support import UnsupportedError, interpreting, why_no_device
+
+BLOCK, WARPS = 8192, 16
+
+
+def cross_entropy(logits, targets, vocab: int):
+    """(losses [N] in nats, float32; their gradient with respect to the logits [N, columns], in the logits' dtype).
+
+    Args:
+      logits: [N, columns], float32 or bfloat16; columns from `vocab` on do not count, and have gradient 0.
+      targets: [N], whole numbers below `vocab`; where one is < 0, loss and gradient are 0.
+
+    Batched by vmap, to any depth. Raises UnsupportedError where `why_cross_entropy_unsupported` gives a reason.
+    """
+    if reason := why_cross_entropy_unsupported():
+        raise UnsupportedError(reason)
+    return fold_mapped_axes(functools.partial(_cross_entropy, vocab=vocab))(logits, targets.astype(jnp.int32))
+
+
+def why_cross_entropy_unsupported() -> str | None:
+    """Why `cross_entropy` would raise UnsupportedError here; None if it would run."""
+    if interpreting():
+        return "Pallas's interpreter was asked for, and cross_entropy is not Pallas's"
+    for package in ("jax_triton", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return f"cross_entropy needs jax-triton, and {package} is not installed: pip install jax-triton"
+    return why_no_device()
+
+
+def _cross_entropy(logits, targets, *, vocab: int):
+    import jax_triton
+
+    from pallas_kernels.cross_entropy_kernel import loss_and_gradient
+
+    rows, columns = logits.shape
+    return jax_triton.triton_call(
+        logits,
+        targets,
+        vocab,
+        kernel=loss_and_gradient,
+        out_shape=[jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
+        grid=(rows,),
+        input_output_aliases={0: 1},
+        num_warps=WARPS,
+        columns=columns,
+        BLOCK=BLOCK,
+    )
