@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def loss_and_gradient(logits, targets, losses, gradients, vocab, columns: tl.constexpr, BLOCK: tl.constexpr):
+def loss_and_gradient(logits, targets, vocab, losses, gradients, columns: tl.constexpr, BLOCK: tl.constexpr):
     """One row a program: its loss, and the gradient of that with respect to its logits, whose memory `gradients` may be.
 
     The second reading of a row comes from the cache.
