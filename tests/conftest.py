@@ -18,6 +18,8 @@ if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run 
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
+if jax.__version_info__ >= (0, 11, 2):  # threads of XLA's: the interpreter of kernels for Hopper blocks one a warpgroup
+    os.environ.setdefault("NPROC", "8")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_default_matmul_precision", "highest")  # a GPU's own default is TF32
 
