@@ -25,6 +25,12 @@ BY_ROW, BY_COLUMN = TILE.reduce(1), TILE.reduce(0)
 F32 = jnp.float32
 LEVELS_IN_BLOCK = BLOCK.bit_length()
 PAIRS = (BLOCK, BLOCK)
+STRIP = 8  # keys; of a tile of pairs as few as a warpgroup can have by themselves
+STRIP_PAIRS = (BLOCK, STRIP)
+STRIPS = BLOCK // STRIP
+NEAR_LEVELS = STRIP.bit_length()
+WIDE = 16
+WIDE_PAIRS = (BLOCK, WIDE)
 SHARED_MEMORY = 225 * 1024  # of the 227 KiB that a program may have; barriers take a little
 
 
@@ -82,10 +88,58 @@ def _exp2_of_decay(x):
     return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
 
 
-def _level_tile():
-    """Fenwick level of each pair of query (row) and key (column) of a block; -1 where the key comes later."""
-    query, key = (plgpu.broadcasted_iota(jnp.int32, PAIRS, axis, layout=TILE) for axis in (0, 1))
-    return jnp.where(query >= key, 32 - lax.clz(query ^ key), -1)
+class _Pairs:
+    """Pairs of a query (row) and a key (column) of a block, by strips of STRIP keys, as many as share the levels above 3 with
+    each query.
+
+    The barrier keeps what is made of the rows' numbers out of the registers of loops: an instruction makes it anew.
+    """
+
+    def __init__(self):
+        self.query = lax.optimization_barrier(plgpu.broadcasted_iota(jnp.int32, (BLOCK,), 0, layout=BY_ROW))
+        self.key = plgpu.broadcasted_iota(jnp.int32, STRIP_PAIRS, 1, layout=TILE)
+
+    def near(self):
+        """Where query and key are of one strip, the XOR of their numbers in it, whose highest bit is the level less one."""
+        return _rows(self.query & STRIP - 1, STRIP_PAIRS) ^ self.key
+
+    def far(self, strip: int):
+        """XOR of the numbers of the query's strip and of this one, [queries]; its highest bit is the level less 4."""
+        return lax.shift_right_logical(self.query, NEAR_LEVELS - 1) ^ strip
+
+    def decay(self, strip: int, since_query, since_key):
+        """Decay of each pair; 0 where the key comes later."""
+        decay = jnp.exp2(_rows(since_query, STRIP_PAIRS) - _columns(since_key, STRIP_PAIRS))
+        return jnp.where(_rows(self.query, STRIP_PAIRS) >= self.key + strip * STRIP, decay, 0.0)
+
+    def is_before(self, strip: int):
+        """Whether the key comes before the query."""
+        return _rows(self.query, STRIP_PAIRS) > self.key + strip * STRIP
+
+    def near_lam(self, lam_of):
+        """lam_of(level) [queries] of each pair's level, where query and key are of one strip."""
+        lam, near = _rows(lam_of(NEAR_LEVELS - 1), STRIP_PAIRS), self.near()
+        for level in reversed(range(NEAR_LEVELS - 1)):
+            lam = jnp.where(near < 1 << level, _rows(lam_of(level), STRIP_PAIRS), lam)
+        return lam
+
+    def lam(self, strip: int, near_lam, lam_of):
+        """lam_of(level) [queries] of each pair's level."""
+        far = self.far(strip)
+        lam = lam_of(LEVELS_IN_BLOCK - 1)
+        for level in reversed(range(NEAR_LEVELS, LEVELS_IN_BLOCK - 1)):
+            lam = jnp.where(far < 1 << level - NEAR_LEVELS + 1, lam_of(level), lam)
+        return jnp.where(_rows(far, STRIP_PAIRS) == 0, near_lam, _rows(lam, STRIP_PAIRS))
+
+
+def _of_level(x, distance, level: int):
+    """x where the highest bit of distance says this level, counted from 0; else 0."""
+    is_level = distance == 0 if level == 0 else lax.shift_right_logical(distance, level - 1) == 1
+    return jnp.where(is_level, x, 0.0)
+
+
+def _columns_of(tile, number: int, columns: int):
+    return tile[:, number * columns : (number + 1) * columns]
 
 
 def _slots(fixed: int, slot: int, most: int) -> int:
@@ -219,12 +273,17 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
     value_shape = (BLOCK, value_dim)
     consumers = 2 if rows > 1 else 1
     own_rows = max(rows // 2, 1)  # of each consumer
-    once_bytes = 2 * (2 * chunk * key_dim + chunk * value_dim + consumers * BLOCK * value_dim) + 4 * chunk
-    depth = _slots(once_bytes, 2 * key_dim * value_dim, 3)
+    levels, heights = sizes.levels_inside, sizes.heights
+    once_bytes = 2 * (2 * chunk * key_dim + consumers * BLOCK * value_dim)
+    head_bytes = chunk * (2 * value_dim + 4 * (1 + levels + heights))
+    state_bytes = 2 * key_dim * value_dim
+    head_depth = _slots(once_bytes + 2 * state_bytes, head_bytes, 2)
+    depth = _slots(once_bytes + head_depth * head_bytes, state_bytes, 4)
 
-    def body(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, q_s, k_s, v_s, decay_s, states_s, out_s, staged, barriers):
+    def body(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, q_s, k_s, v_s, vectors, states_s, out_s, staged, barriers):
         *tree_refs, o_ref = refs
-        once, v_full, v_empty, state_full, state_empty = barriers
+        decay_s, lam_s, weight_s = vectors
+        once, head_full, head_empty, state_full, state_empty = barriers
         index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
         sequence, group = lax.div(z, groups), lax.rem(z, groups)
         first = group * group_heads + block * heads_per_program
@@ -248,15 +307,20 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
 
             def one_head(number, count):
-                head = first + number
+                head, slot = first + number, lax.rem(number, head_depth)
 
-                @pl.when(number > 0)
+                @pl.when(number >= head_depth)
                 def _():
-                    plgpu.barrier_wait(v_empty)
+                    plgpu.barrier_wait(head_empty.at[slot])
 
+                full = head_full.at[slot]
                 for row in range(rows):
-                    plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[row], v_full)
-                    plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[row], v_full)
+                    plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], full)
+                    plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], full)
+                    plgpu.copy_gmem_to_smem(lam_ref.at[sequence, head, :, tokens(row)], lam_s.at[slot, row], full)
+                    if tree_refs:
+                        weights = tree_refs[0].at[sequence, head, :, tokens(row)]
+                        plgpu.copy_gmem_to_smem(weights, weight_s.at[slot, row], full)
 
                 def fetch(end, count):
                     slot = lax.rem(count, depth)
@@ -273,23 +337,21 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 return read_states(fetch, count)
 
             count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
-            plgpu.barrier_wait(v_empty)
+            _wait_for_ring(head_empty, heads_per_program, head_depth)
             _wait_for_ring(state_empty, count, depth)
 
         @pl.when(worker < consumers)
         def _consume():
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
-            level = _level_tile()
             # The first and last block, or the middle ones: as many blocks before them.
             mine = [worker, rows - 1 - worker][:own_rows]
             own_staged = None if staged is None else staged.at[worker]
 
             def one_head(number, count):
-                head = first + number
-                plgpu.barrier_wait(v_full)
-                outs = tuple(in_chunk(row, head) for row in mine)
-                plgpu.barrier_arrive(v_empty)
+                head, head_slot = first + number, lax.rem(number, head_depth)
+                plgpu.barrier_wait(head_full.at[head_slot])
+                outs = tuple(in_chunk(row, head_slot) for row in mine)
 
                 def read(end, carry):
                     count, outs = carry
@@ -297,14 +359,12 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     plgpu.barrier_wait(state_full.at[slot])
                     products = [_product(q_s.at[row], states_s.at[slot].T, value_shape) for row in mine]
                     plgpu.barrier_arrive(state_empty.at[slot])
-                    weights = (
-                        plgpu.load(tree_refs[0].at[sequence, head, height, tokens(row)], layout=BY_ROW, optimized=False)
-                        for row in mine
-                    )
+                    weights = (plgpu.load(weight_s.at[head_slot, row, height], layout=BY_ROW) for row in mine)
                     added = (_rows(w, value_shape) * x for w, x in zip(weights, products, strict=True))
                     return count + 1, tuple(o + x for o, x in zip(outs, added, strict=True))
 
                 count, outs = read_states(read, (count, outs))
+                plgpu.barrier_arrive(head_empty.at[head_slot])
                 for out, row in zip(outs, mine, strict=True):
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     out_s[worker] = out.astype(out_s.dtype)
@@ -312,30 +372,32 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(row), head])
                 return count
 
-            def in_chunk(row, head):
-                since = plgpu.load(decay_s.at[row], layout=BY_ROW)
+            def in_chunk(row, slot):
+                since = plgpu.load(decay_s.at[slot, row], layout=BY_ROW)
 
                 def lam_of(level):
-                    return plgpu.load(lam_ref.at[sequence, head, level, tokens(row)], layout=BY_ROW, optimized=False)
+                    return plgpu.load(lam_s.at[slot, row, level], layout=BY_ROW)
 
                 def attend(sum_ref):
                     scores = _product(q_s.at[row], k_s.at[row].T, PAIRS)
-                    between = _rows(since, PAIRS) - _columns(plgpu.load(decay_s.at[row], layout=BY_COLUMN), PAIRS)
-                    lam = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
-                    for number in range(LEVELS_IN_BLOCK):
-                        lam = jnp.where(level == number, _rows(lam_of(number), PAIRS), lam)
-                    weights = scores * _exp2_of_decay(between) * lam
-                    _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[row], own_staged)
+                    pairs = _Pairs()
+                    near_lam, weights = pairs.near_lam(lam_of), []
+                    for strip in range(STRIPS):
+                        since_key = plgpu.load(decay_s.at[slot, row, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
+                        decayed = pairs.decay(strip, since, since_key) * pairs.lam(strip, near_lam, lam_of)
+                        weights.append((_columns_of(scores, strip, STRIP) * decayed).astype(v_s.dtype))
+                    weights = jnp.concatenate(weights, axis=1)
+                    _add_product(sum_ref, weights, v_s.at[slot, row], own_staged)
 
                     def attend_before(other, _):
                         scores = _product(q_s.at[row], k_s.at[other].T, PAIRS)
-                        last = decay_s[other, BLOCK - 1]
-                        since_other = plgpu.load(decay_s.at[other], layout=BY_COLUMN)
+                        last = decay_s[slot, other, BLOCK - 1]
+                        since_other = plgpu.load(decay_s.at[slot, other], layout=BY_COLUMN)
                         by_row = lam_of(LEVELS_IN_BLOCK + lax.shift_right_logical(row ^ other, 1)) * _exp2_of_decay(
                             since - last
                         )
                         weights = scores * _rows(by_row, PAIRS) * _columns(_exp2_of_decay(last - since_other), PAIRS)
-                        _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[other], own_staged)
+                        _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[slot, other], own_staged)
 
                     lax.fori_loop(0, row, attend_before, None)
                     return sum_ref[...]
@@ -351,15 +413,15 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
     scratch = dict(
         q_s=_tiled(rows, BLOCK, key_dim),
         k_s=_tiled(rows, BLOCK, key_dim),
-        v_s=_tiled(rows, BLOCK, value_dim),
-        decay_s=plgpu.SMEM((rows, BLOCK), F32),
+        v_s=_tiled(head_depth, rows, BLOCK, value_dim),
+        vectors=tuple(plgpu.SMEM((head_depth, rows, *n, BLOCK), F32) for n in ((), (levels,), (max(heights, 1),))),
         states_s=_tiled(depth, value_dim, key_dim),
         out_s=_tiled(consumers, BLOCK, value_dim),
         staged=_tiled(consumers, *PAIRS) if sizes.interpret else None,
         barriers=(
             plgpu.Barrier(num_arrivals=2 * rows),
-            plgpu.Barrier(num_arrivals=2 * rows),
-            plgpu.Barrier(num_arrivals=consumers),
+            plgpu.Barrier(num_arrivals=(4 if heights else 3) * rows, num_barriers=head_depth),
+            plgpu.Barrier(num_arrivals=consumers, num_barriers=head_depth),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
         ),
@@ -378,10 +440,10 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
     group_heads, num_chunks, heights = sizes.group_heads, sizes.num_chunks, sizes.heights
     once_bytes = 2 * heads_per_program * key_dim * value_dim
-    depth = _slots(once_bytes, 2 * BLOCK * (key_dim + heads_per_program * value_dim), 3)
+    depth = _slots(once_bytes, 2 * BLOCK * (key_dim + heads_per_program * (value_dim + 2)), 3)
     value_shape = (BLOCK, value_dim)
 
-    def body(q_ref, do_ref, weight_ref, gradients_ref, *, q_s, do_s, out_s, full, empty):
+    def body(q_ref, do_ref, weight_ref, gradients_ref, *, q_s, do_s, weight_s, out_s, full, empty):
         # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
         number = lax.axis_index("node") + 1
         block, z = lax.axis_index("block"), lax.axis_index("sequence")
@@ -412,6 +474,8 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
                 for head in range(heads_per_program):
                     source = do_ref.at[sequence, tokens(index), first + head]
                     plgpu.copy_gmem_to_smem(source, do_s.at[slot, head], full.at[slot])
+                    weights = weight_ref.at[sequence, first + head, height, tokens(index)]
+                    plgpu.copy_gmem_to_smem(weights, weight_s.at[slot, head], full.at[slot])
 
             lax.fori_loop(0, readers, fetch, None)
             _wait_for_ring(empty, readers, depth)
@@ -422,9 +486,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
                 def add_block(index, _):
                     slot = lax.rem(index, depth)
                     plgpu.barrier_wait(full.at[slot])
-                    by_row = plgpu.load(
-                        weight_ref.at[sequence, first + worker, height, tokens(index)], layout=BY_ROW, optimized=False
-                    )
+                    by_row = plgpu.load(weight_s.at[slot, worker], layout=BY_ROW)
                     values = plgpu.load(do_s.at[slot, worker], layout=TILE).astype(F32)
                     do_s[slot, worker] = (_rows(by_row, value_shape) * values).astype(do_s.dtype)
                     plgpu.commit_smem()
@@ -444,8 +506,9 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     scratch = dict(
         q_s=_tiled(depth, BLOCK, key_dim),
         do_s=_tiled(depth, heads_per_program, BLOCK, value_dim),
+        weight_s=plgpu.SMEM((depth, heads_per_program, BLOCK), F32),
         out_s=_tiled(heads_per_program, value_dim, key_dim),
-        full=plgpu.Barrier(num_arrivals=1 + heads_per_program, num_barriers=depth),
+        full=plgpu.Barrier(num_arrivals=1 + 2 * heads_per_program, num_barriers=depth),
         empty=plgpu.Barrier(num_arrivals=heads_per_program, num_barriers=depth),
     )
     grid = dict(node=(1 << heights) - 1, sequence=sizes.batch * groups, block=group_heads // heads_per_program)
@@ -457,18 +520,18 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
     """What reading states gives to those who read.
 
     Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
-    read at each height, not written where none is read). A program has a chunk's queries and some heads.
+    read at each height, anything where none is read). A program has a chunk's queries and some heads.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
     groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
     group_heads = sizes.group_heads
-    blocks = group_heads // heads_per_program
+    heights, blocks = sizes.heights, group_heads // heads_per_program
     consumers = min(rows, 2)  # a block of queries each
     key_shape = (BLOCK, key_dim)
-    once_bytes = 2 * BLOCK * consumers * (key_dim + 2 * value_dim)
-    depth = _slots(once_bytes, 2 * key_dim * value_dim, 3)
+    once_bytes = BLOCK * consumers * (2 * key_dim + 4 * value_dim + 12 * heights)
+    depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
-    def body(q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, states_s, read_s, barriers):
+    def body(q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers):
         once, do_full, do_empty, state_full, state_empty = barriers
         index, block, z = lax.axis_index("tokens"), lax.axis_index("block"), lax.axis_index("sequence")
         sequence, group = lax.div(z, groups), lax.rem(z, groups)
@@ -497,9 +560,9 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                     plgpu.barrier_wait(do_empty.at[slot])
 
                 for row in range(consumers):
-                    plgpu.copy_gmem_to_smem(
-                        do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], do_full.at[slot]
-                    )
+                    full = do_full.at[slot]
+                    plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], full)
+                    plgpu.copy_gmem_to_smem(weight_ref.at[sequence, head, :, tokens(row)], weight_s.at[slot, row], full)
 
                 def fetch(end, count):
                     slot = lax.rem(count, depth)
@@ -525,6 +588,7 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
             def one_head(number, carry):
                 head, do_slot = first + number, lax.rem(number, 2)
                 plgpu.barrier_wait(do_full.at[do_slot])
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
 
                 def read(end, carry):
                     count, dq = carry
@@ -533,17 +597,14 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                     to_query = _product(do_s.at[do_slot, worker], states_s.at[slot], key_shape)
                     plgpu.barrier_arrive(state_empty.at[slot])
                     queries = plgpu.load(q_s.at[worker], layout=TILE).astype(F32)
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    read_s[worker] = jnp.sum(queries * to_query, axis=1)
-                    plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, height, tokens(worker)])
-                    by_row = plgpu.load(
-                        weight_ref.at[sequence, head, height, tokens(worker)], layout=BY_ROW, optimized=False
-                    )
+                    read_s[worker, height] = jnp.sum(queries * to_query, axis=1)
+                    by_row = plgpu.load(weight_s.at[do_slot, worker, height], layout=BY_ROW)
                     return count + 1, dq + _rows(by_row, key_shape) * to_query
 
                 carry = read_states(read, carry)
                 plgpu.barrier_arrive(do_empty.at[do_slot])
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
                 return carry
 
             zeros = plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)
@@ -554,11 +615,12 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
     scratch = dict(
         q_s=_tiled(consumers, BLOCK, key_dim),
         do_s=_tiled(2, consumers, BLOCK, value_dim),
+        weight_s=plgpu.SMEM((2, consumers, heights, BLOCK), F32),
         states_s=_tiled(depth, value_dim, key_dim),
-        read_s=plgpu.SMEM((consumers, BLOCK), F32),
+        read_s=plgpu.SMEM((consumers, heights, BLOCK), F32),
         barriers=(
             plgpu.Barrier(num_arrivals=consumers),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=2),
+            plgpu.Barrier(num_arrivals=2 * consumers, num_barriers=2),
             plgpu.Barrier(num_arrivals=consumers, num_barriers=2),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
@@ -571,34 +633,38 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
 
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
     """As `triton_scan.chunk_gradients`. A program has a chunk and some heads, a warpgroup that multiplies a block's keys."""
-    dq, dk, dv, dlam, d_decay, *kept = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
+    dq, dk, dv, dlam, d_decay, *rest = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
     if sizes.chunk > BLOCK:
         # The pairs of the two blocks are of one level, the last, and no other tokens have any of it.
-        last = dlam.shape[2] - 1
         is_second = jnp.arange(sizes.length) // BLOCK % 2 == 1
-        read = jnp.where(is_second, dlam[:, :, last], 0.0)
-        dlam = dlam.at[:, :, last].set(read)
-        d_decay += lam[:, :, last] * read
-    return dq, dk, dv, dlam, d_decay, *kept
+        *rest, across = rest
+        d_decay += jnp.where(is_second, across, 0.0)
+        dlam = dlam.at[:, :, -1].set(jnp.where(is_second, dlam[:, :, -1], 0.0))
+    return dq, dk, dv, dlam, d_decay, *rest
 
 
 def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
     """The kernel of `chunk_gradients`. With two blocks it leaves the last level of dlam unwritten for the first one's queries,
-    and what the second one's have of it as queries out of d_decay."""
+    and returns what the second one's add to d_decay there by itself.
+
+    Sums over queries, for d_decay, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
+    cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.
+    """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_gradients
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads = sizes.group_heads
+    group_heads, levels = sizes.group_heads, sizes.levels_inside
     blocks = group_heads // heads_per_program
-    once_bytes = 4 * chunk * key_dim + rows * (2 * BLOCK * (BLOCK + value_dim) + 4 * BLOCK * (LEVELS_IN_BLOCK + 4 + 12))
-    depth = _slots(once_bytes, 4 * chunk * (value_dim + 1) + 2 * key_dim * value_dim, 2)
     key_shape, value_shape = (BLOCK, key_dim), (BLOCK, value_dim)
     num_trees = int(gradients is not None)
+    once_bytes = 4 * chunk * key_dim + 2 * rows * BLOCK**2 + (rows - 1) * 4 * BLOCK**2
+    head_bytes = 4 * chunk * (value_dim + 1 + levels) + 2 * key_dim * value_dim
+    depth = _slots(once_bytes, head_bytes, 2)
 
     def body(
         q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs,
-        q_s, k_s, v_s, do_s, gradient_s, decay_s, weights_s, values_s, dlam_s, vectors_s, barriers,
+        q_s, k_s, v_s, do_s, gradient_s, decay_s, lam_s, weights_s, between_s, barriers,
     ):  # fmt: skip
-        tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, *kept_refs) = refs[:num_trees], refs[num_trees:]
+        tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, *more_refs) = refs[:num_trees], refs[num_trees:]
         once, full, empty, between_done = barriers
         index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
         sequence, group = lax.div(z, groups), lax.rem(z, groups)
@@ -627,6 +693,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], bar)
+                    plgpu.copy_gmem_to_smem(lam_ref.at[sequence, head, :, tokens(row)], lam_s.at[slot, row], bar)
                 if tree_refs:
                     plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, head, index], gradient_s.at[slot], bar)
 
@@ -637,99 +704,127 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         def _consume():
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
-            level = _level_tile()
-            weights_own, values_own, dlam_own = weights_s.at[worker], values_s.at[worker], dlam_s.at[worker]
-            column_own, d_decay_own, kept_own, between_own = (vectors_s.at[worker, i] for i in range(4))
+            weights_own = weights_s.at[worker]
 
-            def one_head(number, carry, dk_sum):
-                d_scores, d_between = carry
+            def zeros(columns):
+                return plgpu.layout_cast(jnp.zeros((BLOCK, columns), F32), TILE)
+
+            def release(number):
+                """The slot of a head whose dv has left it."""
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                plgpu.barrier_arrive(empty.at[lax.rem(number, depth)])
+
+            def one_head(number, d_scores, dk_sum):
                 head, slot = first + number, lax.rem(number, depth)
+                values = v_s.at[slot, worker]
                 plgpu.barrier_wait(full.at[slot])
                 since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
-                since_column = plgpu.load(decay_s.at[slot, worker], layout=BY_COLUMN)
 
-                def lam_of(number, row):
-                    return plgpu.load(lam_ref.at[sequence, head, number, tokens(row)], layout=BY_ROW, optimized=False)
+                def lam_of(level, row=worker):
+                    return plgpu.load(lam_s.at[slot, row, level], layout=BY_ROW)
 
                 def weigh(row):
                     """(scores, do·v) of a block of queries with the own keys and values."""
                     queries, gradient = q_s.at[row], do_s.at[slot, row]
-                    return _products((queries, k_s.at[worker].T, PAIRS), (gradient, v_s.at[slot, worker].T, PAIRS))
+                    return _products((queries, k_s.at[worker].T, PAIRS), (gradient, values.T, PAIRS))
 
                 scores, d_weights = weigh(worker)
-                decayed = _exp2_of_decay(_rows(since, PAIRS) - _columns(since_column, PAIRS))
-                lam = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
-                for number in range(LEVELS_IN_BLOCK):
-                    lam = jnp.where(level == number, _rows(lam_of(number, worker), PAIRS), lam)
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
-                weights_own[...] = (scores * decayed * lam).astype(weights_s.dtype)
-                plgpu.commit_smem()
-                dv = _product(weights_own.T, do_s.at[slot, worker], value_shape)
-                decayed *= d_weights
-                d_scores += lam * decayed
-                d_lam = scores * decayed
-                for number in range(LEVELS_IN_BLOCK):
-                    dlam_own[number] = jnp.sum(jnp.where(level == number, d_lam, 0.0), axis=1)
-                of_decay = jnp.where(level > 0, lam * d_lam, 0.0)  # no decay passes through the diagonal
-                from_queries = jnp.sum(of_decay, axis=0)
-                by_query = jnp.sum(of_decay, axis=1)
 
-                def later_queries(row, carry):
-                    dv, d_between, from_queries = carry
+                @pl.when(number > 0)
+                def _():
+                    release(number - 1)
+
+                lams = [lam_of(level) for level in range(LEVELS_IN_BLOCK)]
+                near_lam = _Pairs().near_lam(lams.__getitem__)
+                weights, new_d_scores = [], []
+                by_query, near_scores, near, *far = [zeros(STRIP)] * (3 + LEVELS_IN_BLOCK - NEAR_LEVELS)
+                for strip in range(STRIPS):
+                    pairs = _Pairs()
+                    since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
+                    decayed = pairs.decay(strip, since, since_key)
+                    lam = pairs.lam(strip, near_lam, lams.__getitem__)
+                    of_scores, of_weights = _columns_of(scores, strip, STRIP), _columns_of(d_weights, strip, STRIP)
+                    weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0).astype(weights_s.dtype)
+                    by_query += weight.astype(F32) * of_weights
+                    of_weights *= decayed
+                    d_lam, distance = of_scores * of_weights, _rows(pairs.far(strip), STRIP_PAIRS)
+                    near += _of_level(d_lam, distance, 0)
+                    near_scores += _of_level(of_scores, distance, 0)
+                    far = [x + _of_level(d_lam, distance, level + 1) for level, x in enumerate(far)]
+                    weight, d_score, near_lam, by_query, near_scores, near, *far = lax.optimization_barrier(
+                        (weight, d_scores[strip] + lam * of_weights, near_lam, by_query, near_scores, near, *far)
+                    )
+                    weights.append(weight)
+                    new_d_scores.append(d_score)
+                d_scores = tuple(new_d_scores)
+                weights_own[...] = jnp.concatenate(weights, axis=1)
+                plgpu.commit_smem()
+                by_query = jnp.sum(by_query, axis=1)
+                distance = _Pairs().near()
+                own_weight = lam_of(0) * jnp.sum(_of_level(near_scores, distance, 0), axis=1)
+                d_lams = [_of_level(near, distance, level) for level in range(NEAR_LEVELS)] + far
+                for level, d_lam in enumerate(d_lams):
+                    dlam_ref[sequence, head, level, tokens(worker)] = jnp.sum(d_lam, axis=1)
+                dv = _product(weights_own.T, do_s.at[slot, worker], value_shape)
+
+                def later_queries(row, dv):
                     scores, d_weights = weigh(row)
                     last = decay_s[slot, worker, BLOCK - 1]
                     to_query = _exp2_of_decay(plgpu.load(decay_s.at[slot, row], layout=BY_ROW) - last)
                     by_row = to_query * lam_of(LEVELS_IN_BLOCK, row)
-                    from_key = _columns(_exp2_of_decay(last - since_column), PAIRS)
-                    scores *= from_key
-                    weights_own[...] = (scores * _rows(by_row, PAIRS)).astype(weights_s.dtype)
-                    plgpu.commit_smem()
-                    dv += _product(weights_own.T, do_s.at[slot, row], value_shape)
-                    d_between += _rows(by_row, PAIRS) * from_key * d_weights
-                    d_lam = scores * d_weights
-                    between_own[...] = to_query * jnp.sum(d_lam, axis=1)
-                    from_queries += jnp.sum(_rows(by_row, PAIRS) * d_lam, axis=0)
-                    plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(between_own, dlam_ref.at[sequence, head, LEVELS_IN_BLOCK, tokens(row)])
-                    return dv, d_between, from_queries
+                    weights, d_lam_sum, weighted_sum = [], zeros(WIDE), zeros(WIDE)
+                    for part in range(BLOCK // WIDE):
+                        since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(part * WIDE, WIDE)], layout=BY_COLUMN)
+                        from_key = _columns(_exp2_of_decay(last - since_key), WIDE_PAIRS)
+                        of_scores = _columns_of(scores, part, WIDE) * from_key
+                        of_weights = _columns_of(d_weights, part, WIDE)
+                        weights_part = (of_scores * _rows(by_row, WIDE_PAIRS)).astype(weights_s.dtype)
+                        d_lam_sum += of_scores * of_weights
+                        weighted_sum += weights_part.astype(F32) * of_weights
+                        d_between = _rows(by_row, WIDE_PAIRS) * from_key * of_weights
 
-                dv, d_between, from_queries = lax.fori_loop(
-                    worker + 1, rows, later_queries, (dv, d_between, from_queries)
-                )
-                column_own[...] = from_queries
-                d_decay_own[...] = by_query - plgpu.load(column_own, layout=BY_ROW)
+                        @pl.when(number == 0)
+                        def _(part=part, d_between=d_between):
+                            between_s[part] = d_between
+
+                        @pl.when(number > 0)
+                        def _(part=part, d_between=d_between):
+                            between_s[part] = plgpu.load(between_s.at[part], layout=TILE) + d_between
+
+                        weights.append(weights_part)
+                    weights_own[...] = jnp.concatenate(weights, axis=1)
+                    plgpu.commit_smem()
+                    dlam_ref[sequence, head, LEVELS_IN_BLOCK, tokens(row)] = to_query * jnp.sum(d_lam_sum, axis=1)
+                    more_refs[-1][sequence, head, tokens(row)] = jnp.sum(weighted_sum, axis=1)
+                    dv += _product(weights_own.T, do_s.at[slot, row], value_shape)
+                    return dv
+
+                if rows > 1:
+                    dv = lax.fori_loop(worker + 1, rows, later_queries, dv)
+                own_values = plgpu.load(values, layout=TILE).astype(F32)
+                d_decay_ref[sequence, head, tokens(worker)] = by_query - jnp.sum(own_values * dv, axis=1)
+                dv += _rows(own_weight, value_shape) * plgpu.load(do_s.at[slot, worker], layout=TILE).astype(F32)
                 if tree_refs:
                     until_end = _exp2_of_decay(decay_s[slot, rows - 1, BLOCK - 1] - since)
-                    values = plgpu.load(v_s.at[slot, worker], layout=TILE).astype(F32)
-                    values_own[...] = (_rows(until_end, value_shape) * values).astype(values_s.dtype)
+                    values[...] = (_rows(until_end, value_shape) * own_values).astype(values.dtype)
                     plgpu.commit_smem()
-                    plgpu.wgmma(dk_sum, values_own, gradient_s.at[slot])
+                    plgpu.wgmma(dk_sum, values, gradient_s.at[slot])
                     from_later = _rows(until_end, value_shape) * _product(
                         k_s.at[worker], gradient_s.at[slot].T, value_shape
                     )
-                    kept_own[...] = jnp.sum(from_later * values, axis=1)
+                    more_refs[0][sequence, head, tokens(worker)] = jnp.sum(from_later * own_values, axis=1)
                     dv += from_later
                     plgpu.wgmma_wait(0)
-                values_own[...] = dv.astype(values_s.dtype)
-                plgpu.barrier_arrive(empty.at[slot])
+                values[...] = dv.astype(values.dtype)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(values_own, dv_ref.at[sequence, tokens(worker), head], commit_group=False)
-                plgpu.copy_smem_to_gmem(
-                    dlam_own, dlam_ref.at[sequence, head, pl.ds(0, LEVELS_IN_BLOCK), tokens(worker)], commit_group=False
-                )
-                plgpu.copy_smem_to_gmem(d_decay_own, d_decay_ref.at[sequence, head, tokens(worker)], commit_group=False)
-                if tree_refs:
-                    plgpu.copy_smem_to_gmem(
-                        kept_own, kept_refs[0].at[sequence, head, tokens(worker)], commit_group=False
-                    )
-                plgpu.commit_smem_to_gmem_group()
-                return d_scores, d_between
+                plgpu.copy_smem_to_gmem(values, dv_ref.at[sequence, tokens(worker), head])
+                return d_scores
 
             def all_heads(dk_sum):
-                zeros = plgpu.layout_cast(jnp.zeros(PAIRS, F32), TILE)
-                carry = lax.fori_loop(0, heads_per_program, lambda i, carry: one_head(i, carry, dk_sum), (zeros, zeros))
-                d_scores, d_between = carry
-                weights_own[...] = d_scores.astype(weights_s.dtype)
+                d_scores = (zeros(STRIP),) * STRIPS
+                d_scores = lax.fori_loop(0, heads_per_program, lambda i, carry: one_head(i, carry, dk_sum), d_scores)
+                release(heads_per_program - 1)
+                weights_own[...] = jnp.concatenate(d_scores, axis=1).astype(weights_s.dtype)
                 plgpu.commit_smem()
                 plgpu.wgmma(dk_sum, weights_own.T, q_s.at[worker])
                 dq_ref[here] = pl.run_scoped(all_queries, plgpu.ACC(key_shape, F32))
@@ -737,7 +832,8 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
                     @pl.when(worker == 0)
                     def _():
-                        weights_own[...] = d_between.astype(weights_s.dtype)
+                        d_between = [plgpu.load(between_s.at[part], layout=TILE) for part in range(BLOCK // WIDE)]
+                        weights_own[...] = jnp.concatenate(d_between, axis=1).astype(weights_s.dtype)
                         plgpu.commit_smem()
                         plgpu.barrier_arrive(between_done)
                         plgpu.wgmma(dk_sum, weights_own.T, q_s.at[1])
@@ -772,6 +868,8 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     if gradients is not None:
         operands.append(gradients)
         out_type.append(by_token)
+    if rows > 1:
+        out_type.append(by_token)
     scratch = dict(
         q_s=_tiled(rows, BLOCK, key_dim),
         k_s=_tiled(rows, BLOCK, key_dim),
@@ -779,26 +877,24 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         do_s=_tiled(depth, rows, BLOCK, value_dim),
         gradient_s=_tiled(depth, value_dim, key_dim),
         decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
+        lam_s=plgpu.SMEM((depth, rows, levels, BLOCK), F32),
         weights_s=_tiled(rows, *PAIRS),
-        values_s=_tiled(rows, *value_shape),
-        dlam_s=plgpu.SMEM((rows, LEVELS_IN_BLOCK, BLOCK), F32),
-        vectors_s=plgpu.SMEM((rows, 4, BLOCK), F32),
+        between_s=_tiled(BLOCK // WIDE, *WIDE_PAIRS, dtype=F32) if rows > 1 else None,
         barriers=(
             plgpu.Barrier(num_arrivals=2 * rows),
-            plgpu.Barrier(num_arrivals=3 * rows + num_trees, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=4 * rows + num_trees, num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
             plgpu.Barrier(),
         ),
     )
     grid = dict(sequence=sizes.batch * groups, block=blocks, chunk=sizes.num_chunks)
-    call = _call(body, "chunk_gradients", grid, out_type, scratch, sizes, rows + 1, column_sums=3072 * rows)
-    return call(*operands)
+    return _call(body, "chunk_gradients", grid, out_type, scratch, sizes, rows + 1)(*operands)
 
 
 # --- The tree of states: element by element -----------------------------------------------------------------------------
 
 ELEMENTS = 512  # of a state that a program has, four a thread
-STRIP = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
+BY_THREAD = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
 
 
 def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int):
@@ -816,7 +912,7 @@ def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, 
         def node(end):
             return states_ref.at[sequence, head, end, pl.ds(strip * ELEMENTS, ELEMENTS)]
 
-        nodes = [plgpu.load(node(jnp.minimum(end, num_chunks - 1)), layout=STRIP).astype(F32) for end in ends]
+        nodes = [plgpu.load(node(jnp.minimum(end, num_chunks - 1)), layout=BY_THREAD).astype(F32) for end in ends]
         decays = [decay_ref[sequence, head, jnp.minimum(first + index, num_nodes - 1)] for index in range(radix)]
         step = 1
         while step < radix:
@@ -858,14 +954,14 @@ def spread_gradients(
             return ref.at[sequence, head, index, pl.ds(strip * ELEMENTS, ELEMENTS)]
 
         decays = [decay_ref[sequence, head, jnp.minimum(first + index, last)] for index in range(radix)]
-        top = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), STRIP)
+        top = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), BY_THREAD)
         if above_refs:
-            top = plgpu.load(part(above_refs[0], group), layout=STRIP).astype(F32)
+            top = plgpu.load(part(above_refs[0], group), layout=BY_THREAD).astype(F32)
         # All is read before anything is written: the memory may be the same, and the reads go together.
         exists = [(first + index) * size < num_chunks for index in range(radix)]
         ends = [jnp.minimum((first + index) * size, num_chunks - 1) for index in range(radix)]
         reads, of_states = (
-            [plgpu.load(part(ref, end), layout=STRIP) for end in ends] for ref in (read_ref, states_ref)
+            [plgpu.load(part(ref, end), layout=BY_THREAD) for end in ends] for ref in (read_ref, states_ref)
         )
 
         def spread(start: int, count: int, gradient):
