@@ -531,7 +531,9 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
     once_bytes = BLOCK * consumers * (2 * key_dim + 4 * value_dim + 12 * heights)
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
-    def body(q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers):
+    def body(
+        q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers
+    ):
         once, do_full, do_empty, state_full, state_empty = barriers
         index, block, z = lax.axis_index("tokens"), lax.axis_index("block"), lax.axis_index("sequence")
         sequence, group = lax.div(z, groups), lax.rem(z, groups)
