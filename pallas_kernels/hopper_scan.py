@@ -150,8 +150,9 @@ def _slots(fixed: int, slot: int, most: int) -> int:
 def _call(
     body, name: str, grid: dict, out_type, scratch: dict, sizes: AttentionSizes, warpgroups: int = 1, column_sums=0
 ):
-    """The kernel. grid: sizes by name, the last changes fastest. warpgroups: of a program, by the name "worker". column_sums:
-    bytes of shared memory for them."""
+    """The kernel. grid: sizes by name, the last changes fastest. warpgroups: of a program, by the name "worker"; of several,
+    the body itself has to put a barrier, `commit_smem`, wherever threads use shared memory after others of their warpgroup.
+    column_sums: bytes of shared memory for them."""
     return plgpu.kernel(
         body,
         out_type=out_type,
@@ -164,6 +165,7 @@ def _call(
             approx_math=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
             reduction_scratch_bytes=column_sums,
+            unsafe_no_auto_barriers=warpgroups > 1,
         ),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if sizes.interpret else None,
         kernel_name=f"hopper_{name}",
@@ -774,7 +776,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     last = decay_s[slot, worker, BLOCK - 1]
                     to_query = _exp2_of_decay(plgpu.load(decay_s.at[slot, row], layout=BY_ROW) - last)
                     by_row = to_query * lam_of(LEVELS_IN_BLOCK, row)
-                    weights, d_lam_sum, weighted_sum = [], zeros(WIDE), zeros(WIDE)
+                    weights, d_betweens, d_lam_sum, weighted_sum = [], [], zeros(WIDE), zeros(WIDE)
                     for part in range(BLOCK // WIDE):
                         since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(part * WIDE, WIDE)], layout=BY_COLUMN)
                         from_key = _columns(_exp2_of_decay(last - since_key), WIDE_PAIRS)
@@ -783,19 +785,21 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                         weights_part = (of_scores * _rows(by_row, WIDE_PAIRS)).astype(weights_s.dtype)
                         d_lam_sum += of_scores * of_weights
                         weighted_sum += weights_part.astype(F32) * of_weights
-                        d_between = _rows(by_row, WIDE_PAIRS) * from_key * of_weights
-
-                        @pl.when(number == 0)
-                        def _(part=part, d_between=d_between):
-                            between_s[part] = d_between
-
-                        @pl.when(number > 0)
-                        def _(part=part, d_between=d_between):
-                            between_s[part] = plgpu.load(between_s.at[part], layout=TILE) + d_between
-
+                        d_betweens.append(_rows(by_row, WIDE_PAIRS) * from_key * of_weights)
                         weights.append(weights_part)
+                    plgpu.commit_smem()  # after the product that read the weights before
                     weights_own[...] = jnp.concatenate(weights, axis=1)
                     plgpu.commit_smem()
+                    d_between = jnp.concatenate(d_betweens, axis=1)
+
+                    @pl.when(number == 0)
+                    def _():
+                        between_s[...] = d_between
+
+                    @pl.when(number > 0)
+                    def _():
+                        between_s[...] = plgpu.load(between_s, layout=TILE) + d_between
+
                     dlam_ref[sequence, head, LEVELS_IN_BLOCK, tokens(row)] = to_query * jnp.sum(d_lam_sum, axis=1)
                     more_refs[-1][sequence, head, tokens(row)] = jnp.sum(weighted_sum, axis=1)
                     dv += _product(weights_own.T, do_s.at[slot, row], value_shape)
@@ -817,6 +821,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     more_refs[0][sequence, head, tokens(worker)] = jnp.sum(from_later * own_values, axis=1)
                     dv += from_later
                     plgpu.wgmma_wait(0)
+                plgpu.commit_smem()  # after the products that read the values
                 values[...] = dv.astype(values.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(values, dv_ref.at[sequence, tokens(worker), head])
@@ -834,8 +839,8 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
                     @pl.when(worker == 0)
                     def _():
-                        d_between = [plgpu.load(between_s.at[part], layout=TILE) for part in range(BLOCK // WIDE)]
-                        weights_own[...] = jnp.concatenate(d_between, axis=1).astype(weights_s.dtype)
+                        plgpu.commit_smem()  # after the products that read the weights
+                        weights_own[...] = plgpu.load(between_s, layout=TILE).astype(weights_s.dtype)
                         plgpu.commit_smem()
                         plgpu.barrier_arrive(between_done)
                         plgpu.wgmma(dk_sum, weights_own.T, q_s.at[1])
@@ -881,7 +886,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
         lam_s=plgpu.SMEM((depth, rows, levels, BLOCK), F32),
         weights_s=_tiled(rows, *PAIRS),
-        between_s=_tiled(BLOCK // WIDE, *WIDE_PAIRS, dtype=F32) if rows > 1 else None,
+        between_s=_tiled(*PAIRS, dtype=F32) if rows > 1 else None,
         barriers=(
             plgpu.Barrier(num_arrivals=2 * rows),
             plgpu.Barrier(num_arrivals=4 * rows + num_trees, num_barriers=depth),
