@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.models.params import flat_params
+from loglinear_jax.models.params import flat_params, rounded_weights
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
@@ -106,6 +106,7 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
         logits, caches = model.apply(params, token, caches, method="step")
         return choose(key, logits), jnp.isfinite(logits).all(), caches
 
+    params = rounded_weights(model, params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     stopped = np.zeros(prompt.shape[0], bool)
     token, finite, caches = start(params, prompt, keys[0])

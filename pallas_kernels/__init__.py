@@ -7,7 +7,6 @@ from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
-from pallas_kernels.step import fenwick_step, why_step_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
     are_best,
@@ -25,13 +24,11 @@ __all__ = [
     "chunk_scores",
     "cross_entropy",
     "fenwick_attention",
-    "fenwick_step",
     "interpret",
     "interpreting",
     "lam_mlp",
     "runs_on_gpu",
     "why_cross_entropy_unsupported",
     "why_lam_mlp_unsupported",
-    "why_step_unsupported",
     "why_unsupported",
 ]

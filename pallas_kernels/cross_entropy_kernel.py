@@ -8,28 +8,36 @@ import triton.language as tl
 def loss_and_gradient(logits, targets, vocab, losses, gradients, columns: tl.constexpr, BLOCK: tl.constexpr):
     """One row a program: its loss, and the gradient of that with respect to its logits, whose memory `gradients` may be.
 
-    The second reading of a row comes from the cache.
+    The row comes from memory once, for its largest logit; for the sum and for the gradient it comes from the cache.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
     gradients += row * columns
     target = tl.load(targets + row)
     label_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
-    largest = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits + column, mask=column < vocab, other=float("-inf")).to(tl.float32)
-        new_largest = tl.maximum(largest, tl.max(logit, 0))
-        total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(logit - new_largest), 0)
-        largest = new_largest
-    log_total = largest + tl.log(total)
+        highest = tl.maximum(highest, _logits_from(logits, start, vocab, columns, BLOCK))
+    largest = tl.max(highest, 0)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, columns, BLOCK):
+        sums += tl.exp(_logits_from(logits, start, vocab, columns, BLOCK) - largest)
+    log_total = largest + tl.log(tl.sum(sums, 0))
     scored = target >= 0
     tl.store(losses + row, tl.where(scored, log_total - label_logit, 0.0))
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits + column, mask=column < vocab, other=float("-inf")).to(tl.float32)
-        gradient = tl.exp(logit - log_total) - tl.where(column == target, 1.0, 0.0)
-        tl.store(
-            gradients + column, tl.where(scored, gradient, 0.0).to(gradients.dtype.element_ty), mask=column < columns
-        )
+        probability = tl.exp(_logits_from(logits, start, vocab, columns, BLOCK) - log_total)
+        gradient = tl.where(scored, probability - tl.where(column == target, 1.0, 0.0), 0.0)
+        tl.store(gradients + column, gradient.to(gradients.dtype.element_ty), mask=column < columns)
+
+
+@triton.jit
+def _logits_from(logits, start, vocab, columns: tl.constexpr, BLOCK: tl.constexpr):
+    """The row's logits start .. start + BLOCK - 1, -inf where there is none.
+
+    What is loaded depends on `columns`, not on `vocab`: only of that the compiler knows that 16 bytes are inside or outside.
+    """
+    column = start + tl.arange(0, BLOCK)
+    logit = tl.load(logits + column, mask=column < columns, other=0.0).to(tl.float32)
+    return tl.where(column < vocab, logit, float("-inf"))

@@ -267,16 +267,14 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
 def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: HopperTiles):
     """o [B, T, R, V]. weight and states are None where there is one chunk alone.
 
-    A program has a chunk and some heads; of its two warpgroups that multiply each has half of the queries.
+    A program has a chunk and some heads, a warpgroup that multiplies a block's queries.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.outputs
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
     group_heads = sizes.group_heads
     value_shape = (BLOCK, value_dim)
-    consumers = 2 if rows > 1 else 1
-    own_rows = max(rows // 2, 1)  # of each consumer
     levels, heights = sizes.levels_inside, sizes.heights
-    once_bytes = 2 * (2 * chunk * key_dim + consumers * BLOCK * value_dim)
+    once_bytes = 2 * (2 * chunk * key_dim + rows * BLOCK * value_dim)
     head_bytes = chunk * (2 * value_dim + 4 * (1 + levels + heights))
     state_bytes = 2 * key_dim * value_dim
     head_depth = _slots(once_bytes + 2 * state_bytes, head_bytes, 2)
@@ -301,7 +299,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
             return lax.while_loop(lambda x: x[0] != 0, step, (index, carry))[1]
 
-        @pl.when(worker == consumers)
+        @pl.when(worker == rows)
         def _produce():
             _limit_registers(40, "decrease", sizes)
             for row in range(rows):
@@ -342,66 +340,61 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             _wait_for_ring(head_empty, heads_per_program, head_depth)
             _wait_for_ring(state_empty, count, depth)
 
-        @pl.when(worker < consumers)
+        @pl.when(worker < rows)
         def _consume():
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
-            # The first and last block, or the middle ones: as many blocks before them.
-            mine = [worker, rows - 1 - worker][:own_rows]
-            own_staged = None if staged is None else staged.at[worker]
+            queries, own_staged = q_s.at[worker], None if staged is None else staged.at[worker]
 
             def one_head(number, count):
                 head, head_slot = first + number, lax.rem(number, head_depth)
                 plgpu.barrier_wait(head_full.at[head_slot])
-                outs = tuple(in_chunk(row, head_slot) for row in mine)
+                out = in_chunk(head_slot)
 
                 def read(end, carry):
-                    count, outs = carry
+                    count, out = carry
                     slot, height = lax.rem(count, depth), 31 - lax.clz(end & -end)
                     plgpu.barrier_wait(state_full.at[slot])
-                    products = [_product(q_s.at[row], states_s.at[slot].T, value_shape) for row in mine]
+                    product = _product(queries, states_s.at[slot].T, value_shape)
                     plgpu.barrier_arrive(state_empty.at[slot])
-                    weights = (plgpu.load(weight_s.at[head_slot, row, height], layout=BY_ROW) for row in mine)
-                    added = (_rows(w, value_shape) * x for w, x in zip(weights, products, strict=True))
-                    return count + 1, tuple(o + x for o, x in zip(outs, added, strict=True))
+                    weight = plgpu.load(weight_s.at[head_slot, worker, height], layout=BY_ROW)
+                    return count + 1, out + _rows(weight, value_shape) * product
 
-                count, outs = read_states(read, (count, outs))
+                count, out = read_states(read, (count, out))
                 plgpu.barrier_arrive(head_empty.at[head_slot])
-                for out, row in zip(outs, mine, strict=True):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    out_s[worker] = out.astype(out_s.dtype)
-                    plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(row), head])
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                out_s[worker] = out.astype(out_s.dtype)
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(worker), head])
                 return count
 
-            def in_chunk(row, slot):
-                since = plgpu.load(decay_s.at[slot, row], layout=BY_ROW)
+            def in_chunk(slot):
+                since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
 
                 def lam_of(level):
-                    return plgpu.load(lam_s.at[slot, row, level], layout=BY_ROW)
+                    return plgpu.load(lam_s.at[slot, worker, level], layout=BY_ROW)
 
                 def attend(sum_ref):
-                    scores = _product(q_s.at[row], k_s.at[row].T, PAIRS)
+                    scores = _product(queries, k_s.at[worker].T, PAIRS)
                     pairs = _Pairs()
                     near_lam, weights = pairs.near_lam(lam_of), []
                     for strip in range(STRIPS):
-                        since_key = plgpu.load(decay_s.at[slot, row, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
+                        since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
                         decayed = pairs.decay(strip, since, since_key) * pairs.lam(strip, near_lam, lam_of)
                         weights.append((_columns_of(scores, strip, STRIP) * decayed).astype(v_s.dtype))
                     weights = jnp.concatenate(weights, axis=1)
-                    _add_product(sum_ref, weights, v_s.at[slot, row], own_staged)
+                    _add_product(sum_ref, weights, v_s.at[slot, worker], own_staged)
 
                     def attend_before(other, _):
-                        scores = _product(q_s.at[row], k_s.at[other].T, PAIRS)
+                        scores = _product(queries, k_s.at[other].T, PAIRS)
                         last = decay_s[slot, other, BLOCK - 1]
-                        since_other = plgpu.load(decay_s.at[slot, other], layout=BY_COLUMN)
-                        by_row = lam_of(LEVELS_IN_BLOCK + lax.shift_right_logical(row ^ other, 1)) * _exp2_of_decay(
-                            since - last
-                        )
-                        weights = scores * _rows(by_row, PAIRS) * _columns(_exp2_of_decay(last - since_other), PAIRS)
-                        _add_product(sum_ref, weights.astype(v_s.dtype), v_s.at[slot, other], own_staged)
+                        from_key = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, other], layout=BY_COLUMN))
+                        by_row = lam_of(LEVELS_IN_BLOCK) * _exp2_of_decay(since - last)
+                        weights = (scores * _rows(by_row, PAIRS) * _columns(from_key, PAIRS)).astype(v_s.dtype)
+                        _add_product(sum_ref, weights, v_s.at[slot, other], own_staged)
 
-                    lax.fori_loop(0, row, attend_before, None)
+                    if rows > 1:
+                        lax.fori_loop(0, worker, attend_before, None)
                     return sum_ref[...]
 
                 return lax.optimization_barrier(pl.run_scoped(attend, plgpu.ACC(value_shape, F32)))
@@ -418,19 +411,19 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
         v_s=_tiled(head_depth, rows, BLOCK, value_dim),
         vectors=tuple(plgpu.SMEM((head_depth, rows, *n, BLOCK), F32) for n in ((), (levels,), (max(heights, 1),))),
         states_s=_tiled(depth, value_dim, key_dim),
-        out_s=_tiled(consumers, BLOCK, value_dim),
-        staged=_tiled(consumers, *PAIRS) if sizes.interpret else None,
+        out_s=_tiled(rows, BLOCK, value_dim),
+        staged=_tiled(rows, *PAIRS) if sizes.interpret else None,
         barriers=(
             plgpu.Barrier(num_arrivals=2 * rows),
             plgpu.Barrier(num_arrivals=(4 if heights else 3) * rows, num_barriers=head_depth),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=head_depth),
+            plgpu.Barrier(num_arrivals=rows, num_barriers=head_depth),
             plgpu.Barrier(num_barriers=depth),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
     grid = dict(sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=sizes.num_chunks)
     out_type = jax.ShapeDtypeStruct(v.shape, v.dtype)
-    return _call(body, "outputs", grid, out_type, scratch, sizes, consumers + 1)(*operands)
+    return _call(body, "outputs", grid, out_type, scratch, sizes, rows + 1)(*operands)
 
 
 def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
@@ -522,38 +515,37 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
     """What reading states gives to those who read.
 
     Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
-    read at each height, anything where none is read). A program has a chunk's queries and some heads.
+    read at each height, anything where none is read). A program has a chunk and some heads, a warpgroup that
+    multiplies a block's queries.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
     groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
     group_heads = sizes.group_heads
     heights, blocks = sizes.heights, group_heads // heads_per_program
-    consumers = min(rows, 2)  # a block of queries each
     key_shape = (BLOCK, key_dim)
-    once_bytes = BLOCK * consumers * (2 * key_dim + 4 * value_dim + 12 * heights)
+    once_bytes = BLOCK * rows * (2 * key_dim + 4 * value_dim + 12 * heights)
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
     def body(
         q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers
     ):
         once, do_full, do_empty, state_full, state_empty = barriers
-        index, block, z = lax.axis_index("tokens"), lax.axis_index("block"), lax.axis_index("sequence")
+        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
         sequence, group = lax.div(z, groups), lax.rem(z, groups)
         first = group * group_heads + block * heads_per_program
         worker = lax.axis_index("worker")
-        chunk = lax.div(index * consumers, rows)
 
         def tokens(row):
-            return pl.ds((index * consumers + row) * BLOCK, BLOCK)
+            return pl.ds((index * rows + row) * BLOCK, BLOCK)
 
         def read_states(body, carry):
             step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
-            return lax.while_loop(lambda x: x[0] != 0, step, (chunk, carry))[1]
+            return lax.while_loop(lambda x: x[0] != 0, step, (index, carry))[1]
 
-        @pl.when(worker == consumers)
+        @pl.when(worker == rows)
         def _produce():
             _limit_registers(40, "decrease", sizes)
-            for row in range(consumers):
+            for row in range(rows):
                 plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
 
             def one_head(number, count):
@@ -563,7 +555,7 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                 def _():
                     plgpu.barrier_wait(do_empty.at[slot])
 
-                for row in range(consumers):
+                for row in range(rows):
                     full = do_full.at[slot]
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], full)
                     plgpu.copy_gmem_to_smem(weight_ref.at[sequence, head, :, tokens(row)], weight_s.at[slot, row], full)
@@ -584,7 +576,7 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
             _wait_for_ring(do_empty, heads_per_program, 2)
             _wait_for_ring(state_empty, count, depth)
 
-        @pl.when(worker < consumers)
+        @pl.when(worker < rows)
         def _consume():
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
@@ -617,22 +609,22 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
             plgpu.wait_smem_to_gmem(0)
 
     scratch = dict(
-        q_s=_tiled(consumers, BLOCK, key_dim),
-        do_s=_tiled(2, consumers, BLOCK, value_dim),
-        weight_s=plgpu.SMEM((2, consumers, heights, BLOCK), F32),
+        q_s=_tiled(rows, BLOCK, key_dim),
+        do_s=_tiled(2, rows, BLOCK, value_dim),
+        weight_s=plgpu.SMEM((2, rows, heights, BLOCK), F32),
         states_s=_tiled(depth, value_dim, key_dim),
-        read_s=plgpu.SMEM((consumers, heights, BLOCK), F32),
+        read_s=plgpu.SMEM((rows, heights, BLOCK), F32),
         barriers=(
-            plgpu.Barrier(num_arrivals=consumers),
-            plgpu.Barrier(num_arrivals=2 * consumers, num_barriers=2),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=2),
+            plgpu.Barrier(num_arrivals=rows),
+            plgpu.Barrier(num_arrivals=2 * rows, num_barriers=2),
+            plgpu.Barrier(num_arrivals=rows, num_barriers=2),
             plgpu.Barrier(num_barriers=depth),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
-    grid = dict(sequence=sizes.batch * groups, block=blocks, tokens=sizes.length // BLOCK // consumers)
+    grid = dict(sequence=sizes.batch * groups, block=blocks, chunk=sizes.num_chunks)
     out_type = [jax.ShapeDtypeStruct((blocks, *q.shape), F32), jax.ShapeDtypeStruct(weight.shape, F32)]
-    return _call(body, "query_gradients", grid, out_type, scratch, sizes, consumers + 1)(q, do, weight, states)
+    return _call(body, "query_gradients", grid, out_type, scratch, sizes, rows + 1)(q, do, weight, states)
 
 
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):

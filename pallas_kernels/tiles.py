@@ -93,7 +93,7 @@ class HopperTiles:
     outputs: int = 8
     state_gradients: int = 3
     query_gradients: int = 8
-    chunk_gradients: int = 8
+    chunk_gradients: int = 24
 
     @property
     def chunk(self) -> int:

@@ -22,6 +22,7 @@ from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.mixers import MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.models.params import rounded_weights
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import PRECISIONS, ManySeeds, SeedTrainer, TrainSettings, device_mesh
 
@@ -98,7 +99,7 @@ def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64)
     """
     model = LanguageModel(settings)
     tokens = jnp.zeros((1, 1), jnp.int32)
-    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    params = rounded_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
     # What is remembered does not matter for the time, only its size and position.
     first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
     shapes = cache_shapes(settings, length)

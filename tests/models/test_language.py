@@ -11,6 +11,7 @@ import pytest
 from loglinear_jax.lam import LAMS, count_lam_params
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.models.params import flat_params, rounded_weights
 
 SETTINGS = LanguageSettings(
     vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32",
@@ -173,3 +174,21 @@ def test_bfloat16_is_close_to_float32():
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SETTINGS, **settings).check()
+
+
+@pytest.mark.parametrize("mixer", ["log_linear", "softmax"])
+def test_rounded_weights_change_no_bit(mixer):
+    model = LanguageModel(LanguageSettings(50, 64, mixer=mixer, hidden=64, layers=2, dtype="bfloat16"))
+    tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    rounded = rounded_weights(model, params)
+
+    @jax.jit
+    def run(params):
+        logits, caches = model.apply(params, tokens, 20, method="prefill")
+        return model.apply(params, tokens), logits, model.apply(params, tokens[:, 0], caches, method="step")[0]
+
+    for a, b in zip(run(params), run(rounded), strict=True):
+        np.testing.assert_array_equal(a, b)
+    matrices = [x.dtype for path, x in flat_params(model, rounded).items() if x.ndim > 1 and "/lam/" not in path]
+    assert set(matrices) == {jnp.bfloat16.dtype}

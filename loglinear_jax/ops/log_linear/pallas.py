@@ -1,16 +1,12 @@
-"""The chunkwise form and single steps by the GPU kernels of pallas_kernels, and what they leave to plain JAX."""
+"""The chunkwise form by the GPU kernels of pallas_kernels, and what they leave to plain JAX: states in and out."""
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.ops.continuation import run_from
 from loglinear_jax.ops.levels import levels_after
-from loglinear_jax.ops.log_linear import recurrent
-from loglinear_jax.ops.positions import advanced
 
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
@@ -32,35 +28,3 @@ def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=N
         return out, levels_after(last, k, v, log_decay, lam.shape[-1], precision=precision)
 
     return run_from(initial_state, (q, k, v, log_decay, lam), aligned, return_state, precision)
-
-
-def is_best_for_step(levels) -> bool:
-    """The same for `step`, of a state with these levels."""
-    return pallas_kernels.are_best(
-        "fenwick_step", lambda: pallas_kernels.why_step_unsupported(*levels.shape[-2:], levels.dtype)
-    )
-
-
-def step(state: FenwickState, q, k, v, log_decay, lam):
-    """As `recurrent.step`, whose gradient is this one's too."""
-    out, levels = _step(state.levels, state.position, q, k, v, log_decay, lam)
-    return out, FenwickState(levels=levels, position=advanced(state.position, 1))
-
-
-@jax.custom_vjp
-def _step(levels, position, *inputs):
-    return pallas_kernels.fenwick_step(levels, jnp.full(levels.shape[:1], position), *inputs)
-
-
-def _step_backward(arguments, gradients):
-    levels, position, *inputs = arguments
-
-    def step(levels, *inputs):
-        out, state = recurrent.step(FenwickState(levels, position), *inputs)
-        return out, state.levels
-
-    d_levels, *d_inputs = jax.vjp(step, levels, *inputs)[1](gradients)
-    return d_levels, None, *d_inputs
-
-
-_step.defvjp(lambda *arguments: (_step(*arguments), arguments), _step_backward)
