@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pallas_kernels.common import fold_mapped_axes
 from pallas_kernels.support import UnsupportedError, interpreting, why_no_device
 
-BLOCK, WARPS = 8192, 16
+BLOCK, WARPS = 4096, 8
 
 
 def cross_entropy(logits, targets, vocab: int):

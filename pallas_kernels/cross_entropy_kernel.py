@@ -8,21 +8,23 @@ import triton.language as tl
 def loss_and_gradient(logits, targets, vocab, losses, gradients, columns: tl.constexpr, BLOCK: tl.constexpr):
     """One row a program: its loss, and the gradient of that with respect to its logits, whose memory `gradients` may be.
 
-    The row comes from memory once, for its largest logit; for the sum and for the gradient it comes from the cache.
+    The row comes from memory once; for the gradient it comes from the cache.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
     gradients += row * columns
     target = tl.load(targets + row)
     label_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
-    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for start in range(0, columns, BLOCK):
-        highest = tl.maximum(highest, _logits_from(logits, start, vocab, columns, BLOCK))
-    largest = tl.max(highest, 0)
+    # Of every BLOCK-th logit the largest, and the sum of exp(logit - largest).
+    largests = tl.full((BLOCK,), -1e38, tl.float32)
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
-        sums += tl.exp(_logits_from(logits, start, vocab, columns, BLOCK) - largest)
-    log_total = largest + tl.log(tl.sum(sums, 0))
+        logit = _logits_from(logits, start, vocab, columns, BLOCK)
+        new_largests = tl.maximum(largests, logit)
+        sums = sums * tl.exp(largests - new_largests) + tl.exp(logit - new_largests)
+        largests = new_largests
+    largest = tl.max(largests, 0)
+    log_total = largest + tl.log(tl.sum(sums * tl.exp(largests - largest), 0))
     scored = target >= 0
     tl.store(losses + row, tl.where(scored, log_total - label_logit, 0.0))
     for start in range(0, columns, BLOCK):

@@ -3,8 +3,10 @@
     loglinear_jax benchmark attention                                       # what a CPU can do
     loglinear_jax benchmark attention --preset=language --output=bench      # a GPU; writes bench.json and bench.png
 
-Peers: our own forms by name; "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through
-jax.nn with head dim V; and "fla", chunk_log_linear_attn of flash-linear-attention, where torch and fla are installed.
+Peers: our own forms by name, of which "pallas" takes the best kernels for the GPU, and "triton" those for any since Ampere;
+"gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through jax.nn with head dim V; "jla", one
+state by simple_gla of jax-linear-attention, where that is installed; and "fla", chunk_log_linear_attn of
+flash-linear-attention, where torch and fla are.
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
 
@@ -29,12 +31,14 @@ from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops import gated_linear_attention, log_linear_attention
 from loglinear_jax.ops.log_linear.api import Implementation
-from pallas_kernels import UnsupportedError
+from pallas_kernels import UnsupportedError, fenwick_attention
+from pallas_kernels.tiles import choose_tiles, tile_for
 
 PRESETS = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
+    "wide": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16"),
 }
 HELP = "time and memory of the attention against T, beside peers"
 
@@ -49,7 +53,7 @@ class Skip(Exception):
 
 
 # Where errors of peers come from, by the start of a module's name.
-PEERS_CODE = ("torch", "triton", "fla", "jax._src.cudnn")
+PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
 
 
 def shape_of(preset: dict, length: int) -> dict[str, tuple[int, ...]]:
@@ -95,7 +99,21 @@ def gated_linear(q, k, v, log_decay, lam):
     return gated_linear_attention(q, k, v, log_decay)
 
 
-JAX_PEERS = {"flash": flash, "gated_linear": gated_linear} | {
+def jla(q, k, v, log_decay, lam):
+    del lam
+    try:
+        from jla.ops.mosaic_gpu.scalar_gate import simple_gla
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    return simple_gla(q, k, v, log_decay, scale=1.0)[0]
+
+
+def triton(q, k, v, log_decay, lam):
+    tiles = choose_tiles(q.shape[1], tile_for(q.shape[3]), v.shape[3], q.dtype)
+    return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
+
+
+JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
 ALL_PEERS = (*JAX_PEERS, "fla")
@@ -272,6 +290,8 @@ STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
     "gated_linear": ("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v"),
     "copy": ("inputs and outputs moved once", "#000000", "_"),
     "parallel": ("log-linear, parallel (ours)", "#56B4E9", "x"),
+    "triton": ("log-linear, Pallas for Ampere (ours)", "#B07AA1", "P"),
+    "jla": ("one state, jax-linear-attention", "#666666", "*"),
     "recurrent": ("log-linear, recurrent (ours)", "#F0E442", "+"),
 }
 
