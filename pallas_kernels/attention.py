@@ -50,6 +50,7 @@ def fenwick_attention(
     backend = choose_backend(key_dim, value_dim, q.dtype, chunk_size, precision, tiles and tiles.backend)
     if tiles is None and backend == "hopper":
         tiles = choose_hopper_tiles(length, value_dim)
+        tiles = tiles.filling(heads // groups, batch * groups * -(-length // tiles.chunk))
     tiles = tiles or choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)

@@ -7,6 +7,7 @@ Results do not depend on any of it, up to rounding.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -74,6 +75,11 @@ class Tiles:
         )
 
 
+MULTIPROCESSORS = 132  # of an H100 or H200
+START = 1.5  # of a program, in heads' work
+PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=3, outputs=1, state_gradients=1, query_gradients=1, chunk_gradients=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class HopperTiles:
     """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
@@ -93,7 +99,7 @@ class HopperTiles:
     outputs: int = 8
     state_gradients: int = 3
     query_gradients: int = 8
-    chunk_gradients: int = 24
+    chunk_gradients: int = 48
 
     @property
     def chunk(self) -> int:
@@ -106,9 +112,24 @@ class HopperTiles:
     def fitted(self, group_heads: int, value_blocks: int) -> HopperTiles:
         """The same with no more heads a program than a group has, in whole fractions of them."""
         assert value_blocks == 1
-        names = ("chunk_states", "outputs", "state_gradients", "query_gradients", "chunk_gradients")
         fits = {most: max(h for h in range(1, most + 1) if group_heads % h == 0) for most in vars(self).values()}
-        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in names})
+        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in PROGRAMS_A_MULTIPROCESSOR})
+
+    def filling(self, group_heads: int, group_chunks: int) -> HopperTiles:
+        """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
+
+        group_chunks: chunks of all groups of all sequences, of which a program has one.
+        """
+
+        def fill(most: int, at_once: int) -> int:
+            def time(heads: int) -> float:
+                programs = group_chunks * (group_heads // heads)
+                return math.ceil(programs / (at_once * MULTIPROCESSORS)) * (heads + START)
+
+            return min((h for h in range(1, most + 1) if group_heads % h == 0), key=time)
+
+        heads = {name: fill(getattr(self, name), at_once) for name, at_once in PROGRAMS_A_MULTIPROCESSOR.items()}
+        return dataclasses.replace(self, **(heads | {"state_gradients": self.state_gradients}))  # a warpgroup each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +158,7 @@ def chunk_of_scores(length: int) -> int:
 
 
 def choose_hopper_tiles(length: int, value_dim: int) -> HopperTiles:
-    """Tiles of the kernels for Hopper."""
+    """Tiles of the kernels for Hopper, with as many heads a program as pay in a large problem: see `HopperTiles.filling`."""
     return HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
 
 

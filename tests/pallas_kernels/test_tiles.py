@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.tiles import Launch, choose_tiles
+from pallas_kernels.tiles import HopperTiles, Launch, choose_tiles
 
 
 @given(
@@ -25,3 +25,12 @@ def test_programs_take_whole_heads_or_whole_fractions(length, key_dim, value_dim
     for launch in launches:
         assert (reps * value_blocks) % launch.heads == 0
         assert launch.heads % value_blocks == 0 or value_blocks % launch.heads == 0
+
+
+def test_programs_for_hopper_fill_its_multiprocessors():
+    few, many = (HopperTiles().filling(48, chunks) for chunks in (2 * 16, 2 * 64))  # two sequences of 2,048 and 8,192
+    assert (few.chunk_states, few.outputs, few.chunk_gradients) == (4, 6, 12)
+    assert (many.chunk_states, many.outputs, many.chunk_gradients) == (8, 8, 48)
+    assert many.fitted(48, 1) == many
+    alone = HopperTiles().filling(1, 2048).fitted(1, 1)
+    assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
