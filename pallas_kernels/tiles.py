@@ -159,7 +159,9 @@ def chunk_of_scores(length: int) -> int:
 
 def choose_hopper_tiles(length: int, value_dim: int) -> HopperTiles:
     """Tiles of the kernels for Hopper, with as many heads a program as pay in a large problem: see `HopperTiles.filling`."""
-    return HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
+    tiles = HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
+    # A state of 128 x 128 takes half of the registers that one warpgroup can have beside another.
+    return dataclasses.replace(tiles, state_gradients=1) if tiles.value_block > 64 else tiles
 
 
 def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:

@@ -17,6 +17,12 @@ def run_kernels():
 
 
 @pytest.fixture
+def no_hopper(monkeypatch):
+    """The kernels for any GPU since Ampere, on a Hopper GPU too."""
+    monkeypatch.setattr(support, "why_hopper_unsupported", lambda *_: "these are not wanted here")
+
+
+@pytest.fixture
 def compiling_for_a_gpu(monkeypatch):
     """As on a GPU, but for running what was compiled."""
     monkeypatch.setattr(support, "why_no_device", lambda: None)

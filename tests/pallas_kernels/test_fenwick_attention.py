@@ -1,4 +1,4 @@
-"""The kernels against the parallel form in float64: in Pallas's interpreter, or on the GPU where there is one.
+"""The kernels by Triton against the parallel form in float64: in Pallas's interpreter, or on the GPU where there is one.
 
 The interpreter fills what no program writes with nan, so these tests also see outputs that are left out.
 """
@@ -20,7 +20,7 @@ from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, PRECISIONS, TOLERANCE, grids
 
-pytestmark = pytest.mark.usefixtures("run_kernels")
+pytestmark = pytest.mark.usefixtures("run_kernels", "no_hopper")
 
 
 def inputs_of(mode, *shape, seed=0, **kwargs):
