@@ -361,10 +361,10 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     return count + 1, out + _rows(weight, value_shape) * product
 
                 count, out = read_states(read, (count, out))
-                plgpu.barrier_arrive(head_empty.at[head_slot])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 out_s[worker] = out.astype(out_s.dtype)
                 plgpu.commit_smem()
+                plgpu.barrier_arrive(head_empty.at[head_slot])
                 plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(worker), head])
                 return count
 
@@ -598,8 +598,8 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                     return count + 1, dq + _rows(by_row, key_shape) * to_query
 
                 carry = read_states(read, carry)
-                plgpu.barrier_arrive(do_empty.at[do_slot])
                 plgpu.commit_smem()
+                plgpu.barrier_arrive(do_empty.at[do_slot])
                 plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
                 return carry
 
