@@ -178,6 +178,30 @@ def _limit_registers(number: int, action: str, sizes: AttentionSizes):
         plgpu.set_max_registers(number, action=action)
 
 
+def _heads_of_program(sizes: AttentionSizes, heads_per_program: int):
+    """(sequence, group, first of its heads) of a program, by the grid's axes "sequence" and "block"."""
+    z = lax.axis_index("sequence")
+    sequence, group = lax.div(z, sizes.groups), lax.rem(z, sizes.groups)
+    return sequence, group, group * sizes.group_heads + lax.axis_index("block") * heads_per_program
+
+
+def _for_ends_read(chunk, body, carry):
+    """body(end of a state that the chunk reads, carry) for each."""
+    step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
+    return lax.while_loop(lambda x: x[0] != 0, step, (chunk, carry))[1]
+
+
+def _free_slot(empty, count, depth: int):
+    """The slot for fetch number `count`, once what it held has been used."""
+    slot = lax.rem(count, depth)
+
+    @pl.when(count >= depth)
+    def _():
+        plgpu.barrier_wait(empty.at[slot])
+
+    return slot
+
+
 def _wait_for_ring(empty, count, depth: int):
     """Until the last `depth` of `count` fetches have been used."""
     for slot in range(depth):
@@ -202,9 +226,8 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     value_shape = (BLOCK, value_dim)
 
     def body(k_ref, v_ref, decay_ref, states_ref, *, k_s, v_s, decay_s, out_s, once, arrived):
-        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
-        sequence, group = lax.div(z, groups), lax.rem(z, groups)
-        first = group * group_heads + block * heads_per_program
+        index = lax.axis_index("chunk")
+        sequence, group, first = _heads_of_program(sizes, heads_per_program)
 
         def tokens(row):
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
@@ -284,9 +307,8 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
         *tree_refs, o_ref = refs
         decay_s, lam_s, weight_s = vectors
         once, head_full, head_empty, state_full, state_empty = barriers
-        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
-        sequence, group = lax.div(z, groups), lax.rem(z, groups)
-        first = group * group_heads + block * heads_per_program
+        index = lax.axis_index("chunk")
+        sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
 
         def tokens(row):
@@ -294,10 +316,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
 
         def read_states(body, carry):
             """body(end of a state that the chunk reads, carry) for each."""
-            if not tree_refs:
-                return carry
-            step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
-            return lax.while_loop(lambda x: x[0] != 0, step, (index, carry))[1]
+            return _for_ends_read(index, body, carry) if tree_refs else carry
 
         @pl.when(worker == rows)
         def _produce():
@@ -307,12 +326,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
 
             def one_head(number, count):
-                head, slot = first + number, lax.rem(number, head_depth)
-
-                @pl.when(number >= head_depth)
-                def _():
-                    plgpu.barrier_wait(head_empty.at[slot])
-
+                head, slot = first + number, _free_slot(head_empty, number, head_depth)
                 full = head_full.at[slot]
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], full)
@@ -323,12 +337,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                         plgpu.copy_gmem_to_smem(weights, weight_s.at[slot, row], full)
 
                 def fetch(end, count):
-                    slot = lax.rem(count, depth)
-
-                    @pl.when(count >= depth)
-                    def _():
-                        plgpu.barrier_wait(state_empty.at[slot])
-
+                    slot = _free_slot(state_empty, count, depth)
                     plgpu.copy_gmem_to_smem(
                         tree_refs[1].at[sequence, head, end], states_s.at[slot], state_full.at[slot]
                     )
@@ -441,9 +450,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     def body(q_ref, do_ref, weight_ref, gradients_ref, *, q_s, do_s, weight_s, out_s, full, empty):
         # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
         number = lax.axis_index("node") + 1
-        block, z = lax.axis_index("block"), lax.axis_index("sequence")
-        sequence, group = lax.div(z, groups), lax.rem(z, groups)
-        first = group * group_heads + block * heads_per_program
+        sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
         level = 31 - lax.clz(number)
         height = heights - 1 - level
@@ -459,12 +466,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
             _limit_registers(40, "decrease", sizes)
 
             def fetch(index, _):
-                slot = lax.rem(index, depth)
-
-                @pl.when(index >= depth)
-                def _():
-                    plgpu.barrier_wait(empty.at[slot])
-
+                slot = _free_slot(empty, index, depth)
                 plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(index), group], q_s.at[slot], full.at[slot])
                 for head in range(heads_per_program):
                     source = do_ref.at[sequence, tokens(index), first + head]
@@ -530,17 +532,12 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
         q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers
     ):
         once, do_full, do_empty, state_full, state_empty = barriers
-        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
-        sequence, group = lax.div(z, groups), lax.rem(z, groups)
-        first = group * group_heads + block * heads_per_program
+        index, block = lax.axis_index("chunk"), lax.axis_index("block")
+        sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
 
         def tokens(row):
             return pl.ds((index * rows + row) * BLOCK, BLOCK)
-
-        def read_states(body, carry):
-            step = lambda x: (x[0] & (x[0] - 1), body(*x))  # noqa: E731
-            return lax.while_loop(lambda x: x[0] != 0, step, (index, carry))[1]
 
         @pl.when(worker == rows)
         def _produce():
@@ -549,28 +546,18 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                 plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
 
             def one_head(number, count):
-                head, slot = first + number, lax.rem(number, 2)
-
-                @pl.when(number > 1)
-                def _():
-                    plgpu.barrier_wait(do_empty.at[slot])
-
+                head, slot = first + number, _free_slot(do_empty, number, 2)
                 for row in range(rows):
                     full = do_full.at[slot]
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], full)
                     plgpu.copy_gmem_to_smem(weight_ref.at[sequence, head, :, tokens(row)], weight_s.at[slot, row], full)
 
                 def fetch(end, count):
-                    slot = lax.rem(count, depth)
-
-                    @pl.when(count >= depth)
-                    def _():
-                        plgpu.barrier_wait(state_empty.at[slot])
-
+                    slot = _free_slot(state_empty, count, depth)
                     plgpu.copy_gmem_to_smem(states_ref.at[sequence, head, end], states_s.at[slot], state_full.at[slot])
                     return count + 1
 
-                return read_states(fetch, count)
+                return _for_ends_read(index, fetch, count)
 
             count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
             _wait_for_ring(do_empty, heads_per_program, 2)
@@ -597,7 +584,7 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                     by_row = plgpu.load(weight_s.at[do_slot, worker, height], layout=BY_ROW)
                     return count + 1, dq + _rows(by_row, key_shape) * to_query
 
-                carry = read_states(read, carry)
+                carry = _for_ends_read(index, read, carry)
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(do_empty.at[do_slot])
                 plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
@@ -662,9 +649,8 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     ):  # fmt: skip
         tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, *more_refs) = refs[:num_trees], refs[num_trees:]
         once, full, empty, between_done = barriers
-        index, block, z = lax.axis_index("chunk"), lax.axis_index("block"), lax.axis_index("sequence")
-        sequence, group = lax.div(z, groups), lax.rem(z, groups)
-        first = group * group_heads + block * heads_per_program
+        index, block = lax.axis_index("chunk"), lax.axis_index("block")
+        sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
 
         def tokens(row):
@@ -678,12 +664,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
 
             def fetch(number, _):
-                head, slot = first + number, lax.rem(number, depth)
-
-                @pl.when(number >= depth)
-                def _():
-                    plgpu.barrier_wait(empty.at[slot])
-
+                head, slot = first + number, _free_slot(empty, number, depth)
                 bar = full.at[slot]
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)

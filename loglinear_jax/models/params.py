@@ -1,4 +1,4 @@
-"""Parameters that were given, held against the model that they are for."""
+"""Parameters that were given: held against the model that they are for, and rounded as it rounds them."""
 
 from __future__ import annotations
 
