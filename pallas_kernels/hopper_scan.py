@@ -64,14 +64,14 @@ def _products(*operands):
 
 
 def _add_product(sum_ref, x, y, staged):
-    """sum += x y, x in registers; by way of shared memory in the interpreter, which has no such operand."""
+    """sum += x y, x in registers; not waited for. By way of shared memory in the interpreter, which has no such operand."""
     if staged is None:
         plgpu.wgmma(sum_ref, x, y)
-        plgpu.wgmma_wait(0)
     else:
         staged[...] = x
         plgpu.commit_smem()
         plgpu.wgmma(sum_ref, staged, y)
+        plgpu.wgmma_wait(0)
 
 
 def _rows(vector, shape):
@@ -354,6 +354,9 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
             queries, own_staged = q_s.at[worker], None if staged is None else staged.at[worker]
+            # The first block has no keys before it, and makes nothing of its second scores.
+            scores = _product(queries, k_s.at[worker].T, PAIRS)
+            scores_before = _product(queries, k_s.at[0].T, PAIRS) if rows > 1 else None
 
             def one_head(number, count):
                 head, head_slot = first + number, lax.rem(number, head_depth)
@@ -384,7 +387,6 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     return plgpu.load(lam_s.at[slot, worker, level], layout=BY_ROW)
 
                 def attend(sum_ref):
-                    scores = _product(queries, k_s.at[worker].T, PAIRS)
                     pairs = _Pairs()
                     near_lam, weights = pairs.near_lam(lam_of), []
                     for strip in range(STRIPS):
@@ -395,11 +397,10 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     _add_product(sum_ref, weights, v_s.at[slot, worker], own_staged)
 
                     def attend_before(other, _):
-                        scores = _product(queries, k_s.at[other].T, PAIRS)
                         last = decay_s[slot, other, BLOCK - 1]
                         from_key = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, other], layout=BY_COLUMN))
                         by_row = lam_of(LEVELS_IN_BLOCK) * _exp2_of_decay(since - last)
-                        weights = (scores * _rows(by_row, PAIRS) * _columns(from_key, PAIRS)).astype(v_s.dtype)
+                        weights = (scores_before * _rows(by_row, PAIRS) * _columns(from_key, PAIRS)).astype(v_s.dtype)
                         _add_product(sum_ref, weights, v_s.at[slot, other], own_staged)
 
                     if rows > 1:

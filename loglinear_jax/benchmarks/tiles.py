@@ -1,6 +1,7 @@
 """Finds tiles for a shape on the GPU at hand: times every kernel under every launch, for every chunk.
 
     loglinear_jax benchmark tiles --length=8192 --heads=48 --groups=1 --key_dim=128 --value_dim=64
+    loglinear_jax benchmark tiles --backend=hopper --heads_a_program=1,2,4,8,16,48
 
 Prints the fastest launches of each kernel and the sum over the kernels for each chunk: what pallas_kernels/tiles.py holds.
 """
@@ -22,8 +23,8 @@ from tabulate import tabulate
 from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.commands.arguments import BadInput, comma_separated, size
 from pallas_kernels import attention, triton_scan
-from pallas_kernels.support import why_cannot_run
-from pallas_kernels.tiles import Launch, Tiles
+from pallas_kernels.support import why_cannot_run, why_hopper_unsupported
+from pallas_kernels.tiles import PROGRAMS_A_MULTIPROCESSOR, HopperTiles, Launch, Tiles, choose_hopper_tiles
 
 HELP = "find tiles for a shape of the GPU kernels"
 
@@ -40,15 +41,16 @@ class Tried:
     stages: Sequence[int] = (1, 2, 3)
 
 
-def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes) -> dict[str, jax.Array]:
+def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes, backend: str = "triton") -> dict[str, jax.Array]:
     """Random arrays of every kind that a kernel reads."""
     s = sizes
+    states_dims = (s.key_dim, s.value_dim) if backend == "triton" else (s.value_dim, s.key_dim)
     shapes = dict(
         q=(s.batch, s.length, s.groups, s.key_dim),
         k=(s.batch, s.length, s.groups, s.key_dim),
         v=(s.batch, s.length, s.all_heads, s.value_dim),
         do=(s.batch, s.length, s.all_heads, s.value_dim),
-        states=(s.batch, s.all_heads, s.num_chunks, s.key_dim, s.value_dim),
+        states=(s.batch, s.all_heads, s.num_chunks, *states_dims),
         lam=(s.batch, s.heads, s.levels_inside, s.length),
         weight=(s.batch, s.heads, s.heights, s.length),
         chunk_decay=(s.batch, s.heads, s.num_chunks),
@@ -65,49 +67,82 @@ def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes) -> dict[str, jax.A
     return draws
 
 
+# Names of draw_inputs' arrays that the kernels read.
+ARGUMENTS = {
+    "chunk_states": ("k", "v", "decay"),
+    "outputs": ("q", "k", "v", "decay", "lam", "weight", "states"),
+    "state_gradients": ("q", "do", "weight"),
+    "query_gradients": ("q", "do", "weight", "states"),
+    "chunk_gradients": ("q", "k", "v", "do", "decay", "lam", "states"),
+    "spread_gradients": ("states", "states", "nothing", "chunk_decay"),
+    "merge_states": ("states", "chunk_decay"),
+}
+
+
+def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
+    """As `candidates`, of the kernels for Hopper; settings: heads a program, or the radix."""
+    from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
+
+    given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
+    heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
+
+    def call(name, tiles, *rest):
+        return lambda x: getattr(hopper_scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
+
+    for name in PROGRAMS_A_MULTIPROCESSOR:
+        if not sizes.heights and name not in ("outputs", "chunk_gradients"):
+            continue
+        for h in heads:
+            if name != "state_gradients" or h <= given.state_gradients:
+                yield name, h, call(name, dataclasses.replace(given, **{name: h}))
+    for radix in tried.radices if sizes.heights else ():
+        yield "spread_gradients", radix, call("spread_gradients", given, 1, radix)
+        yield "merge_states", radix, call("merge_states", dataclasses.replace(given, radix=radix), 1)
+
+
 def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
     plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
-    def calls(name, arguments, *rest):
-        """(settings) -> the call of that kernel with arrays of these names, the rest of its arguments, and these tiles."""
+    def calls(name, *rest):
+        """(settings) -> the call of that kernel with its arrays, the rest of its arguments, and these tiles."""
         kernel = getattr(triton_scan, name)
-        return lambda **tiles: lambda x: kernel(*map(x.get, arguments), sizes, Tiles(**tiles), *rest)
+        return lambda **tiles: lambda x: kernel(*map(x.get, ARGUMENTS[name]), sizes, Tiles(**tiles), *rest)
 
-    by_launch = {
-        "outputs": (shared, ("q", "k", "v", "decay", "lam", "weight", "states")),
-        "state_gradients": (plain, ("q", "do", "weight")),
-        "query_gradients": (shared, ("q", "do", "weight", "states")),
-        "chunk_gradients": (shared, ("q", "k", "v", "do", "decay", "lam", "states")),
-    }
+    by_launch = dict(outputs=shared, state_gradients=plain, query_gradients=shared, chunk_gradients=shared)
     if not sizes.heights:
         by_launch = {name: by_launch[name] for name in ("outputs", "chunk_gradients")}
-    for name, (launches, arguments) in by_launch.items():
+    for name, launches in by_launch.items():
         for launch in launches:
-            yield name, launch, calls(name, arguments)(**{name: launch})
+            yield name, launch, calls(name)(**{name: launch})
     if not sizes.heights:
         return
     for launch, span in itertools.product(plain, tried.spans):
-        yield "chunk_states", (launch, span), calls("chunk_states", ("k", "v", "decay"))(chunk_states=launch, span=span)
+        yield "chunk_states", (launch, span), calls("chunk_states")(chunk_states=launch, span=span)
     for warps, elements, radix in itertools.product(tried.warps, tried.elements, tried.radices):
         launch = Launch(1, warps, 1)
-        spread = calls("spread_gradients", ("states", "states", "nothing", "chunk_decay"), 1, radix)
+        spread = calls("spread_gradients", 1, radix)
         yield "spread_gradients", (launch, radix, elements), spread(spread_gradients=launch, elements=elements)
-        merge = calls("merge_states", ("states", "chunk_decay"), 1)
+        merge = calls("merge_states", 1)
         yield "merge_states", (launch, radix, elements), merge(merge_states=launch, radix=radix, elements=elements)
 
 
 def time_candidates(
-    sizes: triton_scan.AttentionSizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3
+    sizes: triton_scan.AttentionSizes,
+    tried: Tried,
+    only: Sequence[str] = (),
+    input_sets: int = 3,
+    backend: str = "triton",
 ) -> dict[str, list[tuple[float, Any]]]:
     """kernel -> (milliseconds, settings), the fastest first; what does not compile is named and left out.
 
     only: kernels to time, all if empty. input_sets: sets of inputs that take turns.
     """
-    sets = [(draw_inputs(seed, sizes),) for seed in range(input_sets)]
-    chosen = [c for c in candidates(sizes, tried) if not only or c[0] in only]
+    sets = [(draw_inputs(seed, sizes, backend),) for seed in range(input_sets)]
+    tried_candidates = (candidates if backend == "triton" else hopper_candidates)(sizes, tried)
+    chosen = [c for c in tried_candidates if not only or c[0] in only]
 
     def compiled(candidate):
         try:
@@ -134,6 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(Tried, name) if default is None else default
         add(name, ",".join(map(str, default)), help, type=comma_separated(size))
 
+    add("backend", "triton", "whose kernels", choices=["triton", "hopper"])
     add("batch", 2, "sequences", type=size)
     add("length", 8192, "tokens", type=size)
     add("heads", 48, "heads", type=size)
@@ -143,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dtype", "bfloat16", "dtype of q, k, v", choices=["float32", "bfloat16"])
     add("precision", "highest", "of float32 products", choices=["highest", "high"])
     add_sizes("chunks", "chunks to try", (64, 128))
-    add("value_block", 64, "columns of V a program", type=size)
+    add("value_block", 64, "columns of V a program, by Triton", type=size)
     add_sizes("spans", "chunks whose states one program builds")
     add_sizes("heads_a_program", "heads a program, for kernels that share scores")
     add_sizes("elements", "elements of K x V a program, in kernels that join or part nodes")
@@ -156,15 +192,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if reason := why_cannot_run():
+    if args.backend == "triton":
+        reason = why_cannot_run()
+    else:
+        reason = why_hopper_unsupported(args.key_dim, args.value_dim, jnp.dtype(args.dtype))
+    if reason:
         raise BadInput(reason)
     shape = (args.batch, args.length, args.groups, args.heads, args.key_dim, args.value_dim)
     print(common.machine(), *map("{}={}".format, "BTGHKV", shape), args.dtype)
     tried = Tried(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Tried)})
     for chunk in args.chunks:
-        tiles = Tiles(value_block=args.value_block).with_chunk(chunk)
+        tiles = Tiles(value_block=args.value_block)
+        if args.backend == "hopper":
+            tiles = choose_hopper_tiles(args.length, args.value_dim)
+        tiles = tiles.with_chunk(chunk)
         sizes = attention.sizes_for(*shape, jnp.dtype(args.dtype), args.precision, tiles)
-        results = time_candidates(sizes, tried, args.only, args.input_sets)
+        results = time_candidates(sizes, tried, args.only, args.input_sets, args.backend)
         rows = [
             [name, f"{ms:.3f}", str(settings)] for name, timed in results.items() for ms, settings in timed[: args.best]
         ]

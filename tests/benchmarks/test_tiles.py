@@ -1,13 +1,15 @@
 """What the search for tiles tries."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from loglinear_jax.benchmarks import tiles
 from loglinear_jax.commands.main import main
-from pallas_kernels import attention
-from pallas_kernels.tiles import Tiles
+from pallas_kernels import attention, support
+from pallas_kernels.tiles import PROGRAMS_A_MULTIPROCESSOR, Tiles, choose_hopper_tiles
 
 
 def sizes(length):
@@ -33,6 +35,21 @@ def test_every_kernel_is_tried_with_every_launch():
     }
     one_chunk = {name for name, _, _ in tiles.candidates(sizes(64), tried)}
     assert one_chunk == {"outputs", "chunk_gradients"}
+
+
+@pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12")
+def test_every_kernel_for_hopper_is_tried():
+    few = attention.sizes_for(1, 300, 1, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64))
+    few = dataclasses.replace(few, interpret=True)
+    inputs = tiles.draw_inputs(0, few, "hopper")
+    kernels = list(tiles.hopper_candidates(few, tiles.Tried(heads_a_program=(2, 3), radices=(4,))))
+    assert [(name, settings) for name, settings, _ in kernels] == [
+        *((name, heads) for name in PROGRAMS_A_MULTIPROCESSOR for heads in (1, 2)),
+        ("spread_gradients", 4),
+        ("merge_states", 4),
+    ]
+    for _, _, call in kernels:
+        jax.eval_shape(call, inputs)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="runs on a GPU")
