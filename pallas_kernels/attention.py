@@ -120,13 +120,14 @@ def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
 
     @jax.custom_vjp
     def apply(q, k, v, log_decay, lam):
-        return forward(q, k, v, log_decay, lam)
+        return forward(q, k, v, log_decay, lam)[0]
 
     def apply_forward(q, k, v, log_decay, lam):
-        return forward(q, k, v, log_decay, lam), (q, k, v, log_decay, lam)
+        out, *states = forward(q, k, v, log_decay, lam)
+        return out, (q, k, v, log_decay, lam, *states)
 
     def apply_backward(residuals, do):
-        return backward(*residuals, do)
+        return backward(do, *residuals)
 
     apply.defvjp(apply_forward, apply_backward)
     return apply
@@ -151,6 +152,7 @@ def _scan_of(tiles: Tiles | HopperTiles):
 
 
 def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """[o], and the states that are read, if any."""
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = decay_in_chunk(log_decay, sizes)
     lam_inside, lam_between = _split_lam(lam, sizes)
@@ -159,10 +161,11 @@ def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | H
         chunk_decay = chunk_decay_of(decay, sizes)
         weight = lam_between * _read_decay(decay, since_block_start(chunk_decay), sizes)
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
-    return _scan_of(tiles).outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles)
+    out = _scan_of(tiles).outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles)
+    return [out] if states is None else [out, states]
 
 
-def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+def _backward(do, q, k, v, log_decay, lam, states=None, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
     do = do.astype(v.dtype)
     decay = decay_in_chunk(log_decay, sizes)
@@ -180,7 +183,6 @@ def _backward(q, k, v, log_decay, lam, do, *, sizes: AttentionSizes, tiles: Tile
         since, since_vjp = jax.vjp(since_block_start, chunk_decay)
         read_decay = _read_decay(decay, since, sizes)
         weight = lam_between * read_decay
-        states = _states(k, v, decay, chunk_decay, sizes, tiles)
         gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
         dq_read, read = scan.query_gradients(q, do, weight, states, sizes, tiles)
