@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.models.params import flat_params, rounded_weights
+from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
@@ -97,19 +97,19 @@ def _check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token):
     @jax.jit
-    def start(params, prompt, key):
-        logits, caches = model.apply(params, prompt, max_length, method="prefill")
+    def start(weights, prompt, key):
+        logits, caches = model.apply(params_of(weights), prompt, max_length, method="prefill")
         return choose(key, logits), jnp.isfinite(logits).all(), caches
 
     @functools.partial(jax.jit, donate_argnums=(2,))
-    def advance(params, token, caches, key):
-        logits, caches = model.apply(params, token, caches, method="step")
+    def advance(weights, token, caches, key):
+        logits, caches = model.apply(params_of(weights), token, caches, method="step")
         return choose(key, logits), jnp.isfinite(logits).all(), caches
 
-    params = rounded_weights(model, params)
+    weights = decoding_weights(model, params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     stopped = np.zeros(prompt.shape[0], bool)
-    token, finite, caches = start(params, prompt, keys[0])
+    token, finite, caches = start(weights, prompt, keys[0])
     for index in range(num_tokens):
         if not finite:
             raise SettingError(
@@ -123,7 +123,7 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
             if stopped.all():
                 return
         if index + 1 < num_tokens:
-            token, finite, caches = advance(params, token, caches, keys[index + 1])
+            token, finite, caches = advance(weights, token, caches, keys[index + 1])
 
 
 def sample(

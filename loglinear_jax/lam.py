@@ -92,6 +92,19 @@ def softmax_of_occupied(logits: Float[Array, "... H L"], occupied: Bool[Array, "
     return nn.softmax(jnp.where(occupied, logits, -jnp.inf), axis=-1)
 
 
+MANY_ROWS = 512  # heads times tokens
+
+
+def _has_few_rows(x: Float[Array, "... N"]) -> bool:
+    """Whether kernels and matrix units cost more than they save, as when decoding."""
+    return x.size // x.shape[-1] < MANY_ROWS
+
+
+def _product(x: Float[Array, "... N"], w: Float[Array | np.ndarray, "N M"]) -> Float[Array, "... M"]:
+    """x @ w; for few rows as a sum, which XLA fuses with what is around it."""
+    return jnp.sum(x[..., None] * w, axis=-2) if _has_few_rows(x) else x @ w
+
+
 class MlpLam(nn.Module):
     """λ = out(W2 · activation(W1 · d + b1) + b2) over the level axis, shared by the heads (paper, equation 3).
 
@@ -100,6 +113,7 @@ class MlpLam(nn.Module):
 
     implementation, as of log_linear_attention: "pallas" is one kernel, or pallas_kernels.UnsupportedError where it cannot run
     (it takes L to 31, d_h to 128); None is that kernel on a GPU, or where it cannot run there, plain JAX with one warning.
+    Fewer than MANY_ROWS tokens times heads are for plain JAX everywhere.
     """
 
     out: str
@@ -115,9 +129,11 @@ class MlpLam(nn.Module):
         start = 0.54 if self.init_scheme == "text" and self.out == "softplus" else 0.0
         w1, b1, w2, b2 = _mlp_weights(levels, width, self.init_scheme, start)
         d = d.astype(jnp.float32)
-        if self.implementation == "pallas" or (self.implementation is None and self._kernel_is_best(levels, width)):
+        if self.implementation == "pallas" or (
+            self.implementation is None and not _has_few_rows(d) and self._kernel_is_best(levels, width)
+        ):
             return pallas_kernels.lam_mlp(d, w1, b1, w2, b2, out=self.out, activation=self.activation)
-        logits = ACTIVATIONS[self.activation](d @ w1 + b1) @ w2 + b2
+        logits = _product(ACTIVATIONS[self.activation](_product(d, w1) + b1), w2) + b2
         return nn.softplus(logits) if self.out == "softplus" else nn.softmax(logits, axis=-1)
 
     def _kernel_is_best(self, levels: int, width: int) -> bool:
@@ -145,7 +161,7 @@ class ContentMlpLam(nn.Module):
     ) -> Float[Array, "... H L"]:
         levels = d.shape[-1]
         w1, b1, w2, b2 = _mlp_weights(levels, self.hidden or 2 * levels, self.init_scheme, 0.0)
-        of_token = ACTIVATIONS[self.activation](d.astype(jnp.float32) @ w1 + b1) @ w2 + b2
+        of_token = _product(ACTIVATIONS[self.activation](_product(d.astype(jnp.float32), w1) + b1), w2) + b2
         return softmax_of_occupied(_sharpened(self, scores) + of_token, occupied)
 
 

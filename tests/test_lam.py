@@ -11,7 +11,7 @@ import pytest
 from scipy.special import erf, softmax
 
 from loglinear_jax.fenwick import occupied_levels
-from loglinear_jax.lam import LAMS, count_lam_params, lam_traits, make_lam, rotate_by_level
+from loglinear_jax.lam import LAMS, MANY_ROWS, count_lam_params, lam_traits, make_lam, rotate_by_level
 from loglinear_jax.models import RecallModel, RecallSettings
 
 HEADS, LEVELS = 3, 7
@@ -41,6 +41,21 @@ def test_shape_dtype_and_sign(name):
     lam, _ = init_and_apply(name, d_of_a_fresh_model().astype(jnp.bfloat16))
     assert lam.shape == (5, 11, HEADS, LEVELS) and lam.dtype == jnp.float32
     assert (lam >= 0).all() if lam_traits(name).needs_scores else (lam > 0).all()
+
+
+@pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "content_mlp"])
+def test_few_tokens_are_as_many(name):
+    """Few go another way through the MLP."""
+    d = jax.random.normal(jax.random.key(0), (5, 2 * MANY_ROWS // HEADS, HEADS, LEVELS))
+    module, more = make_lam(name, implementation="xla"), ()
+    if lam_traits(name).needs_scores:
+        more = jax.random.normal(jax.random.key(1), d.shape), jnp.ones((1, 1, 1, LEVELS), bool)
+    params = jax.jit(module.init)(jax.random.key(1), d, *more)
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    few, *more_of_few = (x[:1, :7] for x in (d, *more))
+    np.testing.assert_allclose(
+        jax.jit(module.apply)(params, few, *more_of_few), jax.jit(module.apply)(params, d, *more)[:1, :7], rtol=1e-5
+    )
 
 
 def test_content_is_its_formula():

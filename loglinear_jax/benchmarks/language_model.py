@@ -22,7 +22,7 @@ from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.commands.arguments import comma_separated, one_of, size
 from loglinear_jax.mixers import MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
-from loglinear_jax.models.params import rounded_weights
+from loglinear_jax.models.params import decoding_weights, params_of
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import PRECISIONS, ManySeeds, SeedTrainer, TrainSettings, device_mesh
 
@@ -99,26 +99,26 @@ def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64)
     """
     model = LanguageModel(settings)
     tokens = jnp.zeros((1, 1), jnp.int32)
-    params = rounded_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
+    weights = decoding_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
     # What is remembered does not matter for the time, only its size and position.
     first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
     shapes = cache_shapes(settings, length)
     caches = jax.tree.map(lambda x: jnp.full(x.shape, first if x.shape == () else 0, x.dtype), shapes)
 
     @functools.partial(jax.jit, donate_argnums=(1,))
-    def decode(params, caches):
+    def decode(weights, caches):
         def step(carry, _):
             token, caches = carry
-            logits, caches = model.apply(params, token, caches, method="step")
+            logits, caches = model.apply(params_of(weights), token, caches, method="step")
             return (jnp.argmax(logits, axis=-1).astype(jnp.int32), caches), None
 
         return jax.lax.scan(step, (tokens[:, 0], caches), length=decoded)[0][1]
 
-    caches = jax.block_until_ready(decode(params, caches))
+    caches = jax.block_until_ready(decode(weights, caches))
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        caches = jax.block_until_ready(decode(params, caches))
+        caches = jax.block_until_ready(decode(weights, caches))
         times.append(time.perf_counter() - start)
     return {"ms": 1e3 * float(np.median(times)) / decoded, "bytes": size_in_bytes(shapes)}
 

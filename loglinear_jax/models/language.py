@@ -14,6 +14,7 @@ from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, other_default, setting
+from pallas_kernels import runs_on_gpu
 
 REMAT = ("none", "block")
 small_normal = nn.initializers.normal(0.02)
@@ -205,6 +206,8 @@ class LanguageModel(nn.Module):
         return self.norm(x), after
 
     def _logits(self, x):
+        if x.size == x.shape[-1] and runs_on_gpu():  # one token: XLA makes sums of float32 products, as fast as memory
+            return jnp.dot(x.astype(jnp.float32), self.head.astype(x.dtype).astype(jnp.float32))
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 
     def __call__(self, tokens: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T vocab"]:

@@ -1,4 +1,4 @@
-"""Parameters that were given: held against the model that they are for, and rounded as it rounds them."""
+"""Parameters that were given: held against the model that they are for, and in the form that decoding reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array
 
 from loglinear_jax.models.language import LanguageModel
 
@@ -54,13 +55,31 @@ def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:
 ROUNDED = re.compile(r"head|embed/embedding|layer_\d+/(mixer/)?(conv/\w+|\w+_proj/kernel)")
 
 
-def rounded_weights(model: LanguageModel, params: Any) -> Any:
-    """The same parameters {"params": ...}, with those in the model's dtype that it rounds to it wherever it reads them.
+# Matrices [inputs, outputs] of a product.
+MATRICES = re.compile(r"head|layer_\d+/(mixer/)?\w+_proj/kernel")
 
-    The model gives the same outputs with them, to the bit, and has less to read at every step of decoding.
+
+def decoding_weights(model: LanguageModel, params: Any) -> dict[str, Array]:
+    """The parameters {"params": ...} as steps of decoding read them fastest, by path. `params_of` makes them parameters again.
+
+    They are in the model's dtype where it rounds them to that wherever it reads them. Matrices are [outputs, inputs]: a product
+    with one token is a sum for each output, and what it adds up lies together.
     """
     given = flatten_dict(params["params"], sep="/")
     rounded = {
-        path: jnp.asarray(x, model.settings.dtype) if ROUNDED.fullmatch(path) else x for path, x in given.items()
+        path: jnp.asarray(x, model.settings.dtype) if ROUNDED.fullmatch(path) else jnp.asarray(x)
+        for path, x in given.items()
     }
-    return {"params": unflatten_dict(rounded, sep="/")}
+    return _turned(rounded)
+
+
+def params_of(weights: Mapping[str, Array]) -> dict[str, Any]:
+    """The parameters {"params": ...} that `decoding_weights` were made of, rounded: the model gives the same outputs with them.
+
+    To be called inside jax.jit, where turning the matrices back costs nothing.
+    """
+    return {"params": unflatten_dict(_turned(weights), sep="/")}
+
+
+def _turned(params: Mapping[str, Array]) -> dict[str, Array]:
+    return {path: x.T if MATRICES.fullmatch(path) else x for path, x in params.items()}

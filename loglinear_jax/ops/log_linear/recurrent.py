@@ -12,13 +12,14 @@ from loglinear_jax.ops.positions import advanced
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
     """One token. q, k [B, G, K]; v [B, H, V]; log_decay [B, H]; lam [B, H, L]. Returns (o [B, H, V], new state)."""
-    heads = v.shape[1]
-    dtype = state.levels.dtype
+    heads, dtype = v.shape[1], state.levels.dtype
     q, k = (jnp.repeat(x, heads // x.shape[1], axis=1).astype(dtype) for x in (q, k))
+    written = k[..., :, None] * v.astype(dtype)[..., None, :]
     levels = merge_for_token(state.levels, state.position) * jnp.exp(log_decay)[..., None, None, None]
-    levels = levels.at[:, :, 0].set(k[..., :, None] * v.astype(dtype)[..., None, :])
-    weighted = jnp.einsum("bhl,bhlkv->bhkv", lam, levels, precision=precision)
-    out = jnp.einsum("bhk,bhkv->bhv", q, weighted, precision=precision)
+    levels += jnp.where(jnp.arange(levels.shape[2])[:, None, None] == 0, written[:, :, None], 0)  # empty until now
+    # q first: XLA reads every level where it writes it.
+    read = jnp.einsum("bhk,bhlkv->bhlv", q, levels, precision=precision)
+    out = jnp.sum(lam[..., None] * read, axis=2)
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
