@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pallas_kernels.common import fold_mapped_axes
 from pallas_kernels.support import UnsupportedError, interpreting, why_no_device
 
-BLOCK, WARPS = 4096, 8
+BLOCK, LANE, WARPS = 2048, 8, 8
 
 
 def cross_entropy(logits, targets, vocab: int):
@@ -56,4 +56,5 @@ def _cross_entropy(logits, targets, *, vocab: int):
         num_warps=WARPS,
         columns=columns,
         BLOCK=BLOCK,
+        LANE=LANE,
     )

@@ -27,8 +27,8 @@ from pallas_kernels.tiles import Launch, tile_for
 MAX_LEVELS, MAX_HIDDEN = 31, 128
 OUTS = ("softplus", "softmax")
 ACTIVATIONS = ("gelu", "identity")
-# Gradients of the weights are summed by this many programs for each MLP, and then over them.
-PROGRAMS = 64
+# Gradients of the weights are summed by programs, at least so many for each MLP and so many in all, and then over them.
+PROGRAMS, ALL_PROGRAMS = 64, 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _forward(d, w1, w2, b2, *, sizes: MlpSizes):
 
 
 def _backward(d, w1, w2, b2, dlam, *, sizes: MlpSizes):
-    programs = min(PROGRAMS, pl.cdiv(sizes.rows, sizes.block))
+    programs = min(max(PROGRAMS, ALL_PROGRAMS // d.shape[0]), pl.cdiv(sizes.rows, sizes.block))
     dd, *weights = call(
         functools.partial(_backward_kernel, sizes=sizes, programs=programs),
         "lam_mlp_gradients",
