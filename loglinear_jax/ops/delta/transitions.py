@@ -42,6 +42,11 @@ class Transitions:
         """The state of the tokens of each level; those of level -1 are in none."""
         return self.own((level == jnp.arange(levels)[:, None])[:, :, None] * values[:, :, :, None], precision)
 
+    def matrices(self, precision=None) -> Float[Array, "B G R *N K K"]:
+        """γ I - K̃ᵀ W: what makes of a state before the run that after it."""
+        left = jnp.einsum("...tj,...tk->...jk", self.keys_to_end, self.erase, precision=precision)
+        return self.decay[..., None, None] * jnp.eye(left.shape[-1], dtype=left.dtype) - left
+
     def after(self, states: Float[Array, "B G R *N L K V"], precision=None) -> Float[Array, "B G R *N L K V"]:
         """What states before the run have become after it."""
         erased = jnp.einsum("...tk,...lkv->...ltv", self.erase, states, precision=precision)
