@@ -19,15 +19,35 @@ from loglinear_jax.ops import (
     bucket_scores,
     check_attention_settings,
     fenwick_step,
+    gated_delta_attention,
     gated_linear_attention,
     log_linear_attention,
+    log_linear_delta_attention,
+    log_linear_delta_step,
 )
 from loglinear_jax.ops.checks import Implementation
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
 from loglinear_jax.settings import INT32_MAX, SettingError, check_fields, setting
 
-MIXERS = ("log_linear", "linear", "softmax")
-DECAYING_MIXERS = ("log_linear", "linear")  # of these, the ones with step sizes and decays
+
+@dataclasses.dataclass(frozen=True)
+class MixerTraits:
+    """What a mixer has: a state for each level, weighed by λ, or one alone; step sizes and decays; the delta rule, by which a
+    token overwrites what the states hold under its key, as far as its β says. Softmax attention has none of them."""
+
+    levels: bool = False
+    decays: bool = False
+    erases: bool = False
+
+
+MIXERS = {
+    "log_linear": MixerTraits(levels=True, decays=True),
+    "log_linear_delta": MixerTraits(levels=True, decays=True, erases=True),
+    "linear": MixerTraits(decays=True),
+    "gated_delta": MixerTraits(decays=True, erases=True),
+    "delta": MixerTraits(erases=True),
+    "softmax": MixerTraits(),
+}
 MOST_LAYERS, MOST_CONV_WIDTH = 256, 256  # each is a part of the program, which takes that much longer to compile
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 
@@ -75,10 +95,13 @@ def _with_room(state: FenwickState, max_length: int) -> FenwickState:
 
 
 class TokenMixer(nn.Module):
-    """Mixes tokens by log-linear, gated linear or softmax attention, after the projections.
+    """Mixes tokens by attention of one of the MIXERS, after the projections.
 
-    mixer "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state, d unused;
-    "softmax": causal softmax attention with rotary positions (it has no other sense of order), dt and d unused.
+    mixer "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state; "log_linear_delta" and
+    "gated_delta": log_linear_delta_attention and gated_delta_attention, the same two with the delta rule, β = beta_max ·
+    sigmoid(b); "delta": the latter without decays (DeltaNet); "softmax": causal softmax attention with rotary positions (it has
+    no other sense of order). dt, d and b are None where the mixer or its λ has no use for them. The delta rule wants q and k of
+    length 1.
 
     With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a
     over the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
@@ -100,8 +123,8 @@ class TokenMixer(nn.Module):
     level from lam_levels on takes the λ of the one below. A λ of which nothing is indexed by level (see loglinear_jax.lam)
     takes any length.
 
-    λ is sown as ("intermediates", "lam_value"), what it looks at as "bucket_scores", and q, k and log decays as "queries",
-    "keys" and "log_decay": apply the model with mutable=["intermediates"] to read them; otherwise free.
+    λ is sown as ("intermediates", "lam_value"), what it looks at as "bucket_scores", and q, k, log decays and β as "queries",
+    "keys", "log_decay" and "beta": apply the model with mutable=["intermediates"] to read them; otherwise free.
     """
 
     mixer: str
@@ -118,6 +141,7 @@ class TokenMixer(nn.Module):
     dt_max: float = DT_MAX
     learned_scale: bool = False
     lam_levels: int | None = None
+    beta_max: float = 1.0
 
     @nn.compact
     def __call__(
@@ -127,6 +151,7 @@ class TokenMixer(nn.Module):
         v: Float[Array, "B T H V"],
         dt: Float[Array, "B T H"] | None,
         d: Float[Array, "B T HL"] | None,
+        b: Float[Array, "B T H"] | None = None,
         *,
         cache: MixerCache | None = None,
         max_length: int | None = None,
@@ -146,29 +171,31 @@ class TokenMixer(nn.Module):
             out = softmax_attention(q, k, v)
             return out if max_length is None else (out, key_value_cache(k, v, max_length))
 
-        heads = v.shape[2]
-        a_log = self.param("a_log", init_a_log, (heads,))
-        dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), (heads,))
-        step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
-        log_decay = -jnp.exp(a_log) * step_size
-        if self.scale_values:
-            v = (v * step_size[..., None]).astype(v.dtype)
+        traits = MIXERS[self.mixer]
+        log_decay, v = self._decays(v, dt)
+        betas = ()
+        if traits.erases:
+            betas = (self.beta_max * nn.sigmoid(b.astype(jnp.float32)),)
+            self.sow("intermediates", "beta", *betas)
         for name, value in (("queries", q), ("keys", k), ("log_decay", log_decay)):
             self.sow("intermediates", name, value)
         decoding = cache is not None or max_length is not None
-        if self.mixer == "linear":
-            return gated_linear_attention(
-                q, k, v, log_decay, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
+        if not traits.levels:
+            attend = gated_delta_attention if traits.erases else gated_linear_attention
+            return attend(
+                q, k, v, log_decay, *betas, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
 
         before = None if cache is None else self._checked(cache)
         lam, key_sums = self._lam(q, k, log_decay, d, before, max_length)
         self.sow("intermediates", "lam_value", lam)
         if before is not None:
-            out, states = fenwick_step(before.states, *(x[:, 0] for x in (q, k, v, log_decay, lam)))
+            step = log_linear_delta_step if traits.erases else fenwick_step
+            out, states = step(before.states, *(x[:, 0] for x in (q, k, v, log_decay, *betas, lam)))
             return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
-        attended = log_linear_attention(
-            q, k, v, log_decay, lam,
+        attend = log_linear_delta_attention if traits.erases else log_linear_attention
+        attended = attend(
+            q, k, v, log_decay, *betas, lam,
             return_state=decoding, chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
         if not decoding:
@@ -176,6 +203,18 @@ class TokenMixer(nn.Module):
         out, states = attended
         states = _with_room(states, max_length)
         return out, states if key_sums is None else LookingCache(states, key_sums)
+
+    def _decays(self, v, dt) -> tuple[Float[Array, "B T H"], Float[Array, "B T H V"]]:
+        """(log decays, 0 where the mixer has none; the values, multiplied by their step sizes where they are to be)."""
+        if not MIXERS[self.mixer].decays:
+            return jnp.zeros(v.shape[:3]), v
+        heads = v.shape[2:3]
+        a_log = self.param("a_log", init_a_log, heads)
+        dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), heads)
+        step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
+        if self.scale_values:
+            v = (v * step_size[..., None]).astype(v.dtype)
+        return -jnp.exp(a_log) * step_size, v
 
     def _lam(
         self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None
@@ -262,12 +301,14 @@ class MixerSettings:
     max_length: int
     mixer: str = setting(
         "log_linear",
-        "token mixer: `log_linear`, `linear` (gated linear attention, one state) or `softmax` (with rotary positions)",
-        choices=MIXERS,
+        "token mixer: `log_linear`, `linear` (gated linear attention, one state), the two with the delta rule, "
+        "`log_linear_delta` and `gated_delta`, `delta` (the delta rule without decays) or `softmax` (with rotary positions)",
+        choices=tuple(MIXERS),
     )
     lam: str = setting(
         "mlp_softplus",
-        f"λ of `log_linear`: {', '.join(f'`{name}`' for name in LAMS)}, or a class of your own as `my_module:MyLam`",
+        f"λ of `log_linear` and `log_linear_delta`: {', '.join(f'`{name}`' for name in LAMS)}, or a "
+        "class of your own as `my_module:MyLam`",
     )
     lam_hidden: int | None = setting(MlpLam.hidden, "width d_h of the λ MLP; None: twice the number of levels")
     lam_activation: str = setting(
@@ -281,6 +322,9 @@ class MixerSettings:
     key_groups: int | None = setting(None, "groups of heads that share keys; None: one group a head")
     init_scheme: str = setting(
         MlpLam.init_scheme, "initial values of λ: `text`, as in the paper, or `released`, as in its released code"
+    )
+    beta_max: float = setting(
+        1.0, "of the delta rule: β is this times a sigmoid; 2 lets a state's eigenvalues be negative", above=0
     )
     chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
     implementation: str | None = setting(
@@ -298,9 +342,14 @@ class MixerSettings:
         return self.heads if self.key_groups is None else self.key_groups
 
     @property
+    def traits(self) -> MixerTraits:
+        """Those of the mixer; none where there is no such mixer, which `check` refuses."""
+        return MIXERS.get(self.mixer, MixerTraits())
+
+    @property
     def has_lam(self) -> bool:
         """Whether the mixer weighs levels by λ, which it sows."""
-        return self.mixer == "log_linear"
+        return self.traits.levels
 
     @property
     def longest(self) -> int | None:
@@ -311,8 +360,13 @@ class MixerSettings:
 
     @property
     def has_decays(self) -> bool:
-        """Whether the mixer has step sizes and decays, which it sows with queries and keys."""
-        return self.mixer in DECAYING_MIXERS
+        """Whether the mixer has step sizes and decays."""
+        return self.traits.decays
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the mixer remembers states, and sows queries, keys, log decays and, with the delta rule, β."""
+        return self.traits.decays or self.traits.erases
 
     @property
     def lam_settings(self) -> dict[str, Any]:
@@ -326,20 +380,25 @@ class MixerSettings:
         }
 
     @property
-    def dt_and_d_sizes(self) -> tuple[int, int]:
-        """Widths of the projections dt and d that the mixer and its λ use (0: none)."""
+    def input_sizes(self) -> tuple[int, int, int]:
+        """Widths of the projections dt, d and b that the mixer and its λ use beside q, k and v (0: none)."""
         needs_d = self.has_lam and lam_traits(self.lam).needs_input
-        return self.heads if self.has_decays else 0, self.heads * num_levels(self.max_length) if needs_d else 0
+        return (
+            self.heads if self.has_decays else 0,
+            self.heads * num_levels(self.max_length) if needs_d else 0,
+            self.heads if self.traits.erases else 0,
+        )
 
     @property
     def unread(self) -> set[str]:
         """The settings that change nothing, given the others."""
+        of_delta = set() if self.traits.erases else {"beta_max"}
         if not self.has_lam:
             of_lam = {"lam", "lam_hidden", "lam_activation", "init_scheme", "implementation"}
-            return of_lam if self.has_decays else of_lam | {"chunk_size"}
+            return of_lam | of_delta | (set() if self.has_states else {"chunk_size"})
         own = {"hidden": "lam_hidden", "activation": "lam_activation", "init_scheme": "init_scheme"}
         unread = {name for argument, name in own.items() if argument not in lam_arguments(self.lam)}
-        return unread | ({"chunk_size"} if self.implementation in ("parallel", "recurrent") else set())
+        return unread | of_delta | ({"chunk_size"} if self.implementation in ("parallel", "recurrent") else set())
 
     def token_mixer(self, **more: Any) -> TokenMixer:
         """The TokenMixer of these settings, called "mixer"."""
@@ -353,6 +412,7 @@ class MixerSettings:
             chunk_size=self.chunk_size,
             implementation=self.implementation,
             lam_levels=self.lam_levels,
+            beta_max=self.beta_max,
             name="mixer",
             **more,
         )
@@ -366,6 +426,14 @@ class MixerSettings:
         except SettingError as error:
             none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
             raise SettingError(f"model.{error}{none}") from error
+        if self.traits.erases and self.beta_max > 2:
+            raise SettingError(
+                f"model.beta_max must be at most 2, got {self.beta_max}: above that states can grow without bound"
+            )
+        if self.mixer == "log_linear_delta" and self.implementation == "pallas":
+            raise SettingError(
+                "model.implementation=pallas: mixer=log_linear_delta has no kernels; leave it out, or take xla"
+            )
         if self.lam_levels is not None and (self.lam_levels < 1 or lam_traits(self.lam).needs_scores):
             raise SettingError(
                 "model.lam_levels must be None or at least 1, and None for a λ that looks into its buckets, got "

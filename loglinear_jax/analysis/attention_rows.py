@@ -17,9 +17,10 @@ from loglinear_jax.runs.loading import TrainedVariant
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRow:
-    """Row t of one head: o_t = Σ_s weight[s] v_s, with weight[s] = λ_t[level[s]] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s).
+    """Row t of one head: o_t = Σ_s weight[s] v_s, with weight[s] = λ_t[level[s]] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s), and with
+    the delta rule λ_t[level[s]] · β_s · q_tᵀ [Π_{s<r≤t} exp(g_r) (I - β_r k_r k_rᵀ)] k_s.
 
-    weight, level: for s = 0 .. t. lam: λ_t [L]; ones for gated linear attention.
+    weight, level: for s = 0 .. t. lam: λ_t [L]; ones for one state.
     """
 
     position: int
@@ -60,10 +61,23 @@ def row_of_values(
     group = head // (settings.heads // settings.groups)
     query = values["queries"][0, position, group].astype(np.float64)
     keys = values["keys"][0, : position + 1, group].astype(np.float64)
-    total = np.cumsum(values["log_decay"][0, : position + 1, head].astype(np.float64))
+    log_decay = values["log_decay"][0, : position + 1, head].astype(np.float64)
     level = fenwick_level(np.asarray(position), np.arange(position + 1))
     lam = values["lam_value"][0, position, head] if "lam_value" in values else np.ones(level.max() + 1)
-    return AttentionRow(position, lam[level] * np.exp(total[-1] - total) * (keys @ query), level, lam)
+    beta = values["beta"][0, : position + 1, head].astype(np.float64) if "beta" in values else None
+    return AttentionRow(position, lam[level] * _without_lam(query, keys, log_decay, beta), level, lam)
+
+
+def _without_lam(query, keys, log_decay, beta) -> Float[np.ndarray, " S"]:
+    """The row for λ ≡ 1; beta is None without the delta rule."""
+    if beta is None:
+        total = np.cumsum(log_decay)
+        return np.exp(total[-1] - total) * (keys @ query)
+    weight = np.empty(len(keys))
+    for s in reversed(range(len(keys))):
+        weight[s] = beta[s] * (keys[s] @ query)
+        query = np.exp(log_decay[s]) * (query - weight[s] * keys[s])
+    return weight
 
 
 def check_index(name: str, value: int, size: int) -> None:

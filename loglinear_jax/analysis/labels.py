@@ -29,6 +29,8 @@ COLORS = {
     "content_mlp": "#999933",
     "mixer=linear": "#CC79A7",
     "mixer=softmax": "#000000",
+    "mixer=gated_delta": "#117733",
+    "mixer=delta": "#88CCEE",
 }
 OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
 
@@ -80,7 +82,12 @@ def describe_run(run: Run) -> str:
 
 def describe_variant(variant: str) -> str:
     """A variant's name for titles and legends."""
-    names = {"mixer=softmax": "softmax attention", "mixer=linear": "linear attention, λ ≡ 1"}
+    names = {
+        "mixer=softmax": "softmax attention",
+        "mixer=linear": "linear attention, λ ≡ 1",
+        "mixer=gated_delta": "Gated DeltaNet",
+        "mixer=delta": "DeltaNet",
+    }
     return names.get(variant, variant if "=" in variant else f"λ: {variant}")
 
 

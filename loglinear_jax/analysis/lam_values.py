@@ -37,13 +37,11 @@ def mixer_values(
 ) -> list[dict[str, np.ndarray]]:
     """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
 
-    Raises ValueError for a mixer with neither λ nor decays, such as softmax attention.
+    Raises ValueError for softmax attention, which has no states.
     """
     settings = trained.model.settings
-    if not settings.has_decays:
-        raise ValueError(
-            f"{trained.variant} of {trained.workdir} has no λ and no decays: its mixer is {settings.mixer}"
-        )
+    if not settings.has_states:
+        raise ValueError(f"{trained.variant} of {trained.workdir} has no states: its mixer is {settings.mixer}")
     if settings.longest is not None and tokens.shape[1] > settings.longest:
         raise ValueError(
             f"tokens has shape {tokens.shape}: λ of {trained.variant} has levels for {settings.longest} tokens"

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import chunked_token_losses, summed_loss
-from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings
+from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings, unit
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, other_default, setting
 from pallas_kernels import runs_on_gpu
@@ -24,9 +24,10 @@ small_normal = nn.initializers.normal(0.02)
 class LanguageSettings(MixerSettings):
     """Settings of a LanguageModel.
 
-    The mixer "log_linear" makes it log-linear Mamba-2, "linear" Mamba-2 proper, "softmax" a Transformer with RoPE, whose heads
-    have keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the
-    loss are float32. heads None becomes hidden / head_dim.
+    The mixer "log_linear" makes it log-linear Mamba-2, "linear" Mamba-2 proper, "log_linear_delta" log-linear Gated DeltaNet,
+    "gated_delta" Gated DeltaNet proper, "delta" the same without decays, "softmax" a Transformer with RoPE, whose heads have
+    keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the loss
+    are float32. heads None becomes hidden / head_dim.
     """
 
     lam_hidden: int | None = other_default(MixerSettings, "lam_hidden", None)
@@ -106,6 +107,9 @@ class LanguageMixer(nn.Module):
     """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
     queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
 
+    With the delta rule, Gated DeltaNet's: the same projection and convolution, queries C and keys B of length 1, the queries
+    divided by √K, values x; RMSNorm of each head times silu(z); W_o.
+
     For softmax: q, k, v of each head from one projection, attention, W_o.
     """
 
@@ -117,13 +121,12 @@ class LanguageMixer(nn.Module):
     ) -> tuple[Float[Array, "B T D"], BlockCache | None]:
         m = self.settings
         softmax = m.mixer == "softmax"
-        dt_size, d_size = m.dt_and_d_sizes
+        sizes = m.input_sizes
         groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
         keys = groups * key_dim
         conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
-        projected = _dense(gate_size + conv_size + dt_size + d_size, m, "in_proj")(x)
-        ends = [gate_size, gate_size + conv_size, gate_size + conv_size + dt_size]
-        gate, xbc, dt, d = jnp.split(projected, ends, axis=-1)
+        projected = _dense(gate_size + conv_size + sum(sizes), m, "in_proj")(x)
+        gate, xbc, *inputs = jnp.split(projected, np.cumsum([gate_size, conv_size, *sizes[:-1]]), axis=-1)
         window = None
         if not softmax:
             conv = CausalConv(m.conv_width, m.conv_bias, name="conv")
@@ -131,18 +134,24 @@ class LanguageMixer(nn.Module):
         v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        mixed = m.token_mixer(scale_values=True)(
-            q, k, v, dt if dt_size else None, d if d_size else None,
+        if m.traits.erases:
+            q, k = (unit(q) * key_dim**-0.5).astype(q.dtype), unit(k)
+        mixed = m.token_mixer(scale_values=not m.traits.erases)(
+            q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)),
             cache=None if cache is None else cache.mixer, max_length=max_length,
         )  # fmt: skip
         mixer_cache = None
         if cache is not None or max_length is not None:
             mixed, mixer_cache = mixed
-        if not softmax:
+        if m.traits.erases:
+            mixed = _norm(m, "norm")(mixed)  # one scale for all heads
+        elif not softmax:
             skip = self.param("skip", nn.initializers.ones, (m.heads,))
             mixed += skip.astype(v.dtype)[:, None] * v
         y = mixed.reshape(*mixed.shape[:2], m.inner)
-        if not softmax:
+        if m.traits.erases:
+            y *= nn.silu(gate)
+        elif not softmax:
             y = _GroupedRMSNorm(m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
         y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
         return y, None if mixer_cache is None else BlockCache(window, mixer_cache)

@@ -30,7 +30,10 @@ class RecallSettings(MixerSettings):
     conv_width: int = setting(
         0, "width of a causal convolution over q, k and v, as in Mamba-2; 0: none", least=0, most=MOST_CONV_WIDTH
     )
-    qk_norm: bool = setting(False, "divide q and k of each head by their length; softmax attention then learns a scale")
+    qk_norm: bool = setting(
+        False,
+        "divide q and k of each head by their length, as the delta rule always does; softmax attention then learns a scale",
+    )
     lam_head_slope: float = setting(
         0.0, "let λ start otherwise in each head: some with the near past, some with the far"
     )
@@ -43,6 +46,7 @@ class RecallSettings(MixerSettings):
             super().unread
             | (set() if self.has_lam else {"lam_head_slope"})
             | (set() if self.has_decays else {"dt_min", "dt_max"})
+            | ({"qk_norm"} if self.traits.erases else set())
         )
 
     def check(self) -> None:
@@ -57,8 +61,8 @@ class RecallSettings(MixerSettings):
 
 
 class RecallLayer(nn.Module):
-    """x ← LayerNorm(W_o y + x), y the token mixer over bias-free linear maps q, k, v, dt, d of x (one fused matrix); or, with
-    norm "pre", x ← x + W_o y with y of LayerNorm(x)."""
+    """x ← LayerNorm(W_o y + x), y the token mixer over bias-free linear maps q, k, v, dt, d, b of x (one fused matrix); or,
+    with norm "pre", x ← x + W_o y with y of LayerNorm(x)."""
 
     settings: RecallSettings
 
@@ -78,20 +82,20 @@ class RecallLayer(nn.Module):
 def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T HV"]:
     """Inside RecallLayer."""
     keys, values = m.groups * m.key_dim, m.heads * m.head_dim
-    dt_size, d_size = m.dt_and_d_sizes
+    sizes = m.input_sizes
     qkv_size = 2 * keys + values
     init = nn.initializers.normal(m.weight_std)
-    dense = nn.Dense(qkv_size + dt_size + d_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
-    qkv, dt, d = jnp.split(dense(x), [qkv_size, qkv_size + dt_size], axis=-1)
+    dense = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
+    qkv, *inputs = jnp.split(dense(x), np.cumsum([qkv_size, *sizes[:-1]]), axis=-1)
     if m.conv_width:
         qkv, _ = CausalConv(m.conv_width, name="conv")(qkv)
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
-    if m.qk_norm:
+    if m.qk_norm or m.traits.erases:
         q, k = unit(q), unit(k)
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
     mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)
-    mixed = mixer(q, k, v, dt if dt_size else None, d if d_size else None)
+    mixed = mixer(q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)))
     return mixed.reshape(*mixed.shape[:2], values)
 
 

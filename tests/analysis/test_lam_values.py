@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax import fenwick_level, log_linear_attention
+from loglinear_jax import fenwick_level, log_linear_attention, log_linear_delta_attention
 from loglinear_jax.analysis import (
     attention_row,
     input_dependence,
@@ -19,7 +19,9 @@ from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import LAMS, lam_traits, rotate_by_level
 
 
-@pytest.mark.parametrize("variant", ["mlp_softplus", "linear", "mixer=linear"])
+@pytest.mark.parametrize(
+    "variant", ["mlp_softplus", "linear", "mixer=linear", "mixer=delta", "mixer=log_linear_delta+lam=content"]
+)
 def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
     """With the unit vectors as values, the attention's output is its matrix."""
     trained = make_trained(variant, key_groups=1)
@@ -28,9 +30,11 @@ def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
     length = tokens.shape[1]
     identity = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], (3, length, 2, length))
     lam = layer.get("lam_value", np.ones((3, length, 2, 6), np.float32))
-    matrix = log_linear_attention(
-        layer["queries"], layer["keys"], identity, layer["log_decay"], lam, implementation="recurrent"
-    )
+    arrays = (layer["queries"], layer["keys"], identity, layer["log_decay"])
+    if "beta" in layer:
+        matrix = log_linear_delta_attention(*arrays, layer["beta"], lam, implementation="recurrent")
+    else:
+        matrix = log_linear_attention(*arrays, lam, implementation="recurrent")
     for position in (0, 5, 15):
         row = attention_row(trained, 1, tokens[2], layer=1, head=1, position=position)
         np.testing.assert_allclose(row.weight, matrix[2, position, 1, : position + 1], rtol=1e-4, atol=1e-6)
@@ -44,7 +48,7 @@ def test_what_is_not_there_is_named(make_trained):
     tokens, _ = sample_tokens(trained, 1)
     with pytest.raises(ValueError, match="head=2: expected -2 to 1"):
         attention_row(trained, 0, tokens[0], layer=0, head=2, position=0)
-    with pytest.raises(ValueError, match="has no λ and no decays: its mixer is softmax"):
+    with pytest.raises(ValueError, match="has no states: its mixer is softmax"):
         attention_row(make_trained("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
     with pytest.raises(ValueError, match="has no λ: its mixer is linear"):
         lam_values(make_trained("mixer=linear"), 0, tokens)

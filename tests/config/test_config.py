@@ -434,7 +434,7 @@ def test_a_bug_in_a_lam_or_task_of_ones_own_keeps_its_traceback(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "section, missing", [("task", "task.name"), ("model", "model.chunk_size"), ("train", "train.batch_size")]
+    "section, missing", [("task", "task.name"), ("model", "model.beta_max"), ("train", "train.batch_size")]
 )
 def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
     config = get_config("mqar")

@@ -78,6 +78,10 @@ DECODED = [
     {"lam": "content_mlp"},
     {"mixer": "linear"},
     {"mixer": "softmax"},
+    {"mixer": "delta", "beta_max": 2.0},
+    {"mixer": "gated_delta"},
+    {"mixer": "log_linear_delta", "lam": "mlp_softplus"},
+    {"mixer": "log_linear_delta", "lam": "content"},
 ]
 
 
@@ -164,7 +168,10 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, linear, softmax, got 'mamba'"),
+        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, log_linear_delta, linear, .*, softmax, got"),
+        ({"mixer": "delta", "beta_max": 2.5}, "model.beta_max must be at most 2, got 2.5"),
+        ({"mixer": "delta", "beta_max": 0.0}, "model.beta_max must be finite and positive, got 0.0"),
+        ({"mixer": "log_linear_delta", "implementation": "pallas"}, "mixer=log_linear_delta has no kernels"),
         ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),
         ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),

@@ -35,6 +35,10 @@ def read(model, params):
         {"mixer": "linear"},
         {"mixer": "softmax"},
         {"mixer": "softmax", "key_dim": 8},
+        {"mixer": "delta", "beta_max": 2.0},
+        {"mixer": "gated_delta", "key_groups": 1, "conv_width": 4},
+        {"mixer": "log_linear_delta"},
+        {"mixer": "log_linear_delta", "lam": "content"},
         {"mixer": "softmax", "qk_norm": True, "key_groups": 1},
         {"heads": 4, "head_dim": 8, "key_dim": 12, "key_groups": 2, "layers": 3},
         {"dtype": "bfloat16"},
@@ -137,6 +141,34 @@ def test_linear_mixer_is_log_linear_with_lambda_one():
     np.testing.assert_allclose(jax.jit(with_lam.apply)(params, TOKENS), jax.jit(model.apply)(params, TOKENS), atol=2e-5)
 
 
+def test_mixers_of_the_delta_rule():
+    """With λ ≡ 1 the log-linear one is the one with a single state, which without decays is DeltaNet; keys have length 1."""
+    by_mixer = {mixer: build(mixer=mixer, lam="fixed") for mixer in ("log_linear_delta", "gated_delta", "delta")}
+    model, params = by_mixer["log_linear_delta"]
+    _, sown = read(model, params)
+    values = sown["intermediates"]["layer_0"]["mixer"]
+    np.testing.assert_allclose(np.linalg.norm(values["keys"][0], axis=-1), 1, atol=0.01)
+    assert 0 < values["beta"][0].min() < values["beta"][0].max() < 1
+    expected = jax.jit(model.apply)(params, TOKENS)
+    for layer in ("layer_0", "layer_1"):
+        del params["params"][layer]["mixer"]["lam"]
+    np.testing.assert_allclose(jax.jit(by_mixer["gated_delta"][0].apply)(params, TOKENS), expected, atol=2e-5)
+    twice = RecallModel(dataclasses.replace(model.settings, mixer="gated_delta", beta_max=2.0))
+    _, of_twice = read(twice, params)
+    np.testing.assert_allclose(
+        of_twice["intermediates"]["layer_0"]["mixer"]["beta"][0], 2 * values["beta"][0], rtol=1e-5
+    )
+
+    for layer in ("layer_0", "layer_1"):  # decays of exp(-1e-9)
+        params["params"][layer]["mixer"]["a_log"] -= 30
+    expected = jax.jit(by_mixer["gated_delta"][0].apply)(params, TOKENS)
+    for layer in ("layer_0", "layer_1"):
+        del params["params"][layer]["mixer"]
+        kernel = params["params"][layer]["in_proj"]["kernel"]
+        params["params"][layer]["in_proj"]["kernel"] = np.concatenate([kernel[:, :192], kernel[:, 194:]], axis=1)
+    np.testing.assert_allclose(jax.jit(by_mixer["delta"][0].apply)(params, TOKENS), expected, atol=2e-5)
+
+
 def test_softmax_attention_is_its_formula():
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.normal(size=(1, 9, 1, 4)), jnp.float32) for _ in range(2))
@@ -198,7 +230,7 @@ def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, linear, softmax, got 'mamba'"),
+        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, log_linear_delta, .*, softmax, got 'mamba'"),
         ({"heads": 3, "key_groups": 2}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
@@ -230,7 +262,8 @@ def test_a_model_reads_like_the_attention_it_wraps():
 
     with nn.intercept_methods(capture):
         _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
-    q, k, v, dt, d = captured["args"]
+    q, k, v, dt, d, b = captured["args"]
+    assert b is None
     mixer = params["params"]["layer_0"]["mixer"]
     log_decay = -np.exp(mixer["a_log"]) * np.log1p(np.exp(dt + mixer["dt_bias"]))
     lam = np.log1p(np.exp(np.asarray(d).reshape(2, 24, 1, -1) * mixer["lam"]["scale"]))

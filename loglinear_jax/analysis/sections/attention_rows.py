@@ -14,7 +14,7 @@ from loglinear_jax.runs.loading import Run, TrainedVariant
 
 
 class AttentionRows(Section):
-    """Of every variant with decays the best of the seeds that are drawn."""
+    """Of every variant with states the best of the seeds that are drawn."""
 
     READS_CHECKPOINTS = True
 
@@ -23,12 +23,13 @@ class AttentionRows(Section):
         self.part = context.report.part(
             "What a head draws on",
             "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each "
-            "earlier token, by the Fenwick bucket that the token lies in. Diamonds: where the right answer stands; in a "
+            "earlier token, by the Fenwick bucket that the token lies in; with the delta rule, λ · β · (q · "
+            "what later tokens have left of k). Diamonds: where the right answer stands; in a "
             "task that does not say, every earlier place of its token. Triangle: the position.",
         )
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
-        if trained.model.settings.has_decays:
+        if trained.model.settings.has_states:
             with self.context.attempt(run.workdir, f"{trained.variant}: what a head draws on"):
                 self._draw(run, trained)
 

@@ -10,7 +10,7 @@ from loglinear_jax.analysis import figures, tables
 from loglinear_jax.analysis.decays import initial_memory
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.config import variant_config
-from loglinear_jax.mixers import DECAYING_MIXERS
+from loglinear_jax.mixers import MIXERS
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import on_one_set
@@ -30,7 +30,7 @@ class InitialDecays(Section):
             for run in context.runs
             if run.outcomes and run.task.score.thresholds
             for variant in run.variants
-            if variant_config(run.config, variant).model.mixer in DECAYING_MIXERS
+            if MIXERS[variant_config(run.config, variant).model.mixer].decays
         ]
         found = []
         with progress_bar("initial decays", len(asked), unit="variant", shown=bool(asked)) as bar:
