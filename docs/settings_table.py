@@ -14,7 +14,7 @@ from loglinear_jax.config.files import get_config, load_config_file
 
 PAGE = Path(__file__).with_name("settings.md")
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
-CONFIGS = ("mqar", "interleaved", "forgetting", "selective_copy", "wikitext103", "wikitext2")
+CONFIGS = ("mqar", "interleaved", "forgetting", "selective_copy", "state_tracking", "wikitext103", "wikitext2")
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
     ("Variants", "variants", ("mqar", "wikitext103")),
@@ -22,6 +22,7 @@ TABLES = (
     ("Task: interleaved MQAR", "task", ("interleaved",)),
     ("Task: forgetting MQAR", "task", ("forgetting",)),
     ("Task: selective copying", "task", ("selective_copy",)),
+    ("Task: state tracking", "task", ("state_tracking",)),
     ("Task: text", "task", ("wikitext103", "wikitext2")),
     ("Model", "model", ("mqar", "interleaved", "wikitext103")),
     ("Training", "train", CONFIGS),

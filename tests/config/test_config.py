@@ -30,7 +30,7 @@ from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-RECALL = ("mqar", "selective_copy", "interleaved", "forgetting")
+RECALL = ("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking")
 
 
 def load(name):

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert config_names() == ["forgetting", "interleaved", "mqar", "selective_copy", "task", "wikitext103", "wikitext2"]
+    assert config_names() == [
+        "forgetting",
+        "interleaved",
+        "mqar",
+        "selective_copy",
+        "state_tracking",
+        "task",
+        "wikitext103",
+        "wikitext2",
+    ]
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
     (tmp_path / "mqar").write_text("")
     assert find_config_file("mqar") == Path("mqar")  # a file of one's own comes first

@@ -107,7 +107,7 @@ def test_weighted_draws_take_each_in_proportion_to_what_is_left():
     assert chisquare([found[pair] for pair in expected], [6000 * p for p in expected.values()]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["mqar", "selective_copy", "interleaved", "forgetting"])
+@pytest.mark.parametrize("name", ["mqar", "selective_copy", "interleaved", "forgetting", "state_tracking"])
 def test_one_seed_is_one_data_set(name):
     task = load_task(name, seq_len=128)
     a, b, c = (sample(task, 10, seed)[0] for seed in (0, 0, 1))
@@ -130,6 +130,8 @@ def test_one_seed_is_one_data_set(name):
         ("forgetting", {"seq_len": 39}, "seq_len=39 is too short .* num_updates=4: it takes at least 40"),
         ("forgetting", {"vocab_size": 17}, "vocab_size=17 is too small for num_pairs=8 .*: it takes at least 18"),
         ("forgetting", {"filler": "one"}, "task.filler must be one of random, zero, got 'one'"),
+        ("state_tracking", {"group": "s3"}, "task.vocab_size must be 6, the elements of group=s3, got 2"),
+        ("state_tracking", {"group": "z3"}, "task.group must be one of parity, s3, s4, s5, got 'z3'"),
         ("copying", {}, "no task 'copying'"),
         ("base", {}, "names no TASK"),
     ],

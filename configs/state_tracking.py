@@ -1,0 +1,59 @@
+"""State tracking: the running product of elements of a group, for which a state must turn, not only fade.
+
+    python run.py --config=configs/state_tracking.py:s3 --config.variants=mixer=gated_delta,mixer=gated_delta+beta_max=2
+
+Not in the paper. Parity and the word problems of permutations, as in Grazzi et al. 2025 (arXiv:2411.12537) and Siems et al.
+2025 (DeltaProduct, arXiv:2502.10297): sequences of up to 40 tokens in training, of up to 256 in tests. Chosen here: all
+sequences have 40 tokens, and every position is scored, which asks for all shorter ones too; the model is that of the preset
+robust of configs/mqar.py. Published: linear recurrences whose eigenvalues are all positive cannot solve parity in finite
+precision; Mamba and DeltaNet with eigenvalues from -1 to 1 do (Grazzi et al.).
+
+Presets, joined by commas: parity (the default), s3, s4, s5 (which group), seq=N tokens, state=N (keys and values of one head so
+wide), smoke (a small instance that learns in under three minutes on two CPU cores).
+"""
+
+from loglinear_jax.config import apply_presets, default_config, robust_config, set_seq_len, set_state, smoke_config
+
+LONGEST_TEST = 256
+
+
+def get_config(preset=None):
+    config = default_config(task="state_tracking")
+    robust_config(config)
+    config.model.max_length = LONGEST_TEST
+    config.train.num_steps = 4_000
+    return apply_presets(config, preset, PRESETS)
+
+
+def set_group(name, size):
+    def preset(config):
+        config.task.update(group=name, vocab_size=size)
+
+    preset.__doc__ = "Bits." if name == "parity" else f"All permutations of {name[1:]} objects."
+    return preset
+
+
+def set_length(config, length):
+    """Sequences of so many tokens."""
+    set_seq_len(config, length)
+    config.model.max_length = max(length, LONGEST_TEST)
+
+
+def smoke(config):
+    """A small instance that two CPU cores learn in under three minutes."""
+    smoke_config(config)
+    config.model.max_length = 32
+    config.task.seq_len = 16
+    config.variants = "mixer=gated_delta,mixer=gated_delta+beta_max=2"
+    config.train.num_steps = 600
+
+
+PRESETS = {
+    "parity": set_group("parity", 2),
+    "s3": set_group("s3", 6),
+    "s4": set_group("s4", 24),
+    "s5": set_group("s5", 120),
+    "smoke": smoke,
+    "seq=": set_length,
+    "state=": set_state,
+}
