@@ -21,6 +21,7 @@ from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
+PROMPT_TOKENS = 1 << 15  # of all sequences together, that are processed at a time
 
 
 def generate(
@@ -102,14 +103,17 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
         return choose(key, logits), jnp.isfinite(logits).all(), caches
 
     @functools.partial(jax.jit, donate_argnums=(2,))
-    def advance(weights, token, caches, key):
-        logits, caches = model.apply(params_of(weights), token, caches, method="step")
+    def advance(weights, tokens, caches, key):
+        logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
         return choose(key, logits), jnp.isfinite(logits).all(), caches
 
     weights = decoding_weights(model, params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     stopped = np.zeros(prompt.shape[0], bool)
-    token, finite, caches = start(weights, prompt, keys[0])
+    part = max(PROMPT_TOKENS // len(prompt), 1)
+    token, finite, caches = start(weights, prompt[:, :part], keys[0])
+    for first in range(part, prompt.shape[1], part):
+        token, finite, caches = advance(weights, prompt[:, first : first + part], caches, keys[0])
     for index in range(num_tokens):
         if not finite:
             raise SettingError(
@@ -123,7 +127,7 @@ def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_to
             if stopped.all():
                 return
         if index + 1 < num_tokens:
-            token, finite, caches = advance(weights, token, caches, keys[index + 1])
+            token, finite, caches = advance(weights, token[:, None], caches, keys[index + 1])
 
 
 def sample(

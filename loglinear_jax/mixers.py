@@ -115,9 +115,9 @@ class TokenMixer(nn.Module):
     With scale_values, values are multiplied by their token's step size Δ = softplus(dt + bias), as in Mamba-2.
 
     Decoding: with max_length, it also returns a cache after these tokens, with room for max_length in all; with such a
-    cache, it takes the next token, T = 1, and returns the next cache. A token for which the cache has no room
-    (softmax: from max_length on; log-linear: from the next power of two on; linear: never) gets NaN. Raises ValueError for a
-    cache and T other than 1.
+    cache, it takes the next tokens, one or several, and returns the next cache. A token for which the cache has no room
+    (softmax: from max_length on, and those that come together with it; with levels: from the next power of two on; one state:
+    never) gets NaN.
 
     A λ that has levels takes sequences of at most 2^(num_levels - 1) tokens, but of any length with lam_levels: then every
     level from lam_levels on takes the λ of the one below. A λ of which nothing is indexed by level (see loglinear_jax.lam)
@@ -156,8 +156,6 @@ class TokenMixer(nn.Module):
         cache: MixerCache | None = None,
         max_length: int | None = None,
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
-        if cache is not None and q.shape[1] != 1:
-            raise ValueError(f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected 1, the next, with a cache")
         if max_length is not None and q.shape[1] > max_length:
             raise ValueError(
                 f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
@@ -189,19 +187,23 @@ class TokenMixer(nn.Module):
         before = None if cache is None else self._checked(cache)
         lam, key_sums = self._lam(q, k, log_decay, d, before, max_length)
         self.sow("intermediates", "lam_value", lam)
-        if before is not None:
+        if before is not None and q.shape[1] == 1:
             step = log_linear_delta_step if traits.erases else fenwick_step
             out, states = step(before.states, *(x[:, 0] for x in (q, k, v, log_decay, *betas, lam)))
             return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
         attend = log_linear_delta_attention if traits.erases else log_linear_attention
         attended = attend(
             q, k, v, log_decay, *betas, lam,
-            return_state=decoding, chunk_size=self.chunk_size, implementation=self.implementation,
+            initial_state=None if before is None else before.states, return_state=decoding,
+            chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
         if not decoding:
             return attended
         out, states = attended
-        states = _with_room(states, max_length)
+        if before is None:
+            states = _with_room(states, max_length)
+        else:
+            states = states.replace(levels=states.levels[:, :, : before.states.levels.shape[2]])
         return out, states if key_sums is None else LookingCache(states, key_sums)
 
     def _decays(self, v, dt) -> tuple[Float[Array, "B T H"], Float[Array, "B T H V"]]:
@@ -263,7 +265,7 @@ class TokenMixer(nn.Module):
         found = bucket_scores(
             unit(q), unit(k), log_decay,
             num_levels=levels, initial_state=sums, return_state=remember,
-            implementation=self.implementation if before is None else "recurrent",
+            implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
         )  # fmt: skip
         scores, key_sums = found if remember else (found, None)
         self.sow("intermediates", "bucket_scores", scores)

@@ -32,6 +32,17 @@ def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
     np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
 
 
+@pytest.mark.parametrize("mixer", ["log_linear", "log_linear_delta", "gated_delta", "softmax"])
+def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
+    model = LanguageModel(dataclasses.replace(SETTINGS, mixer=mixer))
+    prompt = np.arange(22).reshape(2, 11)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(prompt))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    expected = generate(model, params, prompt, 12, temperature=0)
+    monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)  # four of each sequence
+    np.testing.assert_array_equal(generate(model, params, prompt, 12, temperature=0), expected)
+
+
 def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
     model = LanguageModel(dataclasses.replace(SETTINGS, lam="content"))
     params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))

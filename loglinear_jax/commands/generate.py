@@ -1,6 +1,7 @@
 """Text from a trained language model, streamed to standard output.
 
 loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
+loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The city of"
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=path, required=True, help="a run")
-    parser.add_argument("--variant", help="which variant of it; needed if it has several")
+    trained = parser.add_mutually_exclusive_group(required=True)
+    trained.add_argument("--workdir", type=path, help="a run")
+    trained.add_argument(
+        "--model",
+        help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
+    )
+    parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
+    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
     parser.add_argument("--prompt", required=True, help="text to go on from")
     parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
@@ -42,35 +49,27 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
     from tokenizers.decoders import DecodeStream
 
+    from loglinear_jax.commands.trained_models import load_trained
     from loglinear_jax.config import ConfigError
     from loglinear_jax.generate import stream
-    from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.errors import NoReadableCheckpoint
-    from loglinear_jax.runs.loading import load_run
     from loglinear_jax.settings import SettingError
-    from loglinear_jax.text import load_tokenizer
 
     for name in ("prompt", "stop"):
         _check_unicode(name, getattr(args, name))
 
     quiet_libraries()
     try:
-        run = load_run(args.workdir, args.variant)
-        if not isinstance(run.model, LanguageModel):
-            raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
-        tokenizer = load_tokenizer(str(run.workdir))
+        model, params, tokenizer = load_trained(args)
         stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
         if stop is not None and len(stop) != 1:
             raise ConfigError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")
         prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
         if not prompt:
             raise ConfigError("prompt is empty: expected some text to go on from")
-        model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
-        if model_seed not in run.seeds:
-            raise ConfigError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
         tokens = stream(
-            run.model,
-            run.params(model_seed),
+            model,
+            params,
             np.asarray([prompt]),
             args.num_tokens,
             temperature=args.temperature,

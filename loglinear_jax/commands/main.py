@@ -23,9 +23,8 @@ from loglinear_jax.commands.arguments import BadInput, Failed, Parser
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {
     "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
-    "text": (
-        "array_record", "filelock", "grain", "huggingface_hub", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"
-    ),
+    "hub": ("huggingface_hub", "safetensors"),
+    "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
 }  # fmt: skip
 

@@ -1,1 +1,7 @@
-"""Parameters of models that others trained, as ours and back."""
+"""Models that others trained, as ours and back."""
+
+from loglinear_jax.hub.folders import load_model, save_model
+from loglinear_jax.hub.layouts import LAYOUTS
+from loglinear_jax.hub.params import export_params, import_params
+
+__all__ = ["LAYOUTS", "export_params", "import_params", "load_model", "save_model"]

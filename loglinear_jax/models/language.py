@@ -40,6 +40,15 @@ class LanguageSettings(MixerSettings):
     dtype: str = "bfloat16"
     conv_width: int = setting(4, "width of the causal convolution", least=1, most=MOST_CONV_WIDTH)
     conv_bias: bool = setting(True, "whether the convolution has a bias")
+    mlp: bool = setting(True, "whether a block has a SwiGLU MLP behind its mixer")
+    mlp_hidden: int | None = setting(
+        None, "inner width of the MLP; None: 8/3 · hidden, up to a multiple of 256", least=1
+    )
+    norm_groups: int | None = setting(
+        None,
+        "parts of the features that Mamba-2's norm behind the attention takes by themselves; None: key_groups",
+        least=1,
+    )
     norm_epsilon: float = setting(1e-5, "epsilon of the RMSNorms", above=0)
     remat: str = setting(
         "none", "`block`: compute each block again in the backward pass, to save memory", choices=REMAT
@@ -55,14 +64,16 @@ class LanguageSettings(MixerSettings):
         return self.heads * self.head_dim
 
     @property
-    def mlp_hidden(self) -> int:
-        """Inner width of the SwiGLU MLP: 8/3 · hidden, up to a multiple of 256."""
-        return -(-(8 * self.hidden // 3) // 256) * 256
+    def mlp_width(self) -> int:
+        """Inner width of the MLP."""
+        return -(-(8 * self.hidden // 3) // 256) * 256 if self.mlp_hidden is None else self.mlp_hidden
 
     @property
     def unread(self):
         of_softmax = {"key_dim", "key_groups", "conv_width", "conv_bias"}
-        return super().unread | (of_softmax if self.mixer == "softmax" else set())
+        of_mamba = {"norm_groups"} if self.mixer == "softmax" or self.traits.erases else set()
+        of_mlp = set() if self.mlp else {"mlp_hidden"}
+        return super().unread | of_mlp | of_mamba | (of_softmax if self.mixer == "softmax" else set())
 
     def check_decoding(self, max_length: int) -> None:
         """Raises SettingError if λ has no levels for so many tokens."""
@@ -80,6 +91,10 @@ class LanguageSettings(MixerSettings):
                 f"head_dim={self.head_dim}"
             )
         super().check()
+        if self.norm_groups is not None and self.inner % self.norm_groups:
+            raise SettingError(
+                f"model.norm_groups must divide heads · head_dim = {self.inner}, got {self.norm_groups} (None: key_groups)"
+            )
 
 
 @flax.struct.dataclass
@@ -107,8 +122,8 @@ class LanguageMixer(nn.Module):
     """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
     queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
 
-    With the delta rule, Gated DeltaNet's: the same projection and convolution, queries C and keys B of length 1, the queries
-    divided by √K, values x; RMSNorm of each head times silu(z); W_o.
+    With the delta rule, Gated DeltaNet's: the same projection and convolution, queries C and keys B of length 1, values x;
+    RMSNorm of each head times silu(z); W_o. Queries of one state are divided by √K.
 
     For softmax: q, k, v of each head from one projection, attention, W_o.
     """
@@ -135,7 +150,9 @@ class LanguageMixer(nn.Module):
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
         if m.traits.erases:
-            q, k = (unit(q) * key_dim**-0.5).astype(q.dtype), unit(k)
+            # Guo et al. divide λ by the same again.
+            scale = 1 if m.has_lam else key_dim**-0.5
+            q, k = (unit(q) * scale).astype(q.dtype), unit(k)
         mixed = m.token_mixer(scale_values=not m.traits.erases)(
             q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)),
             cache=None if cache is None else cache.mixer, max_length=max_length,
@@ -152,7 +169,7 @@ class LanguageMixer(nn.Module):
         if m.traits.erases:
             y *= nn.silu(gate)
         elif not softmax:
-            y = _GroupedRMSNorm(m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
+            y = _GroupedRMSNorm(m.norm_groups or m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
         y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
         return y, None if mixer_cache is None else BlockCache(window, mixer_cache)
 
@@ -172,7 +189,7 @@ class _GroupedRMSNorm(nn.Module):
 
 
 class LanguageBlock(nn.Module):
-    """x + mixer(RMSNorm(x)), then x + SwiGLU(RMSNorm(x))."""
+    """x + mixer(RMSNorm(x)), then, if it has an MLP, x + SwiGLU(RMSNorm(x))."""
 
     settings: LanguageSettings
 
@@ -181,8 +198,10 @@ class LanguageBlock(nn.Module):
         m = self.settings
         mixed, cache = LanguageMixer(m, name="mixer")(_norm(m, "mixer_norm")(x), cache, max_length)
         x += mixed
+        if not m.mlp:
+            return x, cache
         y = _norm(m, "mlp_norm")(x)
-        y = nn.silu(_dense(m.mlp_hidden, m, "gate_proj")(y)) * _dense(m.mlp_hidden, m, "up_proj")(y)
+        y = nn.silu(_dense(m.mlp_width, m, "gate_proj")(y)) * _dense(m.mlp_width, m, "up_proj")(y)
         return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
 
 
@@ -254,6 +273,16 @@ class LanguageModel(nn.Module):
         x, caches = self.features(tokens, max_length=max_length)
         return self._logits(x[:, -1]), caches
 
+    def extend(
+        self, tokens: Int[Array | np.ndarray, "B T"], caches: list[BlockCache]
+    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+        """(logits after the last of some more tokens, the caches after them), in the chunkwise form: a long prompt in parts.
+
+        A traced position cannot be refused: tokens that max_length leaves no room for give NaN.
+        """
+        x, caches = self.features(tokens, caches)
+        return self._logits(x[:, -1]), caches
+
     def step(
         self, token: Int[Array | np.ndarray, " B"], caches: list[BlockCache]
     ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
@@ -261,5 +290,4 @@ class LanguageModel(nn.Module):
 
         A traced position cannot be refused: steps that max_length leaves no room for give NaN.
         """
-        x, caches = self.features(token[:, None], caches)
-        return self._logits(x[:, 0]), caches
+        return self.extend(token[:, None], caches)

@@ -56,8 +56,8 @@ def test_steps_without_room_give_nan_and_never_logits(settings, room):
     for position in range(5, 11):
         logits, caches = step(TOKENS[:, position], caches)
         assert np.isnan(logits).all() if position >= room else np.isfinite(logits).all()
-    with pytest.raises(ValueError, match=r"q has shape .* T = 2 tokens: expected 1, the next, with a cache"):
-        model.apply(params, TOKENS[:, :2], caches, method="features")
+    extended = jax.jit(lambda tokens, caches: model.apply(params, tokens, caches, method="extend")[0])
+    assert np.isnan(extended(TOKENS[:, :2], caches)).all()
 
 
 class NoLevels(nn.Module):
@@ -98,6 +98,17 @@ def test_decoding_is_the_full_pass(settings):
         for position in range(prompt, 24):
             logits, caches = step(TOKENS[:, position], caches)
             np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", DECODED, ids=str)
+def test_a_prompt_in_parts_is_the_full_pass(settings):
+    model, params = build(**settings)
+    expected = jax.jit(model.apply)(params, TOKENS)
+    extend = jax.jit(lambda tokens, caches: model.apply(params, tokens, caches, method="extend"))
+    logits, caches = jax.jit(lambda x: model.apply(params, x, 24, method="prefill"))(TOKENS[:, :5])
+    for first, end in ((5, 12), (12, 13), (13, 24)):
+        logits, caches = extend(TOKENS[:, first:end], caches)
+        np.testing.assert_allclose(logits, expected[:, end - 1], atol=1e-4)
 
 
 def test_caches_of_another_lam_are_refused():

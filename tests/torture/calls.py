@@ -17,7 +17,7 @@ import numpy as np
 import loglinear_jax
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.generate import generate
-from loglinear_jax.hub.fla import export_fla, import_fla
+from loglinear_jax.hub import export_params, import_params
 from loglinear_jax.lam import make_lam
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallSettings
 from loglinear_jax.ops import bucket_scores, softmax_attention
@@ -201,8 +201,8 @@ def _params() -> Any:
 
 
 @functools.cache
-def _of_fla() -> dict[str, np.ndarray]:
-    return export_fla(SETTINGS, _params())
+def _of_fla() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    return export_params(SETTINGS, _params())
 
 
 def _generation(folder: Path) -> dict[str, Any]:
@@ -339,17 +339,17 @@ CALLS: dict[str, Call] = {
         {"lam": "lam", "hidden": "optional count", "activation": "choice", "init_scheme": "choice"},
         lambda o, a: hasattr(o, "init"),
     ),
-    "import_fla": Call(
-        import_fla,
-        lambda f: {"state_dict": _of_fla(), "key_groups": 1, "norm_epsilon": 1e-5, "dtype": "float32"},
-        {"state_dict": "state dict", "key_groups": "count", "norm_epsilon": "positive", "dtype": "dtype"},
+    "import_params": Call(
+        import_params,
+        lambda f: {"state_dict": _of_fla()[1], "config": _of_fla()[0], "dtype": "float32"},
+        {"state_dict": "state dict", "dtype": "dtype"},
         lambda o, a: isinstance(o[0], LanguageSettings),
     ),
-    "export_fla": Call(
-        export_fla,
+    "export_params": Call(
+        export_params,
         lambda f: {"settings": SETTINGS, "params": _params()},
         {"settings": "settings", "params": "parameters"},
-        lambda o, a: "lm_head.weight" in o,
+        lambda o, a: "lm_head.weight" in o[1],
     ),
 }  # fmt: skip
 ALSO = {"lam_hidden": "hidden", "lam_activation": "activation", "name": "task"}  # an argument by its setting's name

@@ -35,23 +35,25 @@ def key_value_cache(k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_
 
 
 def attend_to_cache(
-    cache: KeyValueCache, q: Float[Array, "B 1 G K"], k: Float[Array, "B 1 G K"], v: Float[Array, "B 1 H V"]
-) -> tuple[Float[Array, "B 1 H V"], KeyValueCache]:
-    """`softmax_attention` of the next token to all before and itself; and the cache with it.
+    cache: KeyValueCache, q: Float[Array, "B T G K"], k: Float[Array, "B T G K"], v: Float[Array, "B T H V"]
+) -> tuple[Float[Array, "B T H V"], KeyValueCache]:
+    """`softmax_attention` of the next tokens to all before and themselves; and the cache with them.
 
-    Where the cache has no room for it (or a negative position), the output is NaN, and so are all after it.
+    Where the cache has no room for all of them (or a negative position), the outputs are NaN, and so are all after them.
     """
-    room = cache.keys.shape[1]
+    room, length = cache.keys.shape[1], q.shape[1]
+    if length > room:
+        raise ValueError(f"q has shape {q.shape} with T = {length} tokens: expected at most the cache's room, {room}")
     position = as_position(cache.position, room)
     q, k = (rotate_by_position(x, position) for x in (q, k))
     keys, values = (
         jax.lax.dynamic_update_slice_in_dim(all_, new.astype(all_.dtype), position, axis=1)
         for all_, new in ((cache.keys, k), (cache.values, v))
     )
-    seen = (jnp.arange(room) <= position)[None, None, None, :]
-    out = dot_product_attention(q, keys, values, mask=seen)
-    out = jnp.where(have_room(position, 1, room), out, jnp.nan)
-    return out, KeyValueCache(keys, values, advanced(position, 1))
+    seen = jnp.arange(room) <= position + jnp.arange(length)[:, None]
+    out = dot_product_attention(q, keys, values, mask=seen[None, None])
+    out = jnp.where(have_room(position, length, room).all(), out, jnp.nan)
+    return out, KeyValueCache(keys, values, advanced(position, length))
 
 
 def recurrent(q, k, v):

@@ -1,0 +1,326 @@
+"""How the models that others trained are laid out: their configs as our settings, and their arrays as our parameters.
+
+One `Layout` for each architecture, by the name that its config.json has: those of flash-linear-attention 0.6.0, and of Guo et
+al. (HanGuo97/log-linear-attention).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from loglinear_jax.models import LanguageSettings
+
+NO_LIMIT = (
+    [0.0, math.inf],
+    (0.0, math.inf),
+    [0.0, {"__float__": "Infinity"}],
+)  # in JSON infinity is spelled in two ways
+SILU = ("silu", "swish")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the arrays of one of our parameters are: the names of those that, one behind the other, make it up, and how it is
+    turned: "same", "transposed" (from [outputs, inputs] to ours) or "conv" (from [channels, 1, width])."""
+
+    names: tuple[str, ...]
+    turn: str = "same"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """model_type: config.json's. prefix: of the arrays of the blocks, which a number follows. block, outside: our parameters'
+    paths, in a block and outside of blocks, and their places. fields: the config's name of each of our settings, and what it is
+    where the config does not say (... if it must). only: other fields, and the values with which the model is ours. fixed: of
+    our settings, those that all its models have."""
+
+    model_type: str
+    prefix: str
+    outside: Mapping[str, Place]
+    block: Mapping[str, Place]
+    fields: Mapping[str, tuple[str, Any]]
+    only: Mapping[str, tuple]
+    fixed: Mapping[str, Any]
+
+    def places(self, settings: LanguageSettings) -> dict[str, Place]:
+        """Of every parameter of a model of these settings."""
+        found = dict(self.outside)
+        for layer in range(settings.layers):
+            for path, place in self.block.items():
+                if path == "mixer/conv/bias" and not settings.conv_bias:
+                    continue
+                names = tuple(f"{self.prefix}{layer}.{name}" for name in place.names)
+                found[f"layer_{layer}/{path}"] = dataclasses.replace(place, names=names)
+        return found
+
+    @property
+    def levels_name(self) -> str | None:
+        """The array whose second axis has the levels; None without λ."""
+        scale = self.block.get("mixer/mixer/lam/scale")
+        return None if scale is None else f"{self.prefix}0.{scale.names[0]}"
+
+
+def part_sizes(path: str, settings: LanguageSettings) -> list[int]:
+    """Outputs of each array that one of our parameters is made of, where it is made of several."""
+    keys = settings.groups * settings.key_dim
+    if path.endswith("conv/kernel"):
+        return [settings.inner, keys, keys]
+    return [settings.inner, settings.inner, keys, keys, *(size for size in settings.input_sizes if size)]
+
+
+# --- The blocks of Mamba-2 --------------------------------------------------------------------------------------------------
+
+_MAMBA_MIXER = {
+    "mixer/in_proj/kernel": Place(("mixer.in_proj.weight",), "transposed"),
+    "mixer/conv/kernel": Place(("mixer.conv1d.weight",), "conv"),
+    "mixer/conv/bias": Place(("mixer.conv1d.bias",)),
+    "mixer/mixer/dt_bias": Place(("mixer.dt_bias",)),
+    "mixer/mixer/a_log": Place(("mixer.A_log",)),
+    "mixer/skip": Place(("mixer.D",)),
+    "mixer/norm/scale": Place(("mixer.norm.weight",)),
+    "mixer/out_proj/kernel": Place(("mixer.out_proj.weight",), "transposed"),
+}
+_MLP = {
+    "mlp_norm/scale": Place(("mlp_norm.weight",)),
+    "gate_proj/kernel": Place(("mlp.gate_proj.weight",), "transposed"),
+    "up_proj/kernel": Place(("mlp.up_proj.weight",), "transposed"),
+    "down_proj/kernel": Place(("mlp.down_proj.weight",), "transposed"),
+}
+_MAMBA_OUTSIDE = {
+    "embed/embedding": Place(("backbone.embeddings.weight",)),
+    "norm/scale": Place(("backbone.norm_f.weight",)),
+    "head": Place(("lm_head.weight",), "transposed"),
+}
+_MAMBA_FIELDS = {
+    "vocab_size": ("vocab_size", ...),
+    "hidden": ("hidden_size", ...),
+    "layers": ("num_hidden_layers", ...),
+    "heads": ("num_heads", None),
+    "head_dim": ("head_dim", 64),
+    "key_dim": ("state_size", 128),
+    "key_groups": ("n_groups", 1),
+    "conv_width": ("conv_kernel", 4),
+    "conv_bias": ("use_conv_bias", True),
+    "norm_epsilon": ("norm_eps", 1e-5),
+}
+_MAMBA_ONLY = {
+    "hidden_act": SILU,
+    "use_bias": (False,),
+    "rmsnorm": (True,),
+    "rms_norm": (True,),
+    "norm_before_gate": (False,),
+    "D_has_hdim": (False,),
+    "attnres_block_size": (None,),
+    "dt_limit": NO_LIMIT,
+    "time_step_limit": NO_LIMIT,
+}
+_LOG_LINEAR_MAMBA = Layout(
+    model_type="log_linear_mamba2",
+    prefix="backbone.layers.",
+    outside=_MAMBA_OUTSIDE,
+    block={
+        "mixer_norm/scale": Place(("mixer_norm.weight",)),
+        **_MAMBA_MIXER,
+        "mixer/mixer/lam/scale": Place(("mixer.L",)),
+        **_MLP,
+    },
+    fields=_MAMBA_FIELDS,
+    only=_MAMBA_ONLY,
+    fixed={"mixer": "log_linear", "lam": "linear"},
+)
+
+# --- The blocks of Gated DeltaNet -------------------------------------------------------------------------------------------
+
+
+def _delta_block(inputs: tuple[str, ...]) -> dict[str, Place]:
+    """inputs: the projections of dt, d and b."""
+    return {
+        "mixer_norm/scale": Place(("attn_norm.weight",)),
+        "mixer/in_proj/kernel": Place(
+            tuple(f"attn.{name}_proj.weight" for name in ("g", "v", "k", "q", *inputs)), "transposed"
+        ),
+        "mixer/conv/kernel": Place(tuple(f"attn.{name}_conv1d.weight" for name in "vkq"), "conv"),
+        "mixer/mixer/dt_bias": Place(("attn.dt_bias",)),
+        "mixer/mixer/a_log": Place(("attn.A_log",)),
+        "mixer/norm/scale": Place(("attn.o_norm.weight",)),
+        "mixer/out_proj/kernel": Place(("attn.o_proj.weight",), "transposed"),
+        **_MLP,
+    }
+
+
+_GATED_DELTA = Layout(
+    model_type="gated_deltanet",
+    prefix="model.layers.",
+    outside={
+        "embed/embedding": Place(("model.embeddings.weight",)),
+        "norm/scale": Place(("model.norm.weight",)),
+        "head": Place(("lm_head.weight",), "transposed"),
+    },
+    block=_delta_block(("a", "b")),
+    fields={
+        "vocab_size": ("vocab_size", ...),
+        "hidden": ("hidden_size", ...),
+        "layers": ("num_hidden_layers", ...),
+        "key_groups": ("num_heads", 6),
+        "heads": ("num_v_heads", None),
+        "key_dim": ("head_dim", 256),
+        "conv_width": ("conv_size", 4),
+        "norm_epsilon": ("norm_eps", 1e-6),
+    },
+    only={
+        "hidden_act": SILU,
+        "output_gate_activation": SILU,
+        "use_gate": (True,),
+        "use_short_conv": (True,),
+        "attn": (None,),
+        "attnres_block_size": (None,),
+    },
+    fixed={"mixer": "gated_delta", "conv_bias": False},
+)
+
+LAYOUTS = {
+    "LogLinearMamba2ForCausalLM": _LOG_LINEAR_MAMBA,
+    "Mamba2ForCausalLM": dataclasses.replace(
+        _LOG_LINEAR_MAMBA,
+        model_type="mamba2",
+        block={"mixer_norm/scale": Place(("norm.weight",)), **_MAMBA_MIXER},
+        fixed={"mixer": "linear", "mlp": False},
+    ),
+    "GatedDeltaNetForCausalLM": _GATED_DELTA,
+    # Guo et al.'s: λ for 16,384 tokens.
+    "HAttentionForCausalLM": dataclasses.replace(
+        _LOG_LINEAR_MAMBA,
+        model_type="hattention",
+        fields=_MAMBA_FIELDS | {"key_groups": ("n_groups", ...), "norm_epsilon": ("layer_norm_epsilon", 1e-5)},
+        fixed={"mixer": "log_linear", "lam": "linear", "norm_groups": 1},
+    ),
+    "HGatedDeltaNetForCausalLM": dataclasses.replace(
+        _GATED_DELTA,
+        model_type="h_gated_deltanet",
+        block=_delta_block(("a", "l", "b")) | {"mixer/mixer/lam/scale": Place(("attn.L",))},
+        fixed={"mixer": "log_linear_delta", "lam": "linear", "conv_bias": False},
+    ),
+}
+
+
+def find_layout(config: Mapping[str, Any]) -> tuple[str, Layout]:
+    """(its name, the layout) of a config. Raises ValueError for an architecture that there is none of."""
+    named = config.get("architectures")
+    if named:
+        if not isinstance(named, (list, tuple)) or len(named) != 1 or named[0] not in LAYOUTS:
+            raise ValueError(f"config has architectures={named!r}: expected one of {', '.join(LAYOUTS)}")
+        return named[0], LAYOUTS[named[0]]
+    for name, layout in LAYOUTS.items():
+        if config.get("model_type") == layout.model_type:
+            return name, layout
+    known = ", ".join(layout.model_type for layout in LAYOUTS.values())
+    raise ValueError(f"config has model_type={config.get('model_type')!r}: expected one of {known}")
+
+
+def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, dtype: str) -> LanguageSettings:
+    """Our settings of a model with this config, whose λ has so many levels.
+
+    Raises ValueError naming the first field of the config that is missing, or with which the model is not ours.
+    """
+    for field, values in layout.only.items():
+        if field in config and config[field] not in values:
+            raise ValueError(
+                f"config has {field}={config[field]!r}: expected {values[0]!r}, as our model has nothing else"
+            )
+    found = {}
+    for setting, (field, default) in layout.fields.items():
+        if default is ... and field not in config:
+            raise ValueError(f"config has no {field}: expected it")
+        found[setting] = config.get(field, None if default is ... else default)
+    sizes = _delta_sizes if layout.prefix == "model.layers." else _mamba_sizes
+    found |= sizes(config, found)
+    max_length = 1 << (levels - 1) if levels else config.get("max_position_embeddings") or 16_384
+    settings = LanguageSettings(max_length=max_length, dtype=dtype, **found, **layout.fixed)
+    settings.check()
+    return settings
+
+
+def _whole(config: Mapping[str, Any], field: str, value: Any) -> int:
+    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0 or int(value) != value:
+        raise ValueError(
+            f"config has {field}={config.get(field)!r}, which makes {value!r}: expected a whole number from 1 on"
+        )
+    return int(value)
+
+
+def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """heads, where the config has none; and the inner width held against them."""
+    width = _whole(config, "expand", config.get("expand", 2) * found["hidden"])
+    heads = found["heads"]
+    if heads is None:
+        heads = _whole(config, "head_dim", width / found["head_dim"])
+    if heads * found["head_dim"] != width:
+        raise ValueError(
+            f"config has num_heads={heads}, head_dim={found['head_dim']}: expected {width} together, expand · hidden_size"
+        )
+    return {"heads": heads}
+
+
+def _delta_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """heads, head_dim, β's largest value and the MLP's width."""
+    usual = -(-int(found["hidden"] * (config.get("hidden_ratio") or 4) * 2 / 3) // 256) * 256
+    mlp = config.get("intermediate_size") or usual
+    return {
+        "heads": found["heads"] or found["key_groups"],
+        "head_dim": _whole(config, "expand_v", config.get("expand_v", 2.0) * found["key_dim"]),
+        "beta_max": 2.0 if config.get("allow_neg_eigval", False) else 1.0,
+        "mlp_hidden": None if mlp == LanguageSettings(1, 1, hidden=found["hidden"]).mlp_width else mlp,
+    }
+
+
+def config_of(name: str, layout: Layout, settings: LanguageSettings) -> dict[str, Any]:
+    """What config.json says of a model of these settings."""
+    config = {"architectures": [name], "model_type": layout.model_type, "tie_word_embeddings": False}
+    if layout.levels_name is None:
+        config["max_position_embeddings"] = settings.max_length
+    for setting, (field, _) in layout.fields.items():
+        config[field] = settings.groups if setting == "key_groups" else getattr(settings, setting)
+    if layout.prefix == "model.layers.":
+        return config | {
+            "expand_v": settings.head_dim / settings.key_dim,
+            "allow_neg_eigval": settings.beta_max == 2,
+            "intermediate_size": settings.mlp_width,
+        }
+    return config | {"expand": settings.inner / settings.hidden, "residual_in_fp32": False}
+
+
+def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[str, Layout]:
+    """(its name, the layout) in which a model of these settings can be written: the first, if `architecture` is None.
+
+    Raises ValueError for an architecture that is unknown, or that does not have such models.
+    """
+    if architecture is not None and architecture not in LAYOUTS:
+        raise ValueError(f"architecture is {architecture!r}: expected one of {', '.join(LAYOUTS)}")
+    refused = None
+    for name in LAYOUTS if architecture is None else (architecture,):
+        layout = LAYOUTS[name]
+        wrong = [key for key, value in layout.fixed.items() if getattr(settings, key) != value]
+        if "mlp" not in layout.fixed and not settings.mlp:
+            wrong.append("mlp")
+        if settings.mixer == layout.fixed["mixer"] and not wrong:
+            return name, layout
+        refused = refused or (name, wrong)
+        if settings.mixer == layout.fixed["mixer"]:
+            refused = (name, wrong)
+    name, wrong = refused
+    shown = ", ".join(f"{key}={getattr(settings, key)!r}" for key in ("mixer", *(w for w in wrong if w != "mixer")))
+    raise ValueError(f"settings have {shown}: expected what a {name} has, {_in_words(LAYOUTS[name].fixed)}")
+
+
+def _in_words(fixed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in fixed.items())
+
+
+TURN = {"same": lambda x: x, "transposed": np.transpose, "conv": lambda x: x[:, 0].T}
+TURN_BACK = {"same": lambda x: x, "transposed": np.transpose, "conv": lambda x: x.T[:, None]}

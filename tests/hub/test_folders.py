@@ -1,0 +1,139 @@
+"""Folders of config.json and safetensors: read, written, and what is wrong with them named."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from loglinear_jax.hub import LAYOUTS, import_params, load_model, save_model
+from tests.hub.checkpoints import CONFIGS, draw, write
+
+
+def assert_same(a, b):
+    assert a[0] == b[0]
+    jax.tree.map(np.testing.assert_array_equal, a[1], b[1])
+
+
+@pytest.mark.parametrize("architecture", LAYOUTS)
+def test_one_file_or_several_and_back(tmp_path, architecture):
+    config, arrays = write(tmp_path / "one", architecture)
+    expected = import_params(arrays, config)
+    assert_same(load_model(tmp_path / "one"), expected)
+    write(tmp_path / "several", architecture, shards=3)
+    assert_same(load_model(str(tmp_path / "several")), expected)
+    save_model(tmp_path / "written", *expected, architecture)
+    assert_same(load_model(tmp_path / "written"), expected)
+
+
+def test_bfloat16_is_read(tmp_path):
+    config, arrays = write(tmp_path, dtype=jnp.bfloat16)
+    expected = import_params(
+        {name: jnp.asarray(x, jnp.bfloat16) for name, x in arrays.items()}, config, dtype="bfloat16"
+    )
+    assert_same(load_model(tmp_path, dtype="bfloat16"), expected)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), r"config.json is missing: expected it beside the weights"),
+        (lambda f: (f / "config.json").write_text("{"), r"config.json cannot be read as JSON: "),
+        (lambda f: (f / "config.json").write_text("[]"), r"config.json holds a list: expected a mapping"),
+        (lambda f: (f / "config.json").write_text("{}"), r"config.json: config has model_type=None: expected one of"),
+        (lambda f: cut(f / "model.safetensors"), r"model.safetensors cannot be read as safetensors: "),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), r"model.safetensors cannot be read as safetensors: "),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            r"has neither model.safetensors nor model.safetensors.index.json",
+        ),
+        (
+            lambda f: save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, f / "model.safetensors"),
+            r"model.embeddings.weight is missing: expected all parameters of a GatedDeltaNetForCausalLM",
+        ),
+        (
+            lambda f: save_file(
+                draw(CONFIGS["GatedDeltaNetForCausalLM"]) | {"lm_head.weight": np.zeros((2, 2), np.float32)},
+                f / "model.safetensors",
+            ),
+            r"model.safetensors: lm_head.weight has shape \(2, 2\): expected \(19, 32\), by the config",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_named(tmp_path, change, message):
+    write(tmp_path / "model")
+    change(tmp_path / "model")
+    with pytest.raises(ValueError, match=message) as raised:
+        load_model(tmp_path / "model")
+    assert str(tmp_path / "model") in str(raised.value) and "\n" not in str(raised.value)
+
+
+def edit_index(folder, change):
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: (f / "model-00002-of-00003.safetensors").unlink(),
+            r"00002-of-00003.safetensors is missing: model.*index",
+        ),
+        (
+            lambda f: cut(f / "model-00003-of-00003.safetensors"),
+            r"00003-of-00003.safetensors cannot be read as safetensors",
+        ),
+        (lambda f: edit_index(f, lambda i: i.pop("weight_map")), r"index.json has no mapping weight_map"),
+        (
+            lambda f: edit_index(f, lambda i: i["weight_map"].update(more="model-00001-of-00003.safetensors")),
+            r"00001-of-00003.safetensors has no more, which model.safetensors.index.json says is there",
+        ),
+    ],
+)
+def test_what_is_wrong_with_shards_is_named(tmp_path, change, message):
+    write(tmp_path, shards=3)
+    change(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "/nowhere/at/all", "./a/b"])
+def test_no_folder_and_no_name_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is no folder: expected one with config.json, or owner/name on the model hub"):
+        load_model(name)
+
+
+def test_a_name_is_looked_up_on_the_hub(tmp_path, monkeypatch):
+    config, arrays = write(tmp_path / "inside")
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert_same(load_model("somebody/models/inside"), import_params(arrays, config))
+    assert asked == [("somebody/models", ["inside/*.json", "inside/*.safetensors", "inside/merges.txt"])]
+    with pytest.raises(ValueError, match="somebody/models on the model hub has no folder other"):
+        load_model("somebody/models/other")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    def snapshot_download(name, allow_patterns):
+        raise OSError("no route to host\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(
+        ValueError, match="^somebody/model is no folder, and cannot be had from the model hub: no route to host$"
+    ):
+        load_model("somebody/model")

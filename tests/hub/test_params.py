@@ -1,0 +1,228 @@
+"""Models of others against their own recurrences, there and back; and what does not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.hub import LAYOUTS, export_params, import_params
+from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
+from tests.hub.checkpoints import CONFIGS, draw
+from tests.hub.transcription import logits
+from tests.ops.inputs import relative_error
+
+TOKENS = np.random.default_rng(0).integers(0, 19, 21)
+FIRST, SECOND = "backbone.layers.0.", "backbone.layers.1."
+
+
+@pytest.mark.parametrize("architecture", LAYOUTS)
+def test_logits_are_those_of_the_recurrence_and_arrays_come_back(architecture):
+    config = CONFIGS[architecture]
+    arrays = draw(config)
+    settings, params = import_params(arrays, config)
+    found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(TOKENS)[None])[0]
+    assert relative_error(found, logits(config, arrays, TOKENS)) < 1e-4
+    written, again = export_params(settings, params, architecture)
+    assert written["model_type"] == config["model_type"] and written["architectures"] == [architecture]
+    same = {name: config.get(name) or value for name, value in written.items() if name != "residual_in_fp32"}
+    assert same == {name: written[name] for name in same}
+    assert again.keys() == arrays.keys()
+    jax.tree.map(np.testing.assert_array_equal, again, arrays)
+    assert import_params(again, written)[0] == settings
+    with_names = import_params(arrays, {**config, "architectures": [architecture], "model_type": "whatever"})
+    assert with_names[0] == settings
+
+
+def test_tied_embeddings_are_the_head():
+    config = CONFIGS["Mamba2ForCausalLM"] | {"tie_word_embeddings": True}
+    arrays = {name: x for name, x in draw(config).items() if name != "lm_head.weight"}
+    settings, params = import_params(arrays, config)
+    found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(TOKENS)[None])[0]
+    assert relative_error(found, logits(config, arrays, TOKENS)) < 1e-4
+
+
+def replaced(name, change):
+    return lambda d: d.update({name: change(d[name])})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("lm_head.weight"), "lm_head.weight is missing: expected all parameters of a LogLinearMamba2For"),
+        (lambda d: d.pop(f"{SECOND}mixer.D"), "backbone.layers.1.mixer.D is missing"),
+        (lambda d: d.pop(f"{FIRST}mixer.L"), "backbone.layers.0.mixer.L is missing"),
+        (lambda d: d.update({f"{FIRST}mixer.in_proj.bias": np.zeros(3)}), "in_proj.bias is no parameter of a LogLinearMamba2"),
+        (lambda d: d.update({"backbone.layers.2.mixer.D": np.zeros(3)}), "backbone.layers.2.mixer.D is no parameter"),
+        (replaced(f"{FIRST}mixer.D", lambda x: np.repeat(x, 8)), r"0.mixer.D has shape \(32,\): expected \(4,\), by the"),
+        (
+            replaced(f"{FIRST}mlp.gate_proj.weight", lambda x: x[:8]),
+            r"0.mlp.gate_proj.weight has shape \(8, 32\): expected \(256, 32\)",
+        ),
+        (replaced(f"{SECOND}mixer.L", lambda x: x[:, :5]), r"1.mixer.L has shape \(4, 5\): expected \(4, 7\)"),
+        (replaced(f"{SECOND}mixer.in_proj.weight", np.transpose), r"1.mixer.in_proj.weight has shape \(32, 160\)"),
+        (
+            replaced(f"{SECOND}mixer.conv1d.weight", lambda x: np.repeat(x, 2, 1)),
+            r"1.mixer.conv1d.weight has shape \(96, 2, 4\): expected \(96, 1, 4\)",
+        ),
+        (replaced(f"{FIRST}mixer.L", lambda x: x[0]), r"0.mixer.L has shape \(7,\): expected \[heads, levels\]"),
+        (replaced(f"{FIRST}mixer.L", lambda x: x[:, :0]), r"0.mixer.L has shape \(4, 0\): expected"),
+        (replaced(f"{FIRST}mixer.L", lambda x: np.zeros((4, 40))), "at most 32 levels"),
+        (replaced(f"{SECOND}mixer.D", lambda x: x.astype(int)), r"1.mixer.D has dtype int\d+: expected a floating dtype"),
+        (replaced(f"{SECOND}mixer.D", lambda x: None), "1.mixer.D has dtype object: expected a floating dtype"),
+        (replaced(f"{SECOND}mixer.D", lambda x: x * np.nan), "1.mixer.D has 4 of 4 values that are not finite"),
+        (replaced("lm_head.weight", lambda x: np.full(x.shape, 1e39)), "lm_head.weight has 608 of 608 values that"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_named(change, message):
+    config = CONFIGS["LogLinearMamba2ForCausalLM"]
+    arrays = draw(config)
+    change(arrays)
+    with pytest.raises(ValueError, match=message):
+        import_params(arrays, config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("LogLinearMamba2ForCausalLM", {"model_type": "llama"}, "config has model_type='llama': expected one of log_linear"),
+        ("LogLinearMamba2ForCausalLM", {"model_type": None}, "config has model_type=None: expected one of"),
+        (
+            "LogLinearMamba2ForCausalLM",
+            {"architectures": ["LlamaForCausalLM"]},
+            r"config has architectures=\['LlamaForCausalLM'\]: expected one of LogLinearMamba2ForCausalLM",
+        ),
+        ("Mamba2ForCausalLM", {"vocab_size": 20}, r"embeddings.weight has shape \(19, 32\): expected \(20, 32\), by the"),
+        ("Mamba2ForCausalLM", {"num_hidden_layers": 3}, "backbone.layers.2.mixer.A_log is missing"),
+        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, "backbone.layers.1.mixer.A_log is no parameter"),
+        ("Mamba2ForCausalLM", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
+        ("Mamba2ForCausalLM", {"expand": 2}, "config has num_heads=4, head_dim=8: expected 64 together"),
+        ("Mamba2ForCausalLM", {"expand": -1}, "config has expand=-1, which makes -32: expected a whole number"),
+        ("Mamba2ForCausalLM", {"n_groups": 3}, "model.heads must be a multiple of key_groups, got heads=4, key_groups=3"),
+        ("Mamba2ForCausalLM", {"hidden_size": "32"}, "model.hidden must be a whole number, got '32'|config has"),
+        ("Mamba2ForCausalLM", {"hidden_act": "gelu"}, "config has hidden_act='gelu': expected 'silu', as our model has"),
+        ("Mamba2ForCausalLM", {"dt_limit": [0.0, 1.0]}, r"config has dt_limit=\[0.0, 1.0\]: expected"),
+        ("Mamba2ForCausalLM", {"norm_eps": 0}, "model.norm_epsilon must be finite and positive, got 0"),
+        ("GatedDeltaNetForCausalLM", {"use_gate": False}, "config has use_gate=False: expected True"),
+        ("GatedDeltaNetForCausalLM", {"attn": {"layers": [0]}}, "config has attn=.*: expected None"),
+        ("GatedDeltaNetForCausalLM", {"expand_v": 1.3}, "config has expand_v=1.3, which makes 10.4: expected a whole number"),
+        ("GatedDeltaNetForCausalLM", {"intermediate_size": 64}, r"gate_proj.weight has shape \(256, 32\): expected \(64, 32\)"),
+        ("HAttentionForCausalLM", {"time_step_limit": [0.1, 1.0]}, "config has time_step_limit"),
+    ],
+)  # fmt: skip
+def test_configs_that_do_not_fit_are_named(architecture, changes, message):
+    config = CONFIGS[architecture]
+    arrays = draw(config)
+    with pytest.raises(ValueError, match=message):
+        import_params(arrays, config | changes)
+
+
+def test_a_config_has_to_say_the_sizes():
+    config = CONFIGS["HAttentionForCausalLM"]
+    arrays = draw(config)
+    for field in ("vocab_size", "hidden_size", "num_hidden_layers", "n_groups"):
+        with pytest.raises(ValueError, match=f"config has no {field}: expected it"):
+            import_params(arrays, {name: value for name, value in config.items() if name != field})
+    for arguments, message in (
+        ((list(arrays.items()), config), "state_dict is of type list: expected a mapping"),
+        ((arrays, []), "config is of type list: expected a mapping"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            import_params(*arguments)
+    with pytest.raises(ValueError, match="dtype is 'int8': expected one of float32, bfloat16"):
+        import_params(arrays, config, dtype="int8")
+
+
+def test_lower_precisions_are_taken():
+    config = CONFIGS["LogLinearMamba2ForCausalLM"]
+    low = {name: jnp.asarray(x, jnp.bfloat16) for name, x in draw(config).items()}
+    expected = import_params(low, config)[1]
+    for dtype in (np.float16, np.float64):
+        _, params = import_params({n: np.asarray(x, np.float32).astype(dtype) for n, x in low.items()}, config)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
+
+
+SETTINGS = LanguageSettings(
+    vocab_size=19, max_length=64, lam="linear", hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2,
+    dtype="float32",
+)  # fmt: skip
+
+
+def without(tree, *path):
+    first, *rest = path
+    others = {key: x for key, x in tree.items() if key != first}
+    return others | {first: without(tree[first], *rest)} if rest else others
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "message"),
+    [
+        (
+            SETTINGS,
+            lambda p: jax.tree.map(lambda x: jnp.stack([x] * 3), p),
+            r"embed/embedding has shape \(3, 19, 32\): expected \(19, 32\), the params of one seed, not of several",
+        ),
+        (RecallSettings(19, 64), lambda p: p, "settings is of type RecallSettings: expected the LanguageSettings"),
+        (
+            SETTINGS,
+            lambda p: jax.eval_shape(RecallModel(RecallSettings(19, 64)).init, jax.random.key(0), TOKENS[None]),
+            "params has no head: expected the parameters of a LanguageModel",
+        ),
+        (SETTINGS, lambda p: p["params"], 'params has no mapping "params"'),
+        (SETTINGS, lambda p: without(p, "params", "layer_1", "mixer", "skip"), "params has no layer_1/mixer/skip"),
+        (SETTINGS, lambda p: {"params": p["params"] | {"more": np.zeros(3)}}, "params has more, for which"),
+        (dataclasses.replace(SETTINGS, vocab_size=20), lambda p: p, r"embed/embedding has .*\(19, 32\): expected \(20, 32\)$"),
+        (SETTINGS, lambda p: jax.tree.map(lambda x: x * jnp.nan, p), r"embed/embedding has 608 of 608 values that are not"),
+        (
+            LanguageSettings(vocab_size=19, max_length=64),
+            lambda p: p,
+            "settings have mixer='log_linear', lam='mlp_softplus'.*: expected what a .* has, mixer='log_linear', lam='linear'",
+        ),
+        (dataclasses.replace(SETTINGS, mixer="delta"), lambda p: p, "settings have mixer='delta'.*: expected what a"),
+        (dataclasses.replace(SETTINGS, heads=3), lambda p: p, "model.heads must be a multiple of key_groups"),
+    ],
+)  # fmt: skip
+def test_models_that_others_lack_are_named(settings, change, message):
+    _, params = import_params(draw(CONFIGS["LogLinearMamba2ForCausalLM"]), CONFIGS["LogLinearMamba2ForCausalLM"])
+    with pytest.raises(ValueError, match=message):
+        export_params(settings, change(params))
+
+
+def test_an_architecture_is_chosen_or_asked_for():
+    config = CONFIGS["LogLinearMamba2ForCausalLM"]
+    settings, params = import_params(draw(config), config)
+    assert export_params(settings, params)[0]["model_type"] == "log_linear_mamba2"
+    with pytest.raises(
+        ValueError, match="settings have mixer='log_linear', norm_groups=None: expected what a HAttentionForCausalLM"
+    ):
+        export_params(settings, params, "HAttentionForCausalLM")
+    with pytest.raises(ValueError, match="architecture is 'Llama': expected one of LogLinearMamba2ForCausalLM"):
+        export_params(settings, params, "Llama")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2e-2), ("float32", 1e-3)])
+@pytest.mark.parametrize("name", ["LogLinearMamba2", "Mamba2", "GatedDeltaNet"])
+def test_the_same_logits_as_fla(name, dtype, tolerance):
+    torch = pytest.importorskip("torch")
+    models = pytest.importorskip("fla.models")
+    if (name, dtype) == ("GatedDeltaNet", "float32"):
+        pytest.skip("its kernel takes no float32")
+    sizes = (
+        dict(num_heads=2, head_dim=64, expand_v=2.0)
+        if name == "GatedDeltaNet"
+        else dict(head_dim=64, expand=1, state_size=128)
+    )
+    if name == "LogLinearMamba2":
+        sizes["num_heads"] = 4
+    config = getattr(models, f"{name}Config")(hidden_size=256, num_hidden_layers=3, vocab_size=500, **sizes)
+    torch.manual_seed(0)
+    theirs = getattr(models, f"{name}ForCausalLM")(config).cuda().to(getattr(torch, dtype)).eval()
+    tokens = np.random.default_rng(0).integers(0, 500, (2, 320))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens).cuda()).logits.float().cpu().numpy()
+    settings, params = import_params(theirs.state_dict(), config.to_dict(), dtype=dtype)
+    with jax.default_matmul_precision("highest"):
+        found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(tokens))
+    assert relative_error(found, expected) < tolerance
