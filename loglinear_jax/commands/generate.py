@@ -11,23 +11,16 @@ import itertools
 import os
 import sys
 
-from loglinear_jax.commands.arguments import BadInput, number, path, size, whole_number
+from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
+from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 
 HELP = "text from a trained language model"
 EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    trained = parser.add_mutually_exclusive_group(required=True)
-    trained.add_argument("--workdir", type=path, help="a run")
-    trained.add_argument(
-        "--model",
-        help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
-    )
-    parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
-    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
-    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
+    add_trained_arguments(parser)
     parser.add_argument("--prompt", required=True, help="text to go on from")
     parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
     parser.add_argument(
@@ -49,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
     from tokenizers.decoders import DecodeStream
 
-    from loglinear_jax.commands.trained_models import load_trained
     from loglinear_jax.config import ConfigError
     from loglinear_jax.generate import stream
     from loglinear_jax.runs.errors import NoReadableCheckpoint

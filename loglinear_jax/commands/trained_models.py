@@ -5,8 +5,23 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from loglinear_jax.commands.arguments import path, whole_number
+
 if TYPE_CHECKING:
     from loglinear_jax.models import LanguageModel
+
+
+def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `load_trained` reads."""
+    trained = parser.add_mutually_exclusive_group(required=True)
+    trained.add_argument("--workdir", type=path, help="a run")
+    trained.add_argument(
+        "--model",
+        help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
+    )
+    parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
+    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
+    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
 
 
 def load_trained(args: argparse.Namespace) -> tuple[LanguageModel, Any, Any]:

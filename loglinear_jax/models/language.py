@@ -251,6 +251,20 @@ class LanguageModel(nn.Module):
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
         return chunked_token_losses(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
 
+    def continued_losses(
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        caches: list[BlockCache] | None = None,
+        max_length: int | None = None,
+    ) -> tuple[Float[Array, "B T"], list[BlockCache | None]]:
+        """(cross-entropy in nats of each target, 0 where it is < 0; the caches after these tokens): a long text in parts.
+
+        caches, max_length: as in `features`.
+        """
+        x, caches = self.features(tokens, caches, max_length)
+        return chunked_token_losses(x, self.head, targets)[0], caches
+
     def summed_loss(
         self,
         tokens: Int[Array | np.ndarray, "B T"],

@@ -3,23 +3,15 @@
 import re
 
 import pytest
-import tokenizers
 
 from loglinear_jax.commands.main import main
-from tests.hub.checkpoints import write
-
-
-def save_tokenizer(folder, words):
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+from tests.hub.checkpoints import write, write_tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path):
     write(tmp_path / "model", "HGatedDeltaNetForCausalLM")
-    save_tokenizer(tmp_path / "model", 19)
+    write_tokenizer(tmp_path / "model", 19)
     return tmp_path / "model"
 
 
@@ -56,7 +48,7 @@ def test_text_from_a_folder(folder, capsys):
     ],
 )
 def test_what_does_not_fit_is_one_line(folder, arguments, message, capsys):
-    save_tokenizer(folder.parent / "large", 20)
+    write_tokenizer(folder.parent / "large", 20)
     command = ["generate", *(a.format(folder=folder) for a in arguments), "--prompt=w3"]
     try:
         code = main(command)

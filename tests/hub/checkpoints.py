@@ -4,6 +4,7 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from safetensors.flax import save_file as save_jax
 from safetensors.numpy import save_file
 
@@ -97,3 +98,11 @@ def write(folder, architecture="GatedDeltaNetForCausalLM", shards=1, dtype=None)
         weight_map = {name: file for part, file in zip(parts, files, strict=True) for name in part}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return config, arrays
+
+
+def write_tokenizer(folder, words):
+    """One that knows w0, w1, .. and nothing else."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))

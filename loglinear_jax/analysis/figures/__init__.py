@@ -10,6 +10,7 @@ from loglinear_jax.analysis.figures.learning import (
     draw_learning_curves,
     draw_shares,
 )
+from loglinear_jax.analysis.figures.positions import draw_perplexity_by_position
 from loglinear_jax.analysis.figures.style import save
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "draw_lam_over_tokens",
     "draw_learning_curves",
     "draw_looks",
+    "draw_perplexity_by_position",
     "draw_scores_by_length",
     "draw_shares",
     "save",

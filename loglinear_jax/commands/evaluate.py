@@ -1,0 +1,111 @@
+"""Perplexity of a text by position, under a trained language model, to any length.
+
+loglinear_jax evaluate --model=hanguo/log-linear-attention/gdn --text=book.txt --length=16384 --out=book
+loglinear_jax evaluate --workdir=runs/wikitext2 --variant=content --text=book.txt --length=65536
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from loglinear_jax.commands.arguments import BadInput, check_folder, path, size
+from loglinear_jax.commands.logs import quiet_libraries
+from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
+
+HELP = "perplexity of a text by position, under a trained language model"
+EXTRA = "text"
+LONGEST = 16_384  # of a window, if --length is not given
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_trained_arguments(parser)
+    parser.add_argument("--text", type=path, required=True, help="a file of UTF-8")
+    parser.add_argument(
+        "--length",
+        type=size,
+        help=f"tokens predicted in a window, each from all before it there (default: the text's, at most {LONGEST:,})",
+    )
+    parser.add_argument("--windows", type=size, help="how many windows of the text, from its start (default: all)")
+    parser.add_argument("--out", type=path, help="a folder to write perplexity.json, .png and .svg to")
+
+
+def run(args: argparse.Namespace) -> int:
+    import numpy as np
+    from tabulate import tabulate
+
+    from loglinear_jax.benchmarks.common import origin
+    from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses
+    from loglinear_jax.progress import progress_bar
+    from loglinear_jax.runs.errors import NoReadableCheckpoint
+    from loglinear_jax.settings import SettingError
+
+    quiet_libraries()
+    text = _read_text(args.text)
+    if args.out is not None:
+        check_folder(args.out, "--out")
+    try:
+        model, params, tokenizer = load_trained(args)
+        ids = np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        if len(ids) < 2:
+            raise SettingError(f"--text: {args.text} has {len(ids)} tokens: expected at least 2")
+        length = args.length or min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST)
+        there = (len(ids) - 1) // length
+        if there < (args.windows or 1):
+            raise SettingError(
+                f"--text: {args.text} has {len(ids):,} tokens: expected at least {(args.windows or 1) * length + 1:,}, for "
+                f"{args.windows or 1} window(s) of {length:,}"
+            )
+        num = args.windows or there
+        # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
+        windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
+        with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
+            losses = window_losses(model, params, windows, bar.update)
+    except (SettingError, NoReadableCheckpoint) as error:
+        raise BadInput(error) from error
+    spans, whole = perplexity_by_position(losses), perplexity(losses)
+    subject = f"{args.model or args.workdir}, {args.text.name}, {num} window(s) of {length:,} tokens"
+    rows = [(_range(span), f"{span.perplexity:.2f}", _interval(span)) for span in (*spans, whole)]
+    print(tabulate(rows, headers=("position", "perplexity", "95 % interval over windows"), disable_numparse=True))
+    if args.out is not None:
+        _write(args.out, subject, spans, whole, origin(args.called))
+    return 0
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--text: {file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"--text: {file} is not UTF-8, at byte {error.start}") from error
+
+
+def _range(span) -> str:
+    return f"{span.first:,}" if span.first == span.last else f"{span.first:,} – {span.last:,}"
+
+
+def _interval(span) -> str:
+    return "–" if span.low != span.low else f"{span.low:.2f} – {span.high:.2f}"
+
+
+def _numbers(span) -> dict[str, float | None]:
+    """nan is no JSON."""
+    return {name: None if value != value else value for name, value in span._asdict().items()}
+
+
+def _write(folder: Path, subject: str, spans, whole, origin) -> None:
+    from loglinear_jax.analysis.figures import draw_perplexity_by_position, save
+
+    record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
+    (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n")
+    save(draw_perplexity_by_position(spans, subject), folder / "perplexity")
+    print(f"Written to {folder}")
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="evaluate", called="python -m loglinear_jax.commands.evaluate"))

@@ -1,0 +1,90 @@
+"""How well a language model predicts a text, by position: what it makes of a long past.
+
+The command line is in loglinear_jax.commands.evaluate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from loglinear_jax.generate import PROMPT_TOKENS
+from loglinear_jax.models import LanguageModel
+from loglinear_jax.models.params import flat_params
+from loglinear_jax.settings import SettingError
+from loglinear_jax.statistics import mean_interval
+
+
+class Span(NamedTuple):
+    """Perplexity of the tokens at positions first .. last of the windows (1 is the first that is predicted): that of the mean
+    loss, and its 95 % interval over windows, nan for few windows."""
+
+    first: int
+    last: int
+    perplexity: float
+    low: float
+    high: float
+
+
+def window_losses(
+    model: LanguageModel,
+    params: Any,
+    windows: Int[np.ndarray, "N S"],
+    tick: Callable[[int], Any] = lambda tokens: None,
+) -> Float[np.ndarray, "N T"]:
+    """Cross-entropy in nats of every token of a window but the first, from all before it in the window; T = S - 1.
+
+    In parts of bounded memory: windows of any length need no more than PROMPT_TOKENS tokens' activations, and the states. tick:
+    called with the number of tokens that were done.
+
+    Raises SettingError for windows of fewer than two tokens or outside the vocabulary, or longer than λ has levels for;
+    ValueError for params that are not the model's.
+    """
+    num, size = windows.shape
+    vocab = model.settings.vocab_size
+    if num < 1 or size < 2:
+        raise SettingError(f"windows has shape {windows.shape}: expected at least one window of at least two tokens")
+    if windows.min() < 0 or windows.max() >= vocab:
+        raise SettingError(f"windows has ids {windows.min()} to {windows.max()}: expected 0 to {vocab - 1}")
+    model.settings.check_decoding(size - 1)
+    flat_params(model, params)
+    length = size - 1
+
+    @functools.partial(jax.jit, donate_argnums=(3,))
+    def losses_of(params, tokens, targets, caches):
+        room = length if caches is None else None
+        return model.apply(params, tokens, targets, caches, room, method="continued_losses")
+
+    losses = np.empty((num, length), np.float32)
+    part = min(PROMPT_TOKENS, length)
+    together = max(PROMPT_TOKENS // part, 1)
+    for row in range(0, num, together):
+        some, caches = slice(row, row + together), None
+        for first in range(0, length, part):
+            end = min(first + part, length)
+            tokens, targets = windows[some, first:end], windows[some, first + 1 : end + 1]
+            losses[some, first:end], caches = losses_of(params, tokens, targets, caches)
+            tick(tokens.size)
+    return losses
+
+
+def perplexity_by_position(losses: Float[np.ndarray, "N T"]) -> list[Span]:
+    """Of positions 1, 2-3, 4-7 and so on: from each power of two to the next."""
+    length = losses.shape[1]
+    starts = [1 << i for i in range(length.bit_length())]
+    return [_span(losses, first, min(2 * first - 1, length)) for first in starts]
+
+
+def perplexity(losses: Float[np.ndarray, "N T"]) -> Span:
+    """Of all positions."""
+    return _span(losses, 1, losses.shape[1])
+
+
+def _span(losses, first: int, last: int) -> Span:
+    of_windows = losses[:, first - 1 : last].astype(np.float64).mean(axis=1)
+    return Span(first, last, *(float(x) for x in np.exp(mean_interval(of_windows))))

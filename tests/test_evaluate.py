@@ -1,0 +1,63 @@
+"""Losses of long windows in parts against the full forward pass; perplexity by position."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses
+from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.settings import SettingError
+
+WINDOWS = np.random.default_rng(0).integers(0, 23, (5, 30))
+
+
+def build(**settings):
+    model = LanguageModel(
+        LanguageSettings(23, 32, hidden=16, layers=1, heads=2, head_dim=8, key_dim=16, dtype="float32", **settings)
+    )
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(WINDOWS))
+    return model, jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lam": "content"}, {"mixer": "log_linear_delta"}, {"mixer": "linear"}, {"mixer": "softmax"}],
+    ids=str,
+)
+def test_windows_in_parts_are_the_full_pass(settings, monkeypatch):
+    model, params = build(**settings)
+    run = jax.jit(lambda p, x, y: model.apply(p, x, y, method="token_losses")[0])
+    expected = run(params, WINDOWS[:, :-1], WINDOWS[:, 1:])
+    done = []
+    for tokens in (8, 70, 1 << 20):  # parts of a window; two windows together; all
+        monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", tokens)
+        np.testing.assert_allclose(window_losses(model, params, WINDOWS, done.append), expected, rtol=1e-4, atol=1e-4)
+    assert sum(done) == 3 * 5 * 29
+
+
+def test_spans_are_powers_of_two_and_cover_everything():
+    losses = np.random.default_rng(0).exponential(size=(40, 13)).astype(np.float32)
+    spans = perplexity_by_position(losses)
+    assert [(span.first, span.last) for span in spans] == [(1, 1), (2, 3), (4, 7), (8, 13)]
+    for span in spans:
+        expected = np.exp(losses[:, span.first - 1 : span.last].astype(np.float64).mean())
+        assert span.low < span.perplexity == pytest.approx(expected) and span.perplexity < span.high
+    assert perplexity(losses).perplexity == pytest.approx(np.exp(losses.astype(np.float64).mean()))
+    few = perplexity_by_position(losses[:2])[0]
+    assert np.isnan(few.low) and np.isnan(few.high) and few.perplexity > 0
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        (WINDOWS[:0], r"windows has shape \(0, 30\): expected at least one window of at least two"),
+        (WINDOWS[:, :1], r"windows has shape \(5, 1\): expected"),
+        (WINDOWS + 1, "windows has ids 1 to 23: expected 0 to 22"),
+        (np.zeros((1, 34), int), "33 tokens, prompt included: the model's λ, mlp_softplus, has levels for 32"),
+    ],
+)
+def test_windows_that_cannot_be_are_named(windows, message):
+    model, params = build()
+    with pytest.raises(SettingError, match=message):
+        window_losses(model, params, windows)
