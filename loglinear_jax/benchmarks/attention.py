@@ -6,7 +6,8 @@
 Peers: our own forms by name, of which "pallas" takes the best kernels for the GPU, and "triton" those for any since Ampere;
 "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through jax.nn with head dim V; "jla", one
 state by simple_gla of jax-linear-attention, where that is installed; and "fla", chunk_log_linear_attn of
-flash-linear-attention, where torch and fla are.
+flash-linear-attention, where torch and fla are. The preset "delta" is of the gated delta rule, with keys of length 1, and has
+peers of its own: "log_linear_delta"; and with one state "gated_delta", "jla_delta" and "fla_delta".
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
 
@@ -27,9 +28,15 @@ import numpy as np
 from tabulate import tabulate
 
 from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.commands.arguments import BadInput, comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.ops import gated_linear_attention, log_linear_attention
+from loglinear_jax.mixers import unit
+from loglinear_jax.ops import (
+    gated_delta_attention,
+    gated_linear_attention,
+    log_linear_attention,
+    log_linear_delta_attention,
+)
 from loglinear_jax.ops.log_linear.api import Implementation
 from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.tiles import choose_tiles, tile_for
@@ -39,6 +46,7 @@ PRESETS = {
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
     "wide": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16"),
+    "delta": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16", delta=True),
 }
 HELP = "time and memory of the attention against T, beside peers"
 
@@ -58,29 +66,35 @@ PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
 
 def shape_of(preset: dict, length: int) -> dict[str, tuple[int, ...]]:
     batch, heads, groups = preset["batch"], preset["heads"], preset["groups"]
-    return dict(
+    shapes = dict(
         q=(batch, length, groups, preset["key_dim"]),
         k=(batch, length, groups, preset["key_dim"]),
         v=(batch, length, heads, preset["value_dim"]),
         log_decay=(batch, length, heads),
         lam=(batch, length, heads, num_levels(length)),
     )
+    return shapes | (dict(beta=shapes["log_decay"]) if preset.get("delta") else {})
 
 
 def draw_inputs(preset: dict, length: int, seed: int) -> tuple[jax.Array, ...]:
-    """Random q, k, v, log_decay, lam, and a cotangent of the output."""
+    """Random q, k, v, log_decay, lam, for the delta rule beta, and a cotangent of the output."""
     shapes = shape_of(preset, length)
-    keys = iter(jax.random.split(jax.random.key(seed), 6))
+    keys = iter(jax.random.split(jax.random.key(seed), 7))
     q, k, v, cotangent = (jax.random.normal(next(keys), shapes[name], preset["dtype"]) for name in ("q", "k", "v", "v"))
     log_decay = -0.1 * jax.random.uniform(next(keys), shapes["log_decay"])
-    return q, k, v, log_decay, jax.random.uniform(next(keys), shapes["lam"]), cotangent
+    lam = jax.random.uniform(next(keys), shapes["lam"])
+    if "beta" not in shapes:
+        return q, k, v, log_decay, lam, cotangent
+    return unit(q), unit(k), v, log_decay, lam, jax.random.uniform(next(keys), shapes["beta"]), cotangent
 
 
 def moved_bytes(preset: dict, length: int) -> tuple[int, int]:
     """(forward, forward + backward): bytes of inputs and outputs, each moved once for each pass that needs it."""
     sizes = {name: int(np.prod(shape)) for name, shape in shape_of(preset, length).items()}
     width = jnp.dtype(preset["dtype"]).itemsize
-    inputs = width * (sizes["q"] + sizes["k"] + sizes["v"]) + 4 * (sizes["log_decay"] + sizes["lam"])
+    inputs = width * (sizes["q"] + sizes["k"] + sizes["v"]) + 4 * (
+        sizes["log_decay"] + sizes["lam"] + sizes.get("beta", 0)
+    )
     output = width * sizes["v"]
     return inputs + output, (inputs + output) + (2 * inputs + output)
 
@@ -113,10 +127,29 @@ def triton(q, k, v, log_decay, lam):
     return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
 
 
+def log_linear_delta(q, k, v, log_decay, lam, beta):
+    return log_linear_delta_attention(q, k, v, log_decay, beta, lam)
+
+
+def gated_delta(q, k, v, log_decay, lam, beta):
+    del lam
+    return gated_delta_attention(q, k, v, log_decay, beta)
+
+
+def jla_delta(q, k, v, log_decay, lam, beta):
+    del lam
+    try:
+        from jla.ops.mosaic_gpu.gated_delta_rule import gated_delta_rule
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    return gated_delta_rule(q, k, v, log_decay, beta, scale=1.0)[0]
+
+
+DELTA_PEERS = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta, "jla_delta": jla_delta}
 JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
-ALL_PEERS = (*JAX_PEERS, "fla")
+ALL_PEERS = (*JAX_PEERS, "fla", *DELTA_PEERS, "fla_delta")
 
 
 def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES) -> dict[str, float]:
@@ -125,14 +158,14 @@ def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
-    function = JAX_PEERS[name]
+    function = (DELTA_PEERS if preset.get("delta") else JAX_PEERS)[name]
 
     def forward(*inputs):
-        return function(*inputs[:5])
+        return function(*inputs[:-1])
 
     def both(*inputs):
-        out, vjp = jax.vjp(function, *inputs[:5])
-        return out, vjp(inputs[5])
+        out, vjp = jax.vjp(function, *inputs[:-1])
+        return out, vjp(inputs[-1])
 
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
@@ -151,27 +184,30 @@ def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
     """The same of fla's kernel, in torch, in this process."""
     try:
         import torch
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
         from fla.ops.log_linear_attn import chunk_log_linear_attn
     except ImportError as error:
         raise Skip(str(error)) from error
     dtype = getattr(torch, preset["dtype"])
+    function = functools.partial(chunk_gated_delta_rule, scale=1.0) if preset.get("delta") else chunk_log_linear_attn
 
     def to_torch(x):
         return torch.from_numpy(np.array(x.astype(jnp.float32))).cuda()
 
     inputs = []
     for seed in range(2):
-        *tokens, log_decay, lam, cotangent = draw_inputs(preset, length, seed)
+        q, k, v, log_decay, lam, *beta, cotangent = draw_inputs(preset, length, seed)
         # fla's kernel multiplies scores of q's dtype by λ: it takes λ in that dtype only.
-        tensors = [to_torch(x).to(dtype) for x in tokens] + [to_torch(log_decay), to_torch(lam).to(dtype)]
+        (last,) = beta or [lam]
+        tensors = [to_torch(x).to(dtype) for x in (q, k, v)] + [to_torch(log_decay), to_torch(last).to(dtype)]
         inputs.append(([x.requires_grad_() for x in tensors], to_torch(cotangent).to(dtype)))
 
     def forward(tensors, _):
         with torch.no_grad():
-            return chunk_log_linear_attn(*tensors)[0]
+            return function(*tensors)[0]
 
     def both(tensors, cotangent):
-        out = chunk_log_linear_attn(*tensors)[0]
+        out = function(*tensors)[0]
         return out, torch.autograd.grad(out, tensors, cotangent)
 
     result = {}
@@ -200,7 +236,8 @@ def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
 
         result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
     if length <= 4096:
-        ours = log_linear_attention(*draw_inputs(preset, length, 0)[:5])
+        same = gated_delta if preset.get("delta") else log_linear_attention
+        ours = same(*draw_inputs(preset, length, 0)[:-1])
         theirs = forward(*inputs[0]).float().cpu().numpy()
         ours = np.asarray(ours.astype(jnp.float32))
         result["difference"] = float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
@@ -239,7 +276,7 @@ def measure(
     for length in lengths:
         for peer in peers:
             try:
-                if peer == "fla":
+                if peer in ("fla", "fla_delta"):
                     found = time_fla(preset, length, repeats)
                 else:
                     found = time_jax(peer, preset, length, repeats, max_scores)
@@ -293,6 +330,10 @@ STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
     "triton": ("log-linear, Pallas for Ampere (ours)", "#B07AA1", "P"),
     "jla": ("one state, jax-linear-attention", "#666666", "*"),
     "recurrent": ("log-linear, recurrent (ours)", "#F0E442", "+"),
+    "log_linear_delta": ("log-linear delta rule (ours)", "#D55E00", "o"),
+    "gated_delta": ("delta rule, one state (ours)", "#E69F00", "s"),
+    "jla_delta": ("delta rule, one state, jax-linear-attention", "#666666", "*"),
+    "fla_delta": ("delta rule, one state, flash-linear-attention", "#0072B2", "^"),
 }
 
 
@@ -321,10 +362,10 @@ def draw(results: dict, title: str, path: Path) -> None:
         ("both_ms", 1, "forward + backward (ms)"),
         ("both_bytes", 1 << 20, "memory beyond inputs and outputs (MiB)"),
     )
-    for axis, (key, unit, label) in zip(axes, panels, strict=True):
+    for axis, (key, unit_size, label) in zip(axes, panels, strict=True):
         for peer, by_length in results.items():
             name, colour, marker = STYLES[peer]
-            points = [(n, found[key] / unit) for n, found in by_length.items() if found.get(key)]
+            points = [(n, found[key] / unit_size) for n, found in by_length.items() if found.get(key)]
             if points:
                 axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, color=colour, label=name, lw=1.6)
         axis.set(xscale="log", yscale="log", xlabel="T (tokens)", title=label)
@@ -364,6 +405,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     preset, lengths = PRESETS[args.preset], sorted(args.lengths)
+    of_preset = [peer for peer in ALL_PEERS if peer.endswith("delta") == preset.get("delta", False)]
+    if wrong := [peer for peer in args.peers if peer not in of_preset]:
+        raise BadInput(f"--peers: {wrong[0]} is none of --preset={args.preset}, which has {', '.join(of_preset)}")
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     origin = common.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}

@@ -22,6 +22,14 @@ def test_what_can_run_is_measured_and_the_rest_named(capsys):
     assert "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, " in out
 
 
+def test_the_delta_rule_is_measured(capsys):
+    found, well = attention.measure(
+        SMALL | {"delta": True}, [32], ["log_linear_delta", "gated_delta", "jla_delta"], repeats=1
+    )
+    assert all(found[peer][32]["both_ms"] > 0 for peer in ("log_linear_delta", "gated_delta"))
+    assert found["jla_delta"] == {} and well and "jla_delta: not measured" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"), UnsupportedError("memory")]
 )
@@ -51,6 +59,11 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         (["language", "--hidden=32"], "model.hidden must be a multiple of head_dim"),
         (["language", "--remat=nope"], "model.remat must be one of none, block"),
         (["training", "--variant=nope"], "variants: 'nope' is not a λ"),
+        (
+            ["attention", "--preset=delta"],
+            "--peers: xla is none of --preset=delta, which has log_linear_delta, gated_delta, ",
+        ),
+        (["attention", "--peers=jla_delta"], "--peers: jla_delta is none of --preset=small, which has flash, "),
         (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
     ],
 )
