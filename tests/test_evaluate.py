@@ -21,19 +21,17 @@ def build(**settings):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"lam": "content"}, {"mixer": "log_linear_delta"}, {"mixer": "linear"}, {"mixer": "softmax"}],
-    ids=str,
+    "settings", [{}, {"mixer": "log_linear_delta", "lam": "content"}, {"mixer": "softmax"}], ids=str
 )
 def test_windows_in_parts_are_the_full_pass(settings, monkeypatch):
     model, params = build(**settings)
     run = jax.jit(lambda p, x, y: model.apply(p, x, y, method="token_losses")[0])
     expected = run(params, WINDOWS[:, :-1], WINDOWS[:, 1:])
     done = []
-    for tokens in (8, 70, 1 << 20):  # parts of a window; two windows together; all
+    for tokens in (8, 70):  # parts of a window; two windows together
         monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", tokens)
         np.testing.assert_allclose(window_losses(model, params, WINDOWS, done.append), expected, rtol=1e-4, atol=1e-4)
-    assert sum(done) == 3 * 5 * 29
+    assert sum(done) == 2 * 5 * 29
 
 
 def test_spans_are_powers_of_two_and_cover_everything():

@@ -23,10 +23,8 @@ def test_what_can_run_is_measured_and_the_rest_named(capsys):
 
 
 def test_the_delta_rule_is_measured(capsys):
-    found, well = attention.measure(
-        SMALL | {"delta": True}, [32], ["log_linear_delta", "gated_delta", "jla_delta"], repeats=1
-    )
-    assert all(found[peer][32]["both_ms"] > 0 for peer in ("log_linear_delta", "gated_delta"))
+    found, well = attention.measure(SMALL | {"delta": True}, [32], ["log_linear_delta", "jla_delta"], repeats=1)
+    assert found["log_linear_delta"][32]["both_ms"] > 0
     assert found["jla_delta"] == {} and well and "jla_delta: not measured" in capsys.readouterr().out
 
 
