@@ -59,7 +59,7 @@ def find_folder(model: str | Path) -> Path:
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
     if path.exists() or not (owner and name) or path.is_absolute() or owner in (".", "..", "~"):
-        raise ValueError(f"{model} is no folder: expected one with {CONFIG}, or owner/name on the model hub")
+        raise ValueError(f"{model} is not a folder: expected one with {CONFIG}, or owner/name on the model hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -68,7 +68,9 @@ def find_folder(model: str | Path) -> Path:
         found = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns)) / inside
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{model} is no folder, and cannot be had from the model hub: {reason}") from error
+        raise ValueError(
+            f"{model} is not a folder, and could not be downloaded from the model hub: {reason}"
+        ) from error
     if not found.is_dir():
         raise ValueError(f"{model}: {owner}/{name} on the model hub has no folder {inside} with {' or '.join(NEEDED)}")
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -38,7 +38,8 @@ class Layout:
     """model_type: config.json's. prefix: of the arrays of the blocks, which a number follows. block, outside: our parameters'
     paths, in a block and outside of blocks, and their places. fields: the config's name of each of our settings, and what it is
     where the config does not say (... if it must). only: other fields, and the values with which the model is ours. fixed: of
-    our settings, those that all its models have."""
+    our settings, those that all its models have. sizes: function of the config and of the settings that `fields` found, to more
+    of them. config: function of our settings to more of the config, which `sizes` undoes."""
 
     model_type: str
     prefix: str
@@ -47,6 +48,8 @@ class Layout:
     fields: Mapping[str, tuple[str, Any]]
     only: Mapping[str, tuple]
     fixed: Mapping[str, Any]
+    sizes: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    config: Callable[[LanguageSettings], dict[str, Any]]
 
     def places(self, settings: LanguageSettings) -> dict[str, Place]:
         """Of every parameter of a model of these settings."""
@@ -72,6 +75,17 @@ def part_sizes(path: str, settings: LanguageSettings) -> list[int]:
     if path.endswith("conv/kernel"):
         return [settings.inner, keys, keys]
     return [settings.inner, settings.inner, keys, keys, *(size for size in settings.input_sizes if size)]
+
+
+def _whole(config: Mapping[str, Any], field: str, value: Any) -> int:
+    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0 or int(value) != value:
+        raise ValueError(
+            f"config has {field}={config.get(field)!r}, which makes {value!r}: expected a whole number from 1 on"
+        )
+    return int(value)
+
+
+_LOG_LINEAR = {"lam": "linear", "lam_levels": None}  # of all that have λ
 
 
 # --- The blocks of Mamba-2 --------------------------------------------------------------------------------------------------
@@ -120,6 +134,25 @@ _MAMBA_ONLY = {
     "dt_limit": NO_LIMIT,
     "time_step_limit": NO_LIMIT,
 }
+
+
+def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """heads, where the config has none; and the inner width held against them."""
+    width = _whole(config, "expand", config.get("expand", 2) * found["hidden"])
+    heads = found["heads"]
+    if heads is None:
+        heads = _whole(config, "head_dim", width / found["head_dim"])
+    if heads * found["head_dim"] != width:
+        raise ValueError(
+            f"config has num_heads={heads}, head_dim={found['head_dim']}: expected {width} together, expand · hidden_size"
+        )
+    return {"heads": heads}
+
+
+def _mamba_config(settings: LanguageSettings) -> dict[str, Any]:
+    return {"expand": settings.inner / settings.hidden, "residual_in_fp32": False}
+
+
 _LOG_LINEAR_MAMBA = Layout(
     model_type="log_linear_mamba2",
     prefix="backbone.layers.",
@@ -132,7 +165,9 @@ _LOG_LINEAR_MAMBA = Layout(
     },
     fields=_MAMBA_FIELDS,
     only=_MAMBA_ONLY,
-    fixed={"mixer": "log_linear", "lam": "linear"},
+    fixed={"mixer": "log_linear", **_LOG_LINEAR, "norm_groups": None, "mlp": True, "mlp_hidden": None},
+    sizes=_mamba_sizes,
+    config=_mamba_config,
 )
 
 # --- The blocks of Gated DeltaNet -------------------------------------------------------------------------------------------
@@ -151,6 +186,28 @@ def _delta_block(inputs: tuple[str, ...]) -> dict[str, Place]:
         "mixer/norm/scale": Place(("attn.o_norm.weight",)),
         "mixer/out_proj/kernel": Place(("attn.o_proj.weight",), "transposed"),
         **_MLP,
+    }
+
+
+def _delta_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """heads, head_dim, β's largest value and the MLP's width."""
+    usual = -(-int(found["hidden"] * (config.get("hidden_ratio") or 4) * 2 / 3) // 256) * 256
+    mlp = config.get("intermediate_size") or usual
+    return {
+        "heads": found["heads"] or found["key_groups"],
+        "head_dim": _whole(config, "expand_v", config.get("expand_v", 2.0) * found["key_dim"]),
+        "beta_max": 2.0 if config.get("allow_neg_eigval", False) else 1.0,
+        "mlp_hidden": None if mlp == LanguageSettings(1, 1, hidden=found["hidden"]).mlp_width else mlp,
+    }
+
+
+def _delta_config(settings: LanguageSettings) -> dict[str, Any]:
+    if settings.beta_max not in (1, 2):
+        raise ValueError(f"settings have beta_max={settings.beta_max}: expected 1 or 2, which is what others have")
+    return {
+        "expand_v": settings.head_dim / settings.key_dim,
+        "allow_neg_eigval": settings.beta_max == 2,
+        "intermediate_size": settings.mlp_width,
     }
 
 
@@ -181,7 +238,9 @@ _GATED_DELTA = Layout(
         "attn": (None,),
         "attnres_block_size": (None,),
     },
-    fixed={"mixer": "gated_delta", "conv_bias": False},
+    fixed={"mixer": "gated_delta", "conv_bias": False, "mlp": True},
+    sizes=_delta_sizes,
+    config=_delta_config,
 )
 
 LAYOUTS = {
@@ -190,7 +249,7 @@ LAYOUTS = {
         _LOG_LINEAR_MAMBA,
         model_type="mamba2",
         block={"mixer_norm/scale": Place(("norm.weight",)), **_MAMBA_MIXER},
-        fixed={"mixer": "linear", "mlp": False},
+        fixed={"mixer": "linear", "norm_groups": None, "mlp": False},
     ),
     "GatedDeltaNetForCausalLM": _GATED_DELTA,
     # Guo et al.'s: λ for 16,384 tokens.
@@ -198,13 +257,13 @@ LAYOUTS = {
         _LOG_LINEAR_MAMBA,
         model_type="hattention",
         fields=_MAMBA_FIELDS | {"key_groups": ("n_groups", ...), "norm_epsilon": ("layer_norm_epsilon", 1e-5)},
-        fixed={"mixer": "log_linear", "lam": "linear", "norm_groups": 1},
+        fixed=_LOG_LINEAR_MAMBA.fixed | {"norm_groups": 1},
     ),
     "HGatedDeltaNetForCausalLM": dataclasses.replace(
         _GATED_DELTA,
         model_type="h_gated_deltanet",
         block=_delta_block(("a", "l", "b")) | {"mixer/mixer/lam/scale": Place(("attn.L",))},
-        fixed={"mixer": "log_linear_delta", "lam": "linear", "conv_bias": False},
+        fixed={"mixer": "log_linear_delta", **_LOG_LINEAR, "conv_bias": False, "mlp": True, "beta_max": 1.0},
     ),
 }
 
@@ -238,45 +297,11 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
         if default is ... and field not in config:
             raise ValueError(f"config has no {field}: expected it")
         found[setting] = config.get(field, None if default is ... else default)
-    sizes = _delta_sizes if layout.prefix == "model.layers." else _mamba_sizes
-    found |= sizes(config, found)
+    found |= layout.sizes(config, found)
     max_length = 1 << (levels - 1) if levels else config.get("max_position_embeddings") or 16_384
-    settings = LanguageSettings(max_length=max_length, dtype=dtype, **found, **layout.fixed)
+    settings = LanguageSettings(max_length=max_length, dtype=dtype, **(found | layout.fixed))
     settings.check()
     return settings
-
-
-def _whole(config: Mapping[str, Any], field: str, value: Any) -> int:
-    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0 or int(value) != value:
-        raise ValueError(
-            f"config has {field}={config.get(field)!r}, which makes {value!r}: expected a whole number from 1 on"
-        )
-    return int(value)
-
-
-def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """heads, where the config has none; and the inner width held against them."""
-    width = _whole(config, "expand", config.get("expand", 2) * found["hidden"])
-    heads = found["heads"]
-    if heads is None:
-        heads = _whole(config, "head_dim", width / found["head_dim"])
-    if heads * found["head_dim"] != width:
-        raise ValueError(
-            f"config has num_heads={heads}, head_dim={found['head_dim']}: expected {width} together, expand · hidden_size"
-        )
-    return {"heads": heads}
-
-
-def _delta_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """heads, head_dim, β's largest value and the MLP's width."""
-    usual = -(-int(found["hidden"] * (config.get("hidden_ratio") or 4) * 2 / 3) // 256) * 256
-    mlp = config.get("intermediate_size") or usual
-    return {
-        "heads": found["heads"] or found["key_groups"],
-        "head_dim": _whole(config, "expand_v", config.get("expand_v", 2.0) * found["key_dim"]),
-        "beta_max": 2.0 if config.get("allow_neg_eigval", False) else 1.0,
-        "mlp_hidden": None if mlp == LanguageSettings(1, 1, hidden=found["hidden"]).mlp_width else mlp,
-    }
 
 
 def config_of(name: str, layout: Layout, settings: LanguageSettings) -> dict[str, Any]:
@@ -286,13 +311,7 @@ def config_of(name: str, layout: Layout, settings: LanguageSettings) -> dict[str
         config["max_position_embeddings"] = settings.max_length
     for setting, (field, _) in layout.fields.items():
         config[field] = settings.groups if setting == "key_groups" else getattr(settings, setting)
-    if layout.prefix == "model.layers.":
-        return config | {
-            "expand_v": settings.head_dim / settings.key_dim,
-            "allow_neg_eigval": settings.beta_max == 2,
-            "intermediate_size": settings.mlp_width,
-        }
-    return config | {"expand": settings.inner / settings.hidden, "residual_in_fp32": False}
+    return config | layout.config(settings)
 
 
 def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[str, Layout]:
@@ -302,24 +321,19 @@ def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[st
     """
     if architecture is not None and architecture not in LAYOUTS:
         raise ValueError(f"architecture is {architecture!r}: expected one of {', '.join(LAYOUTS)}")
-    refused = None
-    for name in LAYOUTS if architecture is None else (architecture,):
-        layout = LAYOUTS[name]
-        wrong = [key for key, value in layout.fixed.items() if getattr(settings, key) != value]
-        if "mlp" not in layout.fixed and not settings.mlp:
-            wrong.append("mlp")
-        if settings.mixer == layout.fixed["mixer"] and not wrong:
-            return name, layout
-        refused = refused or (name, wrong)
-        if settings.mixer == layout.fixed["mixer"]:
-            refused = (name, wrong)
-    name, wrong = refused
-    shown = ", ".join(f"{key}={getattr(settings, key)!r}" for key in ("mixer", *(w for w in wrong if w != "mixer")))
-    raise ValueError(f"settings have {shown}: expected what a {name} has, {_in_words(LAYOUTS[name].fixed)}")
+    others = {
+        name: [key for key, value in LAYOUTS[name].fixed.items() if getattr(settings, key) != value]
+        for name in (LAYOUTS if architecture is None else (architecture,))
+    }
+    name = min(others, key=lambda name: ("mixer" in others[name], len(others[name])))
+    if not others[name]:
+        return name, LAYOUTS[name]
+    given = {key: getattr(settings, key) for key in dict.fromkeys(["mixer", *others[name]])}
+    raise ValueError(f"settings have {_in_words(given)}: expected what a {name} has, {_in_words(LAYOUTS[name].fixed)}")
 
 
-def _in_words(fixed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in fixed.items())
+def _in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
 
 
 TURN = {"same": lambda x: x, "transposed": np.transpose, "conv": lambda x: x[:, 0].T}

@@ -58,7 +58,7 @@ def import_params(
     if missing := sorted(names - state_dict.keys()):
         raise ValueError(f"{where(missing[0])} is missing: expected all parameters of a {architecture}")
     if unknown := sorted(map(str, state_dict.keys() - names)):
-        raise ValueError(f"{where(unknown[0])} is no parameter of a {architecture} with this config")
+        raise ValueError(f"{where(unknown[0])} is not a parameter of a {architecture} with this config")
     ours = {}
     shapes = param_shapes(LanguageModel(settings))
     for path, place in places.items():

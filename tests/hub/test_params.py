@@ -53,8 +53,11 @@ def replaced(name, change):
         (lambda d: d.pop("lm_head.weight"), "lm_head.weight is missing: expected all parameters of a LogLinearMamba2For"),
         (lambda d: d.pop(f"{SECOND}mixer.D"), "backbone.layers.1.mixer.D is missing"),
         (lambda d: d.pop(f"{FIRST}mixer.L"), "backbone.layers.0.mixer.L is missing"),
-        (lambda d: d.update({f"{FIRST}mixer.in_proj.bias": np.zeros(3)}), "in_proj.bias is no parameter of a LogLinearMamba2"),
-        (lambda d: d.update({"backbone.layers.2.mixer.D": np.zeros(3)}), "backbone.layers.2.mixer.D is no parameter"),
+        (
+            lambda d: d.update({f"{FIRST}mixer.in_proj.bias": np.zeros(3)}),
+            "in_proj.bias is not a parameter of a LogLinearMamba2",
+        ),
+        (lambda d: d.update({"backbone.layers.2.mixer.D": np.zeros(3)}), "backbone.layers.2.mixer.D is not a parameter"),
         (replaced(f"{FIRST}mixer.D", lambda x: np.repeat(x, 8)), r"0.mixer.D has shape \(32,\): expected \(4,\), by the"),
         (
             replaced(f"{FIRST}mlp.gate_proj.weight", lambda x: x[:8]),
@@ -95,7 +98,7 @@ def test_arrays_that_do_not_fit_are_named(change, message):
         ),
         ("Mamba2ForCausalLM", {"vocab_size": 20}, r"embeddings.weight has shape \(19, 32\): expected \(20, 32\), by the"),
         ("Mamba2ForCausalLM", {"num_hidden_layers": 3}, "backbone.layers.2.mixer.A_log is missing"),
-        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, "backbone.layers.1.mixer.A_log is no parameter"),
+        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, "backbone.layers.1.mixer.A_log is not a parameter"),
         ("Mamba2ForCausalLM", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
         ("Mamba2ForCausalLM", {"expand": 2}, "config has num_heads=4, head_dim=8: expected 64 together"),
         ("Mamba2ForCausalLM", {"expand": -1}, "config has expand=-1, which makes -32: expected a whole number"),
@@ -187,6 +190,31 @@ def test_models_that_others_lack_are_named(settings, change, message):
     _, params = import_params(draw(CONFIGS["LogLinearMamba2ForCausalLM"]), CONFIGS["LogLinearMamba2ForCausalLM"])
     with pytest.raises(ValueError, match=message):
         export_params(settings, change(params))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        (
+            "LogLinearMamba2ForCausalLM",
+            {"norm_groups": 4},
+            "norm_groups=4: expected what a LogLinearMamba2ForCausalLM has",
+        ),
+        (
+            "LogLinearMamba2ForCausalLM",
+            {"lam_levels": 3},
+            "lam_levels=3: expected what a LogLinearMamba2ForCausalLM has",
+        ),
+        ("Mamba2ForCausalLM", {"norm_groups": 4}, "norm_groups=4: expected what a Mamba2ForCausalLM has"),
+        ("GatedDeltaNetForCausalLM", {"beta_max": 1.5}, "settings have beta_max=1.5: expected 1 or 2"),
+        ("HGatedDeltaNetForCausalLM", {"beta_max": 2.0}, "beta_max=2.0: expected what a HGatedDeltaNetForCausalLM has"),
+    ],
+)
+def test_what_a_config_of_others_cannot_say_is_not_exported(architecture, changes, message):
+    """The arrays are the same: it would come back as another model."""
+    settings, params = import_params(draw(CONFIGS[architecture]), CONFIGS[architecture])
+    with pytest.raises(ValueError, match=message):
+        export_params(dataclasses.replace(settings, **changes), params)
 
 
 def test_an_architecture_is_chosen_or_asked_for():
