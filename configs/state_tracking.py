@@ -12,7 +12,10 @@ Presets, joined by commas: parity (the default), s3, s4, s5 (which group), seq=N
 wide), smoke (a small instance that learns in under three minutes on two CPU cores).
 """
 
+import math
+
 from loglinear_jax.config import apply_presets, default_config, robust_config, set_seq_len, set_state, smoke_config
+from loglinear_jax.tasks.state_tracking import OBJECTS
 
 LONGEST_TEST = 256
 
@@ -25,9 +28,9 @@ def get_config(preset=None):
     return apply_presets(config, preset, PRESETS)
 
 
-def set_group(name, size):
+def set_group(name):
     def preset(config):
-        config.task.update(group=name, vocab_size=size)
+        config.task.update(group=name, vocab_size=math.factorial(OBJECTS[name]))
 
     preset.__doc__ = "Bits." if name == "parity" else f"All permutations of {name[1:]} objects."
     return preset
@@ -49,10 +52,7 @@ def smoke(config):
 
 
 PRESETS = {
-    "parity": set_group("parity", 2),
-    "s3": set_group("s3", 6),
-    "s4": set_group("s4", 24),
-    "s5": set_group("s5", 120),
+    **{name: set_group(name) for name in OBJECTS},
     "smoke": smoke,
     "seq=": set_length,
     "state=": set_state,

@@ -149,7 +149,8 @@ DELTA_PEERS = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta,
 JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
-ALL_PEERS = (*JAX_PEERS, "fla", *DELTA_PEERS, "fla_delta")
+PEERS, PEERS_OF_DELTA = (*JAX_PEERS, "fla"), (*DELTA_PEERS, "fla_delta")
+ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
 
 
 def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES) -> dict[str, float]:
@@ -198,8 +199,8 @@ def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
     for seed in range(2):
         q, k, v, log_decay, lam, *beta, cotangent = draw_inputs(preset, length, seed)
         # fla's kernel multiplies scores of q's dtype by λ: it takes λ in that dtype only.
-        (last,) = beta or [lam]
-        tensors = [to_torch(x).to(dtype) for x in (q, k, v)] + [to_torch(log_decay), to_torch(last).to(dtype)]
+        lam_or_beta = beta[0] if beta else lam
+        tensors = [to_torch(x).to(dtype) for x in (q, k, v)] + [to_torch(log_decay), to_torch(lam_or_beta).to(dtype)]
         inputs.append(([x.requires_grad_() for x in tensors], to_torch(cotangent).to(dtype)))
 
     def forward(tensors, _):
@@ -405,9 +406,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     preset, lengths = PRESETS[args.preset], sorted(args.lengths)
-    of_preset = [peer for peer in ALL_PEERS if peer.endswith("delta") == preset.get("delta", False)]
+    of_preset = PEERS_OF_DELTA if preset.get("delta") else PEERS
     if wrong := [peer for peer in args.peers if peer not in of_preset]:
-        raise BadInput(f"--peers: {wrong[0]} is none of --preset={args.preset}, which has {', '.join(of_preset)}")
+        raise BadInput(
+            f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
+        )
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     origin = common.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -52,13 +53,12 @@ def run(args: argparse.Namespace) -> int:
         if len(ids) < 2:
             raise SettingError(f"--text: {args.text} has {len(ids)} tokens: expected at least 2")
         length = args.length or min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST)
-        there = (len(ids) - 1) // length
-        if there < (args.windows or 1):
+        num = args.windows or max((len(ids) - 1) // length, 1)
+        if len(ids) <= num * length:
             raise SettingError(
-                f"--text: {args.text} has {len(ids):,} tokens: expected at least {(args.windows or 1) * length + 1:,}, for "
-                f"{args.windows or 1} window(s) of {length:,}"
+                f"--text: {args.text} has {len(ids):,} tokens: expected at least {num * length + 1:,}, for {num} window(s) of "
+                f"{length:,}"
             )
-        num = args.windows or there
         # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
         windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
         with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
@@ -88,12 +88,12 @@ def _range(span) -> str:
 
 
 def _interval(span) -> str:
-    return "–" if span.low != span.low else f"{span.low:.2f} – {span.high:.2f}"
+    return "–" if math.isnan(span.low) else f"{span.low:.2f} – {span.high:.2f}"
 
 
 def _numbers(span) -> dict[str, float | None]:
-    """nan is no JSON."""
-    return {name: None if value != value else value for name, value in span._asdict().items()}
+    """With None for nan, which JSON does not have."""
+    return {name: None if math.isnan(value) else value for name, value in span._asdict().items()}
 
 
 def _write(folder: Path, subject: str, spans, whole, origin) -> None:

@@ -160,15 +160,14 @@ class LanguageMixer(nn.Module):
         mixer_cache = None
         if cache is not None or max_length is not None:
             mixed, mixer_cache = mixed
-        if m.traits.erases:
-            mixed = _norm(m, "norm")(mixed)  # one scale for all heads
-        elif not softmax:
+        flat = (*mixed.shape[:2], m.inner)
+        if softmax:
+            y = mixed.reshape(flat)
+        elif m.traits.erases:
+            y = _norm(m, "norm")(mixed).reshape(flat) * nn.silu(gate)  # one scale for all heads
+        else:
             skip = self.param("skip", nn.initializers.ones, (m.heads,))
-            mixed += skip.astype(v.dtype)[:, None] * v
-        y = mixed.reshape(*mixed.shape[:2], m.inner)
-        if m.traits.erases:
-            y *= nn.silu(gate)
-        elif not softmax:
+            y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(flat)
             y = _GroupedRMSNorm(m.norm_groups or m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
         y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
         return y, None if mixer_cache is None else BlockCache(window, mixer_cache)

@@ -59,9 +59,12 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         (["training", "--variant=nope"], "variants: 'nope' is not a λ"),
         (
             ["attention", "--preset=delta"],
-            "--peers: xla is none of --preset=delta, which has log_linear_delta, gated_delta, ",
+            "--peers: xla is not a peer of --preset=delta: expected some of log_linear_delta, gated_delta, ",
         ),
-        (["attention", "--peers=jla_delta"], "--peers: jla_delta is none of --preset=small, which has flash, "),
+        (
+            ["attention", "--peers=jla_delta"],
+            "--peers: jla_delta is not a peer of --preset=small: expected some of flash, ",
+        ),
         (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
     ],
 )

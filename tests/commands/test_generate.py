@@ -34,7 +34,7 @@ def test_text_from_a_folder(folder, capsys):
         (["--workdir={folder}", "--tokenizer=x"], "--tokenizer is of a --model: a run has its own"),
         (
             ["--model={folder}/config.json"],
-            "--model: .*config.json is no folder: expected one with config.json, or owner/name",
+            "--model: .*config.json is not a folder: expected one with config.json, or owner/name",
         ),
         (
             ["--model={folder}", "--tokenizer={folder}/../large"],

@@ -109,7 +109,9 @@ def test_what_is_wrong_with_shards_is_named(tmp_path, change, message):
 @pytest.mark.parametrize("name", ["nothing-here", "/nowhere/at/all", "./a/b"])
 def test_no_folder_and_no_name_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="is no folder: expected one with config.json, or owner/name on the model hub"):
+    with pytest.raises(
+        ValueError, match="is not a folder: expected one with config.json, or owner/name on the model hub"
+    ):
         load_model(name)
 
 
@@ -134,6 +136,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(
-        ValueError, match="^somebody/model is no folder, and cannot be had from the model hub: no route to host$"
+        ValueError,
+        match="^somebody/model is not a folder, and could not be downloaded from the model hub: no route to host$",
     ):
         load_model("somebody/model")
