@@ -432,10 +432,6 @@ class MixerSettings:
             raise SettingError(
                 f"model.beta_max must be at most 2, got {self.beta_max}: above that states can grow without bound"
             )
-        if self.mixer == "log_linear_delta" and self.implementation == "pallas":
-            raise SettingError(
-                "model.implementation=pallas: mixer=log_linear_delta has no kernels; leave it out, or take xla"
-            )
         if self.lam_levels is not None and (self.lam_levels < 1 or lam_traits(self.lam).needs_scores):
             raise SettingError(
                 "model.lam_levels must be None or at least 1, and None for a λ that looks into its buckets, got "

@@ -1,4 +1,5 @@
-"""GPU kernels of log-linear attention, bucket scores and λ by Pallas, with their gradients, and of cross-entropy by Triton.
+"""GPU kernels by Pallas, with their gradients: of log-linear attention, the delta rule, bucket scores and λ; and of
+cross-entropy by Triton.
 
 Nothing outside knows which Pallas lowering they use.
 """
@@ -6,6 +7,8 @@ Nothing outside knows which Pallas lowering they use.
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
+from pallas_kernels.delta_chunks import delta_chunks, why_delta_unsupported
+from pallas_kernels.delta_tree import join_tree, read_tree
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
@@ -15,20 +18,25 @@ from pallas_kernels.support import (
     runs_on_gpu,
     why_unsupported,
 )
-from pallas_kernels.tiles import chunk_of_scores
+from pallas_kernels.tiles import MIN_TILE, chunk_of_scores
 
 __all__ = [
+    "MIN_TILE",
     "UnsupportedError",
     "are_best",
     "chunk_of_scores",
     "chunk_scores",
     "cross_entropy",
+    "delta_chunks",
     "fenwick_attention",
     "interpret",
     "interpreting",
+    "join_tree",
     "lam_mlp",
+    "read_tree",
     "runs_on_gpu",
     "why_cross_entropy_unsupported",
+    "why_delta_unsupported",
     "why_lam_mlp_unsupported",
     "why_unsupported",
 ]

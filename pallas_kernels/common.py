@@ -11,6 +11,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels.support import triton
 from pallas_kernels.tiles import Launch
 
+COLUMNS = 64  # of `for_columns`
+
 
 def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, interpret: bool, aliases=None):
     """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together."""
@@ -41,6 +43,12 @@ def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
         precision = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     contract = ((0 if transpose_x else 1,), (1 if transpose_y else 0,))
     return lax.dot_general(x, y, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def for_columns(columns: int, body, carry):
+    """body(some columns, carry) for all of a matrix's: a program holds less at once, and more of them run side by side."""
+    block = min(columns, COLUMNS)
+    return lax.fori_loop(0, columns // block, lambda i, carry: body(pl.ds(i * block, block), carry), carry)
 
 
 def fold_mapped_axes(function):

@@ -75,6 +75,11 @@ class Tiles:
         )
 
 
+DELTA_CHUNKS = Launch(1, 4, 1)
+DELTA_GRADIENTS = Launch(1, 4, 1)
+TREE_JOINS = Launch(1, 8, 1)
+TREE_READS = Launch(1, 4, 1)
+TREE_NODES = Launch(1, 8, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
 START = 1.5  # of a program, in heads' work
 PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=3, outputs=1, state_gradients=1, query_gradients=1, chunk_gradients=1)

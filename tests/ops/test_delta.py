@@ -1,5 +1,6 @@
 """What the delta rule is for, and what its functions refuse; their values, states and gradients: test_forms.py."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from loglinear_jax import (
 from .forms import DELTA, FORMS, GATED_DELTA
 from .inputs import in_float64, relative_error
 
-every_form = pytest.mark.parametrize("implementation", [form.name for form in FORMS if form.operation is DELTA])
+# But the kernels, which take no float64.
+every_form = pytest.mark.parametrize("implementation", [form.name for form in FORMS if form.operation is GATED_DELTA])
 
 
 @every_form
@@ -60,11 +62,30 @@ def test_bad_arguments_are_named(operation, implementation):
         (dict(beta=inputs["beta"][:, :5]), r"beta has shape \(1, 5, 2\): expected \[B, T, H\] with T = 6"),
         (dict(beta=inputs["beta"].astype(int)), "beta has dtype int32: expected a floating dtype"),
         (dict(chunk_size=3), "chunk_size must be a power of two"),
-        (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
+        (dict(implementation="fast"), "implementation must be one of 'parallel', 'recurrent', 'xla'"),
         (dict(initial_state=jnp.zeros((1, 2, 3))), "initial_state"),
     ):
         with pytest.raises(ValueError, match=message):
             operation.function(**dict(implementation=implementation) | inputs | changes)
+
+
+def test_one_state_has_no_kernels():
+    inputs = GATED_DELTA.inputs(0, 1, 6, 1, 2, 16, 16, dtype=np.float32)
+    with pytest.raises(ValueError, match="implementation must be one of 'parallel', 'recurrent', 'xla' or None"):
+        gated_delta_attention(*inputs, implementation="pallas")
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_kernels_that_are_asked_for_and_cannot_run_are_an_error():
+    for length, dim in ((6, 16), (40, 16)):
+        inputs = DELTA.inputs(0, 1, length, 1, 2, dim, dim, dtype=np.float32)
+        with pytest.raises(ValueError, match="JAX runs on cpu"):
+            log_linear_delta_attention(*inputs, implementation="pallas", chunk_size=16)
+    inputs = DELTA.inputs(0, 1, 40, 1, 2, 160, 16, dtype=np.float32)
+    with pytest.raises(
+        ValueError, match="K, the key dim, is 160: the kernels of the delta rule take up to 64 for float32"
+    ):
+        log_linear_delta_attention(*inputs, implementation="pallas")
 
 
 def test_a_step_past_the_states_end_is_an_error():

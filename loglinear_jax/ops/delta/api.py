@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
     check_chunk_size,
@@ -23,8 +24,10 @@ from loglinear_jax.ops.delta import chunkwise, parallel, recurrent
 from loglinear_jax.ops.heads import accumulation_dtype
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import have_room
+from loglinear_jax.ops.tree import DEFAULT_CHUNK
 
-Implementation = Literal["parallel", "recurrent", "xla"]
+OneStateImplementation = Literal["parallel", "recurrent", "xla"]
+Implementation = Literal[OneStateImplementation, "pallas"]
 
 
 def log_linear_delta_attention(
@@ -58,8 +61,9 @@ def log_linear_delta_attention(
       beta: β, how much is overwritten, [B, T, H], from 0 to 1, or to 2 for negative eigenvalues (not checked). Used in float32
         or wider.
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
-      implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), or "xla" (chunkwise,
-        O(T log T)), which None stands for.
+      implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
+        O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
+        gradients only), or None: "pallas" for bfloat16 on a GPU where it can run, "xla" elsewhere.
 
     Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
     has more).
@@ -96,6 +100,8 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
     kwargs["initial_state"] = initial_state
+    if lam is not None:
+        implementation = _with_kernels(implementation, q, v, chunk_size, precision)
     if implementation == "recurrent":
         out, state = recurrent.recurrent(q, k, v, log_decay, beta, lam, **kwargs)
     elif implementation == "parallel":
@@ -104,12 +110,28 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
     elif lam is None:
         out, state = chunkwise.one_state(q, k, v, log_decay, beta, chunk_size=chunk_size, **kwargs)
     else:
-        out, state = chunkwise.chunkwise(q, k, v, log_decay, beta, lam, chunk_size=chunk_size, **kwargs)
+        kwargs |= dict(chunk_size=chunk_size, kernels=implementation == "pallas")
+        out, state = chunkwise.chunkwise(q, k, v, log_decay, beta, lam, **kwargs)
     out = out.astype(out_dtype)
     if lam is not None and initial_state is not None:
         known = have_room(initial_state.position, out.shape[1], room)
         out = jnp.where(known[:, None, None], out, jnp.nan)
     return out, state
+
+
+def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation | None:
+    """The implementation, with the kernels where they are known to be the best, which is in bfloat16. Raises UnsupportedError
+    where they are asked for and cannot run."""
+    chunk = chunk_size or DEFAULT_CHUNK
+
+    def why_not():
+        return pallas_kernels.why_delta_unsupported(chunk, q.shape[-1], v.shape[-1], q.dtype, precision)
+
+    if implementation == "pallas" and (reason := why_not()):
+        raise pallas_kernels.UnsupportedError(reason)
+    if implementation is not None or q.dtype != jnp.bfloat16 or q.shape[1] <= chunk:
+        return implementation
+    return "pallas" if pallas_kernels.are_best("log_linear_delta_attention", why_not) else None
 
 
 def log_linear_delta_step(
@@ -143,7 +165,7 @@ def gated_delta_attention(
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
-    implementation: Implementation | None = None,
+    implementation: OneStateImplementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025): S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, and
@@ -164,7 +186,7 @@ def gated_delta_attention(
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
-    check_implementation(implementation, Implementation)
+    check_implementation(implementation, OneStateImplementation)
     out, state = _attend(
         q, k, v, log_decay, beta, None, initial_state,
         return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,

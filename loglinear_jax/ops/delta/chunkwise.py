@@ -1,7 +1,7 @@
 """The chunkwise form in plain JAX: inside chunks of C tokens the WY form of `transitions`, between them the binary tree of
-`loglinear_jax.ops.tree`, whose nodes hand on states by matrices in place of decays. O(T log T); O(T) for one state.
+`loglinear_jax.ops.tree`, whose nodes hand on states by maps in place of decays. O(T log T); O(T) for one state.
 
-A query reads a state of some chunks before by way of the matrices between. They are not multiplied to the states, each of which
+A query reads a state of some chunks before by way of the maps between. They are not applied to the states, each of which
 many chunks read, but to what the queries read with: once a height, for all states that begin before the chunk's node there.
 
 Runs on any backend; differentiated by JAX.
@@ -10,7 +10,7 @@ Runs on any backend; differentiated by JAX.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import flax.struct
 import jax
@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+import pallas_kernels
 from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, tree_heights
 from loglinear_jax.ops.continuation import InitialState, run_from
-from loglinear_jax.ops.delta.transitions import Transitions, transitions
+from loglinear_jax.ops.delta.transitions import Maps, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, pad_to, select_level
 from loglinear_jax.ops.tree import fitting_chunk_size, into_parts, read_left_siblings
@@ -28,10 +29,18 @@ from loglinear_jax.ops.tree import fitting_chunk_size, into_parts, read_left_sib
 BLOCK_HEIGHT = 4  # of one state's trees: 16 chunks
 
 
-def chunkwise(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
-    """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
-    sizes = dict(chunk_size=fitting_chunk_size(q.shape[1], chunk_size), precision=precision)
-    aligned = functools.partial(_aligned, return_state=return_state, **sizes)
+def chunkwise(
+    q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None, kernels=False
+):
+    """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks.
+
+    kernels: what is done inside chunks, and reading the tree, by GPU kernels.
+    """
+    chunk_size = fitting_chunk_size(q.shape[1], chunk_size)
+    if kernels:
+        chunk_size = max(chunk_size, pallas_kernels.MIN_TILE)
+    sizes = dict(chunk_size=chunk_size, precision=precision)
+    aligned = functools.partial(_aligned, return_state=return_state, kernels=kernels, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
     return run_from(initial_state, (q, k, v, log_decay, beta, lam), aligned, return_state, precision, read)
 
@@ -49,7 +58,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     q, k, v, log_decay, beta = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta)
     run = transitions(q, k, log_decay, beta, precision)
     out = dot("bgrnts,bgrnsv->bgrntv", run.weights.astype(v.dtype), v, precision)
-    climbing = _climb(run, run.own(v[..., None, :, :], precision)[..., 0, :, :], precision)
+    climbing = _climb(run.reads, run.maps(precision), run.own(v[..., None, :, :], precision)[..., 0, :, :], precision)
     for below in range(height):
         nodes = next(climbing)
         out += _read(below, nodes.reads, nodes.states, precision)
@@ -58,12 +67,13 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     first = jnp.zeros(shape, run.decay.dtype) if initial_state is None else initial_state.reshape(shape)
 
     def carry(state, node):
-        matrix, own = node
-        return jnp.einsum("bgrjk,bgrkv->bgrjv", matrix, state, precision=precision) + own, state
+        maps, own = node
+        return maps.apply(state, precision) + own, state
 
-    state, before = jax.lax.scan(carry, first, tuple(jnp.moveaxis(x, 3, 0) for x in (block.matrices, block.states)))
+    by_block = jax.tree.map(lambda x: jnp.moveaxis(x, 3, 0), (block.maps, block.states))
+    state, before = jax.lax.scan(carry, first, by_block)
     reads = block.reads.reshape(*block.reads.shape[:3], len(before), -1, q.shape[-1])
-    out += jnp.einsum("bgrntk,nbgrkv->bgrntv", reads, before, precision=precision).reshape(out.shape)
+    out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
     state = state.reshape(state.shape[0], -1, *shape[-2:])
     return _into_sequence(out, length), state if return_state else None
 
@@ -82,12 +92,12 @@ def _into_sequence(out: Float[jax.Array, "B G R N C V"], length: int) -> Float[j
 class _Nodes:
     """Those of one height.
 
-    reads [B, G, R, N, C, K]: what each query makes of a state before its chunk's node. matrices [B, G, R, nodes, K, K]: what a
-    node makes of a state before it. states [B, G, R, nodes, K, V]: of its own tokens, after it.
+    reads [B, G, R, N, C, K]: what each query makes of a state before its chunk's node. maps [B, G, R, nodes]: what a node makes
+    of a state before it. states [B, G, R, nodes, K, V]: of its own tokens, after it. All in the dtype of the keys.
     """
 
     reads: Float[Array, "B G R N C K"]
-    matrices: Float[Array, "B G R nodes K K"]
+    maps: Maps
     states: Float[Array, "B G R nodes K V"]
 
 
@@ -95,85 +105,131 @@ def _read(height: int, reads, states, precision):
     """What the queries of right siblings read of the states [B, G, R, nodes, K, M] of left ones; 0 for others'."""
 
     def read(reads, states):
-        return jnp.einsum("bgrnctk,bgrnkv->bgrnctv", reads, states, precision=precision)
+        return dot("bgrnctk,bgrnkv->bgrnctv", reads, states, precision)
 
     return read_left_siblings(read, height, [(reads, 3)], states)
 
 
-def _climb(run: Transitions, states: Float[Array, "B G R N K V"], precision) -> Iterator[_Nodes]:
-    """The nodes of each height, from the chunks up to where one node holds them all. Only whole nodes have matrices and states.
+def _climb(
+    reads: Float[Array, "B G R N C K"], maps: Maps, states: Float[Array, "B G R N K V"], precision
+) -> Iterator[_Nodes]:
+    """The nodes of each height, from the chunks up to where one node holds them all. Only whole nodes have maps and states.
 
-    states: of the chunks, each from its own tokens.
+    reads, maps, states: of the chunks; states each from its own tokens.
     """
-    reads, matrices = run.reads, run.matrices(precision)
+    stored = reads.dtype
+    states = states.astype(stored)
     chunks = np.arange(reads.shape[3])
     for height in range(tree_heights(len(chunks))):
-        yield _Nodes(reads, matrices, states)
-        is_right, _ = left_sibling(chunks, height)
-        reads = jnp.where(is_right[:, None, None] == 1, _read(height, reads, matrices, precision), reads)
-        pairs = matrices.shape[3] // 2
-        left, right = (slice(side, 2 * pairs, 2) for side in (0, 1))
-        after = matrices[:, :, :, right]
-        states = (
-            jnp.einsum("bgrnjk,bgrnkv->bgrnjv", after, states[:, :, :, left], precision=precision)
-            + states[:, :, :, right]
-        )
-        matrices = jnp.einsum("bgrnjk,bgrnkm->bgrnjm", after, matrices[:, :, :, left], precision=precision)
-    yield _Nodes(reads, matrices, states)
+        yield _Nodes(reads, maps, states)
+        is_right, sibling = left_sibling(chunks, height)
+        decay = jnp.where(is_right == 1, maps.decay[..., sibling], 1)[..., None, None]
+        reads = (decay * reads - _read(height, reads, maps.lost, precision)).astype(stored)
+        (before, left), (after, right) = (_children(side, (maps, states)) for side in (0, 1))
+        states = (after.apply(left, precision) + right).astype(stored)
+        maps = after.after(before, precision)
+    yield _Nodes(reads, maps, states)
 
 
-def _before(chunk, by_height: Sequence[_Nodes], precision):
-    """What stands before a chunk (an int, or traced): (what all chunks before make of a state, [B, G, R, K, K]; the states that
-    its queries read, by height, [B, G, R, heights, K, V], 0 where there is none)."""
-    size = by_height[0].matrices.shape[-1]
-    since = jnp.broadcast_to(
-        jnp.eye(size, dtype=by_height[0].matrices.dtype), (*by_height[0].matrices.shape[:3], size, size)
-    )
-    states = []
-    for height, nodes in enumerate(by_height):
-        is_right, sibling = left_sibling(chunk, height)
-        if not nodes.matrices.shape[3]:
-            break
-        matrix, state = (
-            jax.lax.dynamic_index_in_dim(x, sibling, axis=3, keepdims=False) for x in (nodes.matrices, nodes.states)
-        )
-        state = jnp.einsum("bgrjk,bgrkv->bgrjv", since, state, precision=precision)
-        states.append(jnp.where(is_right == 1, state, 0))
-        since = jnp.where(is_right == 1, jnp.einsum("bgrjk,bgrkm->bgrjm", since, matrix, precision=precision), since)
+def _children(side: int, nodes):
+    """The left or the right ones of whole pairs."""
+    return jax.tree.map(lambda x: x[:, :, :, side : x.shape[3] // 2 * 2 : 2], nodes)
+
+
+def _before(chunk, heights: int, left_node: Callable, precision):
+    """What stands before a chunk (an int, or traced): (the map [B, G, R] of all chunks before, the states that its queries
+    read, by height, [B, G, R, heights, K, V], 0 where there is none).
+
+    left_node: height to (maps, state) of the node which the chunk reads there, if it reads one.
+    """
+    since, states = None, []
+    for height in range(heights):
+        reads = left_sibling(chunk, height)[0] == 1
+        maps, state = left_node(height)
+        if since is None:
+            since = Maps(jnp.ones_like(maps.decay), jnp.zeros_like(maps.lost))
+        states.append(jnp.where(reads, since.apply(state, precision), 0))
+        after = since.after(maps, precision)
+        since = jax.tree.map(lambda new, old, reads=reads: jnp.where(reads, new, old), after, since)
     return since, jnp.stack(states, axis=3)
 
 
-def _aligned(q, k, v, log_decay, beta, lam, last, *, chunk_size, return_state, precision):
+def _at(nodes, place):
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, axis=3, keepdims=False), nodes)
+
+
+def _left_sibling_of(by_height: Sequence[_Nodes], chunk) -> Callable:
+    """`_before`'s `left_node`."""
+    return lambda height: _at((by_height[height].maps, by_height[height].states), left_sibling(chunk, height)[1])
+
+
+def _aligned(q, k, v, log_decay, beta, lam, last, *, chunk_size, return_state, precision, kernels):
     """Outputs [B, T, H, V] of tokens at positions 0 .. T-1 and, if asked, the levels after token `last` (an int, or traced)."""
     length, groups = q.shape[1:3]
+    whole = -(-length // chunk_size) * chunk_size
+    q, k, v, log_decay, beta, lam = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta, lam))
+    inside, heights = min(num_levels(chunk_size), lam.shape[-1]), tree_heights(whole // chunk_size)
+    attend = _by_kernels if kernels else _by_products
+    out, left_node_of = attend(q, k, v, log_decay, beta, lam, inside, heights, chunk_size, precision)
+    out = out[:, :length]
+    if not return_state:
+        return out, None
+    last_chunk, place = last // chunk_size, last % chunk_size
+
+    of_last = _into_chunks(
+        groups,
+        chunk_size,
+        *(
+            jax.lax.dynamic_slice_in_dim(x, last_chunk * chunk_size, chunk_size, axis=1)
+            for x in (q, k, v, log_decay, beta)
+        ),
+    )
+    q, k = (x[:, :, 0] for x in of_last[:2])
+    v, log_decay, beta = (x[:, :, :, 0] for x in of_last[2:])
+    seen = jnp.arange(chunk_size) <= place
+    rest = transitions(q, k, *(jnp.where(seen, x, 0) for x in (log_decay, beta)), precision)
+    level = fenwick_level(jnp.asarray(place, jnp.int32), jnp.arange(chunk_size, dtype=jnp.int32))
+    levels = rest.own_by_level(v, jnp.where(seen, level, -1), lam.shape[-1], precision)
+    if heights:
+        _, states = _before(last_chunk, heights, left_node_of(last_chunk), precision)
+        levels = levels.at[:, :, :, inside : inside + heights].add(rest.after(states, precision))
+    return out, levels.reshape(levels.shape[0], -1, *levels.shape[3:])
+
+
+def _by_products(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+    """(outputs [B, T, H, V] of whole chunks, a function of a chunk to `_before`'s `left_node`)."""
+    length, groups = q.shape[1:3]
     q, k, v, log_decay, beta, lam = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta, lam)
-    inside, heights = min(num_levels(chunk_size), lam.shape[-1]), tree_heights(q.shape[2])
     run = transitions(q, k, log_decay, beta, precision)
     weights = run.weights * select_level(lam[..., :inside], level_of_pairs(np.arange(chunk_size)))
     out = dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
     by_height = []
     if heights:
-        by_height = list(_climb(run, run.own(v[..., None, :, :], precision)[..., 0, :, :], precision))[:heights]
+        states = run.own(v[..., None, :, :], precision)[..., 0, :, :]
+        by_height = list(_climb(run.reads, run.maps(precision), states, precision))[:heights]
     for height, nodes in enumerate(by_height):
         out += lam[..., inside + height, None] * _read(height, nodes.reads, nodes.states, precision)
-    out = _into_sequence(out, length)
-    if not return_state:
+    return _into_sequence(out, length), functools.partial(_left_sibling_of, by_height)
+
+
+def _by_kernels(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+    """As `_by_products`."""
+    groups = q.shape[2]
+    sizes = dict(chunk_size=chunk_size, precision=precision)
+    lam = pad_to(lam, num_levels(chunk_size) + heights, axis=3)
+    out, *of_chunks = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, lam[..., : num_levels(chunk_size)], **sizes)
+    if not heights:
         return out, None
-    last_chunk, place = last // chunk_size, last % chunk_size
+    reads, lost, states = of_chunks
+    decay = jnp.exp(jnp.sum(log_decay.reshape(len(q), -1, chunk_size, log_decay.shape[2]), axis=2))
+    nodes = pallas_kernels.join_tree(jnp.swapaxes(decay, 1, 2), lost, states, precision=precision)
+    out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
+    decay, lost, states = (x.reshape(len(q), groups, -1, *x.shape[2:]) for x in nodes)
 
-    def at_last(x, axis):
-        return jax.lax.dynamic_index_in_dim(x, last_chunk, axis=axis, keepdims=False)
+    def left_node_of(chunk):
+        return lambda height: _at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
 
-    seen = jnp.arange(chunk_size) <= place
-    rest = transitions(
-        at_last(q, 2), at_last(k, 2), *(jnp.where(seen, at_last(x, 3), 0) for x in (log_decay, beta)), precision
-    )
-    level = fenwick_level(jnp.asarray(place, jnp.int32), jnp.arange(chunk_size, dtype=jnp.int32))
-    levels = rest.own_by_level(at_last(v, 3), jnp.where(seen, level, -1), lam.shape[-1], precision)
-    if heights:
-        _, states = _before(last_chunk, by_height, precision)
-        levels = levels.at[:, :, :, inside : inside + heights].add(rest.after(states, precision))
-    return out, levels.reshape(levels.shape[0], -1, *levels.shape[3:])
+    return out, left_node_of
 
 
 def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, precision):
@@ -184,12 +240,14 @@ def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, p
     found = jnp.take_along_axis(lam, jnp.broadcast_to(old.found_at[:, None], lam.shape), axis=-1)
     q, k, log_decay, beta, found = _into_chunks(groups, chunk_size, q, k, log_decay, beta, found)
     run = transitions(q, k, log_decay, beta, precision)
-    *by_height, whole = _climb(run, run.matrices(precision), precision)
-    read = jnp.einsum("bgrntl,bgrntk,bgrlkv->bgrntv", found, whole.reads, old.states, precision=precision)
+    no_values = jnp.zeros((*run.reads.shape[:4], run.reads.shape[-1], 0), run.reads.dtype)
+    nodes = list(_climb(run.reads, run.maps(precision), no_values, precision))
+    read = jnp.einsum("bgrntl,bgrntk,bgrlkv->bgrntv", found, nodes[-1].reads, old.states, precision=precision)
 
     def at_end():
-        matrix, _ = _before(run.decay.shape[3], [*by_height, whole], precision)
-        moved = old.moved(jnp.einsum("bgrjk,bgrlkv->bgrljv", matrix, old.states, precision=precision))
+        num_chunks = run.decay.shape[3]
+        since, _ = _before(num_chunks, num_chunks.bit_length(), _left_sibling_of(nodes, num_chunks), precision)
+        moved = old.moved(jax.vmap(since.apply, in_axes=(3, None), out_axes=3)(old.states, precision))
         return moved.reshape(moved.shape[0], -1, *moved.shape[3:])
 
     return _into_sequence(read, length), at_end

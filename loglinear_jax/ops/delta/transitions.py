@@ -7,6 +7,8 @@ W = M diag(Γ₀) K, Γ₀ the decay since the start, K̃ the keys decayed to th
 
 from __future__ import annotations
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -17,11 +19,33 @@ from loglinear_jax.ops.heads import dot
 
 
 @flax.struct.dataclass
+class Maps:
+    """Of states [..., K, V]: S to γ S - D S. Apart, so that what is rounded is only what is lost.
+
+    decay [...]: γ, in float32 or wider. lost [..., K, K]: D, in the dtype of the keys.
+    """
+
+    decay: Float[Array, "*N"]
+    lost: Float[Array, "*N K K"]
+
+    def apply(self, states: Float[Array, "*N K V"], precision=None) -> Float[Array, "*N K V"]:
+        """In float32 or wider."""
+        return self.decay[..., None, None] * states - dot("...jk,...kv->...jv", self.lost, states, precision)
+
+    def after(self, other: Maps, precision=None) -> Maps:
+        """This map of what the other has made."""
+        product = dot("...jk,...km->...jm", self.lost, other.lost, precision)
+        decays = (x[..., None, None] for x in (self.decay, other.decay))
+        own, others = (x * y.lost for x, y in zip(decays, (other, self), strict=True))
+        return Maps(self.decay * other.decay, (own + others - product).astype(self.lost.dtype))
+
+
+@flax.struct.dataclass
 class Transitions:
-    """Of runs of C tokens. Axes: [B, G, R, ...], then any, as in the arguments of `transitions`.
+    """Of runs of C tokens, in the dtype of their keys. Axes: [B, G, R, ...], then any, as in the arguments of `transitions`.
 
     weights [..., C, C]: of each value in each output, M included. reads [..., C, K]: what the queries make of a state before
-    the run. inner [..., C, C]: M. erase [..., C, K]: W. keys_to_end [..., C, K]: K̃. decay [...]: γ.
+    the run. inner [..., C, C]: M. erase [..., C, K]: W. keys_to_end [..., C, K]: K̃. decay [...]: γ, in float32 or wider.
     """
 
     weights: Float[Array, "B G R *N C C"]
@@ -33,8 +57,8 @@ class Transitions:
 
     def own(self, values: Float[Array, "B G R *N L C V"], precision=None) -> Float[Array, "B G R *N L K V"]:
         """The states after the run, each from its own values alone."""
-        written = jnp.einsum("...ts,...lsv->...ltv", self.inner, values.astype(self.inner.dtype), precision=precision)
-        return jnp.einsum("...tk,...ltv->...lkv", self.keys_to_end, written, precision=precision)
+        written = dot("...ts,...lsv->...ltv", self.inner, values, precision)
+        return dot("...tk,...ltv->...lkv", self.keys_to_end, written, precision)
 
     def own_by_level(
         self, values: Float[Array, "B G R C V"], level: Int[Array, " C"], levels: int, precision=None
@@ -42,15 +66,16 @@ class Transitions:
         """The state of the tokens of each level; those of level -1 are in none."""
         return self.own((level == jnp.arange(levels)[:, None])[:, :, None] * values[:, :, :, None], precision)
 
-    def matrices(self, precision=None) -> Float[Array, "B G R *N K K"]:
-        """γ I - K̃ᵀ W: what makes of a state before the run that after it."""
-        left = jnp.einsum("...tj,...tk->...jk", self.keys_to_end, self.erase, precision=precision)
-        return self.decay[..., None, None] * jnp.eye(left.shape[-1], dtype=left.dtype) - left
+    def maps(self, precision=None) -> Maps:
+        """What makes of a state before each run that after it."""
+        return Maps(
+            self.decay, dot("...tj,...tk->...jk", self.keys_to_end, self.erase, precision).astype(self.erase.dtype)
+        )
 
     def after(self, states: Float[Array, "B G R *N L K V"], precision=None) -> Float[Array, "B G R *N L K V"]:
         """What states before the run have become after it."""
-        erased = jnp.einsum("...tk,...lkv->...ltv", self.erase, states, precision=precision)
-        left = jnp.einsum("...tk,...ltv->...lkv", self.keys_to_end, erased, precision=precision)
+        erased = dot("...tk,...lkv->...ltv", self.erase, states, precision)
+        left = dot("...tk,...ltv->...lkv", self.keys_to_end, erased, precision)
         return self.decay[..., None, None, None] * states - left
 
 
@@ -61,28 +86,41 @@ def transitions(
     beta: Float[Array, "B G R *N C"],
     precision=None,
 ) -> Transitions:
-    """Those of runs of C tokens, in the dtype of log_decay. A token with log_decay and beta 0 changes no state."""
+    """Those of runs of C tokens. A token with log_decay and beta 0 changes no state."""
     dtype, size = log_decay.dtype, log_decay.shape[-1]
+    stored = k.dtype
     decay, since_start = decay_matrix(log_decay), jnp.exp(jnp.cumsum(log_decay, axis=-1))
     of_queries = dot("bg...tk,bg...sk->bg...ts", q, k, precision)[:, :, None] * decay
     of_keys = dot("bg...tk,bg...sk->bg...ts", k, k, precision)[:, :, None] * decay
     q, k = (x.astype(dtype)[:, :, None] for x in (q, k))
     identity = jnp.eye(size, dtype=dtype)
     system = identity + jnp.tril(beta[..., None] * of_keys, -1)
-    inverse = jax.scipy.linalg.solve_triangular(
-        system, jnp.broadcast_to(identity, system.shape), lower=True, unit_diagonal=True
-    )
-    inner = inverse * beta[..., None, :]
+    inner = _inverse(system) * beta[..., None, :]
 
     def product(x, y):
-        return jnp.einsum("...ts,...sk->...tk", x, y, precision=precision)
+        return dot("...ts,...sk->...tk", x.astype(stored), y, precision)
 
-    erase = product(inner, since_start[..., None] * k)
+    erase = product(inner, since_start[..., None] * k).astype(stored)
     return Transitions(
-        weights=product(of_queries, inner),
-        reads=since_start[..., None] * q - product(of_queries, erase),
-        inner=inner,
+        weights=product(of_queries, inner).astype(stored),
+        reads=(since_start[..., None] * q - product(of_queries, erase)).astype(stored),
+        inner=inner.astype(stored),
         erase=erase,
-        keys_to_end=decay_to_end(log_decay)[..., None] * k,
+        keys_to_end=(decay_to_end(log_decay)[..., None] * k).astype(stored),
         decay=since_start[..., -1],
     )
+
+
+@jax.custom_jvp
+def _inverse(system: Float[Array, "*N C C"]) -> Float[Array, "*N C C"]:
+    """Of matrices with ones on the diagonal and zeros above."""
+    identity = jnp.broadcast_to(jnp.eye(system.shape[-1], dtype=system.dtype), system.shape)
+    return jax.scipy.linalg.solve_triangular(system, identity, lower=True, unit_diagonal=True)
+
+
+@_inverse.defjvp
+def _inverse_jvp(primals, tangents):
+    """By two products, where that of a solver would solve again."""
+    inverse = _inverse(*primals)
+    product = functools.partial(jnp.einsum, "...ij,...jk->...ik", precision="highest")
+    return inverse, -product(inverse, product(jnp.tril(tangents[0], -1), inverse))

@@ -1,0 +1,455 @@
+"""What chunks of tokens do by the gated delta rule, each by itself, by one kernel, with its gradient: the WY form of
+`loglinear_jax.ops.delta.transitions`, whose letters these are, without a matrix of it in memory.
+
+Names and shapes inside, beside those of `chunks` (K, V, C powers of two ≥ 16; one head a program):
+
+  v, o      [B, T, H, V]      what a token reads of its own chunk, in float32
+  beta      [B, H, T]         float32
+  lam       [B, H, L, T]      float32, of the levels inside a chunk
+  reads     [B, H, N, C, K]   what each query makes of a state before its chunk
+  lost      [B, H, N, K, K]   a state S before a chunk is γ S - D S after it: D
+  states    [B, H, N, K, V]   after a chunk, from its own values alone
+  inverse   [B, H, N, C, C]   (I + A)⁻¹, A = strictly lower part of diag(β) (K Kᵀ ∘ Γ), kept for the gradient
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.chunks import (
+    LOG2_E,
+    Sizes,
+    Specs,
+    decay_in_chunk,
+    decay_parts,
+    decay_tile,
+    decay_until_end,
+    level_tile,
+    multiply,
+)
+from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
+from pallas_kernels.tiles import DELTA_CHUNKS, DELTA_GRADIENTS, MIN_TILE, tile_for
+
+MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it multiplies in shared memory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChunkSizes(Sizes):
+    value_dim: int
+
+    def by_chunk(self, *shape: int) -> tuple[int, ...]:
+        return self.batch, self.heads, self.num_chunks, *shape
+
+
+def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=None):
+    """What chunks of tokens read of themselves and make of a state, for tokens 0 .. T-1 in N whole chunks of C = chunk_size.
+
+    Args:
+      q, k: [B, T, G, K], v: [B, T, H, V], float32 or bfloat16, all alike; C, K and V up to 64, or 128 in
+        bfloat16; C a power of two ≥ 16.
+      log_decay: [B, T, H] float32, ≤ 0, H a multiple of G. beta: [B, T, H] float32.
+      lam: [B, T, H, bit_length(C)] float32.
+      precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
+
+    Returns o [B, T, H, V] in float32, reads [B, H, N, C, K], lost [B, H, N, K, K], states [B, H, N, K, V] in q's dtype.
+    Differentiable in reverse mode, and batched by vmap, to any depth.
+
+    Raises UnsupportedError where `why_delta_unsupported` gives a reason.
+    """
+    batch, length, groups, key_dim = q.shape
+    heads, value_dim = v.shape[2:]
+    if reason := why_delta_unsupported(chunk_size, key_dim, value_dim, q.dtype, precision):
+        raise UnsupportedError(reason)
+    sizes = ChunkSizes(
+        batch=batch,
+        chunk=chunk_size,
+        num_chunks=length // chunk_size,
+        groups=groups,
+        heads=heads,
+        key_dim=tile_for(key_dim),
+        value_dim=tile_for(value_dim),
+        dtype=str(jnp.dtype(q.dtype)),
+        precision=dot_mode(q.dtype, precision),
+        interpret=interpreting(),
+    )
+    out, reads, lost, states = _differentiable(sizes)(
+        pad(q, (3, sizes.key_dim)),
+        pad(k, (3, sizes.key_dim)),
+        pad(v, (3, sizes.value_dim)),
+        jnp.moveaxis(decay_in_chunk(log_decay, sizes), 0, 1),
+        jnp.swapaxes(beta, 1, 2),
+        jnp.moveaxis(lam, 1, 3),
+    )
+    return (
+        out[..., :value_dim],
+        reads[..., :key_dim],
+        lost[..., :key_dim, :key_dim],
+        states[..., :key_dim, :value_dim],
+    )
+
+
+def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, precision=None) -> str | None:
+    """Why `delta_chunks` and `read_tree` would raise UnsupportedError here; None if they would run."""
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels of the delta rule take float32 and bfloat16"
+    most = MAX_DIMS[jnp.dtype(dtype).itemsize]
+    for name, size in (("chunk_size", chunk), ("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
+        if size > most:
+            return f"{name} is {size}: the kernels of the delta rule take up to {most} for {jnp.dtype(dtype)}"
+    if chunk < MIN_TILE or chunk & (chunk - 1):
+        return f"chunk_size is {chunk}: the kernels of the delta rule take powers of two from {MIN_TILE}"
+    return why_not_precise(dtype, precision) or why_cannot_run()
+
+
+@functools.cache
+def _differentiable(sizes: ChunkSizes):
+    """The function (q, k, v, decay [B, P, H, T], beta, lam) -> (o, reads, lost, states)."""
+    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
+    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
+
+    def keeping(*operands):
+        *results, inverse = forward(*operands)
+        return tuple(results), (operands, inverse)
+
+    apply = jax.custom_vjp(lambda *operands: keeping(*operands)[0])
+    apply.defvjp(keeping, lambda kept, d: backward(kept[1], *d, *kept[0]))
+    return apply
+
+
+# --- Launching ------------------------------------------------------------------------------------------------------
+
+
+class _ChunkSpecs(Specs):
+    """With one head a program."""
+
+    sizes: ChunkSizes
+
+    def values(self):
+        """[C, V] of v or o."""
+        return pl.BlockSpec(
+            (None, self.sizes.chunk, None, self.sizes.value_dim),
+            lambda x, y, z: (self._batch(z), x, self._head_block(y, z), 0),
+        )
+
+    def by_chunk(self, *shape: int):
+        """[B, H, N, ...]."""
+        return pl.BlockSpec(
+            (None, None, None, *shape), lambda x, y, z: (*self.batch_and_heads(y, z), x, *[0] * len(shape))
+        )
+
+    def inputs(self):
+        """Of q, k, v, decay, beta, lam."""
+        of_lam = self.lam(self.sizes.levels_inside)
+        return [self.keys(), self.keys(), self.values(), self.decay(), self.by_token(), of_lam]
+
+
+def _forward(q, k, v, decay, beta, lam, *, sizes: ChunkSizes):
+    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    specs = _ChunkSpecs(sizes, DELTA_CHUNKS)
+    chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
+    by_chunk = (chunk, keys), (keys, keys), (keys, values), (chunk, chunk)
+    return call(
+        functools.partial(_chunk_kernel, sizes=sizes),
+        "delta_chunks",
+        specs.grid(sizes.num_chunks),
+        specs.inputs(),
+        [specs.values(), *(specs.by_chunk(*shape) for shape in by_chunk)],
+        [
+            jax.ShapeDtypeStruct(v.shape, jnp.float32),
+            *(jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype) for shape in by_chunk),
+        ],
+        DELTA_CHUNKS,
+        sizes.interpret,
+    )(q, k, v, jnp.moveaxis(decay, 1, 0), beta, lam)
+
+
+def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decay, beta, lam, *, sizes: ChunkSizes):
+    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    specs, launch = _ChunkSpecs(sizes, DELTA_GRADIENTS), DELTA_GRADIENTS
+    chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
+    decay = jnp.moveaxis(decay, 1, 0)
+    pairs, by_keys = specs.by_chunk(chunk, chunk), specs.by_chunk(chunk, keys)
+
+    def by_chunk(*shape):
+        return jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype)
+
+    dv, d_lam, *of_values = call(
+        functools.partial(_value_gradients_kernel, sizes=sizes),
+        "delta_value_gradients",
+        specs.grid(sizes.num_chunks),
+        [*specs.inputs(), pairs, specs.values(), specs.by_chunk(keys, values)],
+        [specs.values(), specs.by_level(sizes.levels_inside), pairs, pairs, by_keys],
+        [
+            jax.ShapeDtypeStruct(v.shape, v.dtype),
+            jax.ShapeDtypeStruct(lam.shape, lam.dtype),
+            by_chunk(chunk, chunk),
+            by_chunk(chunk, chunk),
+            by_chunk(chunk, keys),
+        ],
+        launch,
+        sizes.interpret,
+    )(q, k, v, decay, beta, lam, inverse, do.astype(q.dtype), d_states)
+    partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
+    by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
+    dq, dk, d_decay, d_beta = call(
+        functools.partial(_key_gradients_kernel, sizes=sizes),
+        "delta_key_gradients",
+        specs.grid(sizes.num_chunks),
+        [
+            *(specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs),
+            *(by_keys, specs.by_chunk(keys, keys), pairs, pairs, by_keys),
+        ],
+        [specs.partial_keys(), specs.partial_keys(), specs.by_token(), specs.by_token()],
+        [partial, partial, by_token, by_token],
+        launch,
+        sizes.interpret,
+    )(q, k, decay, beta, inverse, d_reads, d_lost, *of_values)
+    dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
+    # Of each part, as decay is their sum; and by log2 decay.
+    d_decay = jnp.broadcast_to(d_decay[:, None] / LOG2_E, (sizes.batch, sizes.decay_parts, *d_decay.shape[1:]))
+    return dq, dk, dv, d_decay, d_beta, d_lam
+
+
+# --- Kernels --------------------------------------------------------------------------------------------------------
+
+
+class _Chunk:
+    """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
+
+    def __init__(self, q_ref, k_ref, decay_ref, sizes: ChunkSizes):
+        self.q, self.k, self.sizes = q_ref[:, :], k_ref[:, :], sizes
+        self.dtype = self.k.dtype
+        parts = decay_parts(decay_ref, 0, slice(None), sizes)
+        last = decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
+        self.level = level_tile(sizes.chunk)
+        self.between = decay_tile(parts)  # [C, C], decay from one token to another
+        self.since_start = jnp.exp2(sum(parts))[:, None]
+        self.until_end = decay_until_end(parts, last)[:, None]
+
+    def similar(self):
+        """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
+        products = multiply(self.k, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level > 0, products * self.between, 0.0)
+
+    def of_queries(self):
+        """[C, C]: Q Kᵀ ∘ Γ."""
+        products = multiply(self.q, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
+
+    def keys_since_start(self):
+        return (self.since_start * self.k).astype(self.dtype)
+
+    def keys_to_end(self):
+        return (self.until_end * self.k).astype(self.dtype)
+
+    def lam_tile(self, lam_ref):
+        """λ of each pair's level; 0 where the key comes later."""
+        tile = jnp.zeros(self.level.shape, jnp.float32)
+        for index in range(self.sizes.levels_inside):
+            tile = jnp.where(self.level == index, lam_ref[0, index, :][:, None], tile)
+        return tile
+
+
+def _chunk_kernel(
+    q_ref,
+    k_ref,
+    v_ref,
+    decay_ref,
+    beta_ref,
+    lam_ref,
+    out_ref,
+    reads_ref,
+    lost_ref,
+    states_ref,
+    inverse_ref,
+    *,
+    sizes: ChunkSizes,
+):
+    times = functools.partial(multiply, sizes=sizes)
+    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    beta, dtype = beta_ref[0, :], chunk.dtype
+    inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
+    inverse_ref[:, :] = inverse.astype(dtype)
+    inner, of_queries, to_end = (inverse * beta[None, :]).astype(dtype), chunk.of_queries(), chunk.keys_to_end()
+    weights = (times(of_queries, inner) * chunk.lam_tile(lam_ref)).astype(dtype)
+
+    def of_values(place, _):
+        v = v_ref[:, place]
+        out_ref[:, place] = times(weights, v)
+        written = times(inner, v).astype(dtype)
+        states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
+
+    for_columns(sizes.value_dim, of_values, None)
+
+    def of_keys(place, _):
+        erase = times(inner, (chunk.since_start * k_ref[:, place]).astype(dtype)).astype(dtype)
+        lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
+        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(of_queries, erase)).astype(dtype)
+
+    for_columns(sizes.key_dim, of_keys, None)
+
+
+def _value_gradients_kernel(
+    q_ref,
+    k_ref,
+    v_ref,
+    decay_ref,
+    beta_ref,
+    lam_ref,
+    inverse_ref,
+    do_ref,
+    d_states_ref,
+    dv_ref,
+    d_lam_ref,
+    d_inner_ref,
+    d_of_queries_ref,
+    d_to_end_ref,
+    *,
+    sizes: ChunkSizes,
+):
+    """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M, P = Q Kᵀ ∘ Γ and K̃ the parts that come by way of them."""
+    times = functools.partial(multiply, sizes=sizes)
+    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+    weights, lam = times(of_queries, inner), chunk.lam_tile(lam_ref)
+    weighted = (weights * lam).astype(dtype)
+
+    def of_values(place, carry):
+        d_inner, d_pairs, d_to_end = carry
+        v, do, d_states = v_ref[:, place], do_ref[:, place], d_states_ref[:, place]
+        d_written = times(to_end, d_states).astype(dtype)
+        dv = times(inner, d_written, transpose_x=True) + times(weighted, do, transpose_x=True)
+        dv_ref[:, place] = dv.astype(dv_ref.dtype)
+        d_inner += times(d_written, v, transpose_y=True)
+        d_pairs += times(do, v, transpose_y=True)
+        return d_inner, d_pairs, d_to_end + times(times(inner, v).astype(dtype), d_states, transpose_y=True)
+
+    zeros = jnp.zeros(weights.shape, jnp.float32)
+    start = zeros, zeros, jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
+    d_inner, d_pairs, d_to_end = for_columns(sizes.value_dim, of_values, start)
+    d_to_end_ref[:, :] = d_to_end.astype(dtype)
+    d_lam = d_pairs * weights
+    for index in range(sizes.levels_inside):
+        d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
+    d_weights = (d_pairs * lam).astype(dtype)
+    d_of_queries_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
+    d_inner_ref[:, :] = (d_inner + times(of_queries, d_weights, transpose_x=True)).astype(dtype)
+
+
+def _key_gradients_kernel(
+    q_ref,
+    k_ref,
+    decay_ref,
+    beta_ref,
+    inverse_ref,
+    d_reads_ref,
+    d_lost_ref,
+    d_inner_ref,
+    d_of_queries_ref,
+    d_to_end_ref,
+    dq_ref,
+    dk_ref,
+    d_decay_ref,
+    d_beta_ref,
+    *,
+    sizes: ChunkSizes,
+):
+    """Of D = K̃ᵀ W, reads = diag(Γ₀) Q - P W and W = M diag(Γ₀) K, and then of all that comes by way of M and P."""
+    times = functools.partial(multiply, sizes=sizes)
+    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    beta, inverse = beta_ref[0, :], inverse_ref[:, :]
+    inner = (inverse * beta[None, :]).astype(dtype)
+
+    def keys_since_start(place):
+        return (chunk.since_start * k_ref[:, place]).astype(dtype)
+
+    def d_erase(place):
+        d_of_reads = times(of_queries, d_reads_ref[:, place], transpose_x=True)
+        return (times(to_end, d_lost_ref[:, place]) - d_of_reads).astype(dtype)
+
+    def of_pairs(place, carry):
+        d_inner, d_of_queries = carry
+        since_start = keys_since_start(place)
+        erase = times(inner, since_start).astype(dtype)
+        d_of_queries -= times(d_reads_ref[:, place], erase, transpose_y=True)
+        return d_inner + times(d_erase(place), since_start, transpose_y=True), d_of_queries
+
+    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
+    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
+
+    # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal
+    similar = chunk.similar()
+    d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
+    d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
+    d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
+    d_similar = beta[:, None] * d_system
+    d_of_queries = jnp.where(chunk.level >= 0, d_of_queries, 0.0)
+    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * of_queries, 0.0)
+    d_decay = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
+    d_similar = (d_similar * chunk.between).astype(dtype)
+    d_of_queries = (d_of_queries * chunk.between).astype(dtype)
+    erase = times(inner, chunk.keys_since_start()).astype(dtype)
+
+    def of_keys(place, carry):
+        d_since, d_until = carry
+        q, k, d_reads = q_ref[:, place], k_ref[:, place], d_reads_ref[:, place].astype(jnp.float32)
+        d_since_start = times(inner, d_erase(place), transpose_x=True)
+        d_to_end = d_to_end_ref[:, place].astype(jnp.float32) + times(erase, d_lost_ref[place, :], transpose_y=True)
+        dk = chunk.since_start * d_since_start + chunk.until_end * d_to_end + times(d_similar, k)
+        dk += times(d_similar, k, transpose_x=True) + times(d_of_queries, q, transpose_x=True)
+        dk_ref[:, place] = dk.astype(dk_ref.dtype)
+        dq_ref[:, place] = (chunk.since_start * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
+        return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
+
+    zeros = jnp.zeros((sizes.chunk,), jnp.float32)
+    d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))
+    # By the logarithms of decays.
+    d_until *= chunk.until_end[:, 0]
+    is_last = lax.iota(jnp.int32, sizes.chunk) == sizes.chunk - 1
+    d_decay += chunk.since_start[:, 0] * d_since - d_until + jnp.where(is_last, jnp.sum(d_until), 0.0)
+    d_decay_ref[0, :] = d_decay
+
+
+def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):
+    """In TF32, or more exactly where everything is."""
+    return dot(x, y, "tf32" if sizes.precision == "bf16" else sizes.precision, sizes.interpret, **transposes)
+
+
+def _inverse(lower, sizes: ChunkSizes):
+    """(I + lower)⁻¹ of a strictly lower matrix [C, C].
+
+    Blocks on the diagonal by substitution, row after row of all of them at once: exact however large the elements are. What is
+    left, times their inverses, vanishes in few powers.
+    """
+    blocks, size = sizes.chunk // MIN_TILE, MIN_TILE
+    tiles = lower.reshape(blocks, size, blocks, size)
+    on_diagonal = lax.broadcasted_iota(jnp.int32, tiles.shape, 0) == lax.broadcasted_iota(jnp.int32, tiles.shape, 2)
+    small = jnp.sum(jnp.where(on_diagonal, tiles, 0.0), axis=2)
+    row = lax.broadcasted_iota(jnp.int32, small.shape, 1)
+    identity = jnp.where(row == lax.broadcasted_iota(jnp.int32, small.shape, 2), 1.0, 0.0)
+
+    def substitute(index, solved):
+        coefficients = jnp.sum(jnp.where(row == index, small, 0.0), axis=1)
+        taken = jnp.sum(coefficients[:, :, None] * solved, axis=1)
+        return jnp.where(row == index, identity - taken[:, None, :], solved)
+
+    solved = lax.fori_loop(1, size, substitute, identity)
+    inverse = jnp.where(on_diagonal, solved[:, :, None, :], 0.0).reshape(lower.shape)
+    if blocks == 1:
+        return inverse
+    times = functools.partial(_multiply_float32, sizes=sizes)
+    power = times(inverse, jnp.where(on_diagonal, 0.0, tiles).reshape(lower.shape))
+    inverse -= times(power, inverse)
+    for _ in range((blocks - 1).bit_length() - 1):
+        power = times(power, power)
+        inverse += times(power, inverse)
+    return inverse

@@ -1,0 +1,134 @@
+"""The kernels that build and read the delta rule's tree against its definition in float64: in Pallas's interpreter, or on a
+GPU if there is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels
+from tests.pallas_kernels.modes import DTYPES, PRECISIONS, TOLERANCE
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+
+
+def draw(batch, heads, num_chunks, chunk, key_dim, value_dim, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    heights, by_chunk = (num_chunks - 1).bit_length(), (batch, heads, num_chunks)
+    by_token = batch, num_chunks * chunk, heads
+    shapes = (*by_token, value_dim), (*by_chunk, chunk, key_dim), (*by_token, heights), by_chunk
+    shapes += (*by_chunk, key_dim, key_dim), (*by_chunk, key_dim, value_dim)
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    arrays[3] = rng.uniform(0.8, 1, by_chunk)
+    arrays[4] *= 0.5 / key_dim**0.5
+    dtypes = (np.float32, dtype, np.float32, np.float32, dtype, dtype)
+    return [jnp.asarray(x, np.float32).astype(d) for x, d in zip(arrays, dtypes, strict=True)]
+
+
+def definition(inside, reads, lam, decay, lost, states):
+    """One chunk and one state after the other."""
+    chunk_size, out = reads.shape[3], []
+    for chunk in range(reads.shape[2]):
+        tokens = slice(chunk * chunk_size, (chunk + 1) * chunk_size)
+        end, read_with, found = chunk, reads[:, :, chunk], inside[:, tokens]
+        while end:
+            node = end - 1
+            height = (end & -end).bit_length() - 1
+            found += lam[:, tokens, :, height, None] * jnp.swapaxes(read_with @ states[:, :, node], 1, 2)
+            read_with = decay[:, :, node, None, None] * read_with - read_with @ lost[:, :, node]
+            end &= end - 1
+        out.append(found)
+    return jnp.concatenate(out, axis=1)
+
+
+def value_and_gradients(function, inputs):
+    out, vjp = jax.vjp(function, *inputs)
+    rng = np.random.default_rng(1)
+    return out, vjp(jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), out))
+
+
+def joined(decay, lost, states):
+    """Every node from its chunks, one after the other."""
+    results = []
+    for last in range(decay.shape[-1]):
+        first = last + 1 - ((last + 1) & -(last + 1))
+        node = decay[..., first], lost[..., first, :, :], states[..., first, :, :]
+        for chunk in range(first + 1, last + 1):
+            through, kept = lost[..., chunk, :, :], decay[..., chunk]
+            product = through @ node[1]
+            node = (
+                kept * node[0],
+                kept[..., None, None] * node[1] + node[0][..., None, None] * through - product,
+                kept[..., None, None] * node[2] - through @ node[2] + states[..., chunk, :, :],
+            )
+        results.append(node)
+    return tuple(jnp.stack(x, axis=2) for x in zip(*results, strict=True))
+
+
+def check(mode, inputs, function=pallas_kernels.read_tree, definition=definition):
+    run = functools.partial(function, precision=PRECISIONS[mode])
+    found = jax.tree.leaves(jax.jit(functools.partial(value_and_gradients, run))(inputs))
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        expected = jax.tree.leaves(jax.jit(functools.partial(value_and_gradients, definition))(exact))
+        expected = [np.asarray(x) for x in expected]
+    assert [x.dtype for x in found[-len(inputs) :]] == [x.dtype for x in inputs]
+    for index, (x, wanted) in enumerate(zip(found, expected, strict=True)):
+        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
+        assert error <= TOLERANCE[mode] * (1e-3 + np.linalg.norm(wanted)), index
+
+
+SHAPES = {  # B, H, N, C, K, V
+    "two chunks": (1, 1, 2, 16, 16, 16),
+    "an odd number, and dims that are no powers of two": (2, 3, 7, 16, 24, 20),
+    "one more than a power of two": (2, 1, 9, 32, 16, 32),
+}
+
+
+JOINS = dict(function=pallas_kernels.join_tree, definition=joined)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_float32(shape):
+    inputs = draw(*SHAPES[shape])
+    check("f32", inputs)
+    check("f32", inputs[3:], **JOINS)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in TOLERANCE if mode != "f32"])
+def test_other_precisions(mode):
+    inputs = draw(1, 2, 7, 16, 16, 16, DTYPES[mode])
+    check(mode, inputs)
+    check(mode, inputs[3:], **JOINS)
+
+
+@pytest.mark.parametrize("function", [pallas_kernels.read_tree, pallas_kernels.join_tree])
+def test_batched_by_vmap(function):
+    inputs = draw(3, 2, 5, 16, 16, 16)
+    if function is pallas_kernels.join_tree:
+        inputs = inputs[3:]
+    run = jax.jit(functools.partial(value_and_gradients, jax.vmap(functools.partial(function, precision="highest"))))
+    whole = jax.jit(functools.partial(value_and_gradients, functools.partial(function, precision="highest")))
+    found = jax.tree.leaves(run([x[:, None] for x in inputs]))
+    for a, b in zip(found, jax.tree.leaves(whole(inputs)), strict=True):
+        np.testing.assert_allclose(a[:, 0], b, rtol=1e-6, atol=1e-6)
+
+
+def test_what_lies_at_the_end_and_where_nothing_is_read_does_not_matter():
+    inputs = draw(1, 2, 6, 16, 16, 16)
+    inside, reads, lam, *nodes = inputs
+    nodes = [x.at[:, :, 5].set(np.nan) for x in nodes]
+    lam = lam.at[:, 4 * 16 : 5 * 16, :, :2].set(np.nan)  # chunk 4 reads at height 2 alone
+    found = value_and_gradients(pallas_kernels.read_tree, (inside, reads, lam, *nodes))
+    jax.tree.map(np.testing.assert_array_equal, found, value_and_gradients(pallas_kernels.read_tree, inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", TOLERANCE)
+def test_on_a_gpu(mode):
+    dim = 128 if mode == "bf16" else 64
+    inputs = draw(2, 3, 13, 64, dim, dim, DTYPES[mode])
+    check(mode, inputs)
+    check(mode, inputs[3:], **JOINS)
