@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -105,12 +107,50 @@ class BlockCache:
     mixer: MixerCache
 
 
-def _norm(m: LanguageSettings, name: str) -> nn.RMSNorm:
-    return nn.RMSNorm(epsilon=m.norm_epsilon, dtype=m.dtype, name=name)
+class Scaled(NamedTuple):
+    """values · factor, with one factor for all features of a token: what is linear may multiply by it last."""
+
+    values: Float[Array, "B T D"]
+    factor: Float[Array, "B T 1"]
 
 
-def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> nn.Dense:
-    return nn.Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
+class _RMSNorm(nn.Module):
+    """RMSNorm over each of `groups` equal parts of the features.
+
+    deferred: one token on a GPU is left Scaled. The matrix product that reads it need not wait for the sum of squares, nor XLA
+    write the features to memory between the two: in decoding, a layer's time is its number of kernels.
+    """
+
+    settings: LanguageSettings
+    groups: int = 1
+    deferred: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"] | Scaled:
+        m = self.settings
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
+        factor = jax.lax.rsqrt(jnp.mean(parts**2, axis=-1, keepdims=True) + m.norm_epsilon)
+        if self.deferred and self.groups == 1 and _is_one_token_on_gpu(x):
+            return Scaled((parts.reshape(x.shape) * scale).astype(m.dtype), factor[..., 0])
+        return ((parts * factor).reshape(x.shape) * scale).astype(m.dtype)
+
+
+def _is_one_token_on_gpu(x: Float[Array, "*B D"]) -> bool:
+    return x.size == x.shape[-1] and runs_on_gpu()
+
+
+class _Dense(nn.Dense):
+    """A matrix product, also of what is Scaled."""
+
+    def __call__(self, x: Float[Array, "*B D"] | Scaled) -> Float[Array, "*B F"]:
+        if isinstance(x, Scaled):
+            return (super().__call__(x.values) * x.factor).astype(self.dtype)
+        return super().__call__(x)
+
+
+def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> _Dense:
+    return _Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
 
 
 def _residual_init(m: LanguageSettings):
@@ -132,7 +172,7 @@ class LanguageMixer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], cache: BlockCache | None = None, max_length: int | None = None
+        self, x: Float[Array, "B T D"] | Scaled, cache: BlockCache | None = None, max_length: int | None = None
     ) -> tuple[Float[Array, "B T D"], BlockCache | None]:
         m = self.settings
         softmax = m.mixer == "softmax"
@@ -164,27 +204,13 @@ class LanguageMixer(nn.Module):
         if softmax:
             y = mixed.reshape(flat)
         elif m.traits.erases:
-            y = _norm(m, "norm")(mixed).reshape(flat) * nn.silu(gate)  # one scale for all heads
+            y = _RMSNorm(m, name="norm")(mixed).reshape(flat) * nn.silu(gate)  # one scale for all heads
         else:
             skip = self.param("skip", nn.initializers.ones, (m.heads,))
             y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(flat)
-            y = _GroupedRMSNorm(m.norm_groups or m.groups, m.norm_epsilon, name="norm")(y * nn.silu(gate))
+            y = _RMSNorm(m, m.norm_groups or m.groups, deferred=True, name="norm")(y * nn.silu(gate))
         y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
         return y, None if mixer_cache is None else BlockCache(window, mixer_cache)
-
-
-class _GroupedRMSNorm(nn.Module):
-    """RMSNorm over each of `groups` equal parts of the features."""
-
-    groups: int
-    epsilon: float
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
-        parts *= jnp.reciprocal(jnp.sqrt(jnp.mean(parts**2, axis=-1, keepdims=True) + self.epsilon))
-        return (parts.reshape(x.shape) * scale).astype(x.dtype)
 
 
 class LanguageBlock(nn.Module):
@@ -195,11 +221,13 @@ class LanguageBlock(nn.Module):
     @nn.compact
     def __call__(self, x, cache: BlockCache | None = None, max_length: int | None = None):
         m = self.settings
-        mixed, cache = LanguageMixer(m, name="mixer")(_norm(m, "mixer_norm")(x), cache, max_length)
+        mixed, cache = LanguageMixer(m, name="mixer")(
+            _RMSNorm(m, deferred=True, name="mixer_norm")(x), cache, max_length
+        )
         x += mixed
         if not m.mlp:
             return x, cache
-        y = _norm(m, "mlp_norm")(x)
+        y = _RMSNorm(m, deferred=True, name="mlp_norm")(x)
         y = nn.silu(_dense(m.mlp_width, m, "gate_proj")(y)) * _dense(m.mlp_width, m, "up_proj")(y)
         return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
 
@@ -215,7 +243,7 @@ class LanguageModel(nn.Module):
         # max_length (argument 3, counting self) is no array.
         block = nn.remat(LanguageBlock, static_argnums=(3,)) if m.remat == "block" else LanguageBlock
         self.blocks = [block(m, name=f"layer_{index}") for index in range(m.layers)]
-        self.norm = _norm(m, "norm")
+        self.norm = _RMSNorm(m)
         self.head = self.param("head", small_normal, (m.hidden, m.vocab_size))
 
     def features(
@@ -233,7 +261,7 @@ class LanguageModel(nn.Module):
         return self.norm(x), after
 
     def _logits(self, x):
-        if x.size == x.shape[-1] and runs_on_gpu():  # one token: XLA makes sums of float32 products, as fast as memory
+        if _is_one_token_on_gpu(x):  # one token: XLA makes sums of float32 products, as fast as memory
             return jnp.dot(x.astype(jnp.float32), self.head.astype(x.dtype).astype(jnp.float32))
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 

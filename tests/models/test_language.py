@@ -1,6 +1,7 @@
 """The language model: every mixer, decoding against the full pass, sizes, recomputation."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from loglinear_jax.lam import LAMS, count_lam_params
 from loglinear_jax.losses import token_losses
-from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.models import LanguageModel, LanguageSettings, language
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 
 SETTINGS = LanguageSettings(
@@ -100,6 +101,18 @@ def test_decoding_is_the_full_pass(settings):
             np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
 
 
+@pytest.mark.parametrize("settings", [{}, {"mixer": "linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str)
+def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(monkeypatch, settings):
+    model, params = build(**settings)
+    _, caches = model.apply(params, TOKENS[:1, :11], 24, method="prefill")
+    step = functools.partial(model.apply, params, TOKENS[:1, 11], caches, method="step")
+    expected = step()
+    asked = []
+    monkeypatch.setattr(language, "runs_on_gpu", lambda: asked.append(True) or True)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), step(), expected)
+    assert asked
+
+
 @pytest.mark.parametrize("settings", DECODED, ids=str)
 def test_a_prompt_in_parts_is_the_full_pass(settings):
     model, params = build(**settings)
@@ -182,7 +195,6 @@ def test_bfloat16_is_close_to_float32():
         ({"mixer": "mamba"}, "model.mixer must be one of log_linear, log_linear_delta, linear, .*, softmax, got"),
         ({"mixer": "delta", "beta_max": 2.5}, "model.beta_max must be at most 2, got 2.5"),
         ({"mixer": "delta", "beta_max": 0.0}, "model.beta_max must be finite and positive, got 0.0"),
-        ({"mixer": "log_linear_delta", "implementation": "pallas"}, "mixer=log_linear_delta has no kernels"),
         ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),
         ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),
