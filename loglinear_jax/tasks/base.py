@@ -164,9 +164,16 @@ class Task(BaseTask):
         """
         raise NotImplementedError(f"{type(self).__name__} has no method sample(key, num)")
 
+    def sample_evaluation(self, key: jax.Array, num: int) -> tuple[Int[Array, "num T"], Int[Array, "num T"]]:
+        """`num` sequences for validation, test and inspection, as `sample` promises them: its own, unless a task is evaluated
+        on other sequences than it is trained on."""
+        return self.sample(key, num)
+
     def check_sequences(self) -> None:
         """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored."""
         check_sample(self)
+        if type(self).sample_evaluation is not Task.sample_evaluation:
+            check_sample(self, method="sample_evaluation")
 
     def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
         return DrawnData(seeds)
@@ -199,7 +206,7 @@ INSPECTION_SEED = 2**31 - 1
 
 @functools.lru_cache(maxsize=8)
 def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
-    drawn = jax.jit(task.sample, static_argnums=1)(jax.random.key(INSPECTION_SEED), num)
+    drawn = jax.jit(task.sample_evaluation, static_argnums=1)(jax.random.key(INSPECTION_SEED), num)
     return tuple(np.asarray(x) for x in drawn)
 
 
@@ -266,36 +273,36 @@ def load_task(name: str, **settings: Any) -> BaseTask:
     return task
 
 
-def check_sample(task: Task, num: int = 4) -> None:
+def check_sample(task: Task, num: int = 4, method: str = "sample") -> None:
     """Draws `num` sequences; raises SettingError if they are not what `Task.sample` promises, or nothing in them is scored.
 
-    What `sample` itself raises is not caught.
+    method: `sample` or `sample_evaluation`. What it raises itself is not caught.
     """
     if type(task).sample is Task.sample:
         raise SettingError(f"{type(task).__name__} has no method sample(key, num)")
-    drawn = jax.jit(task.sample, static_argnums=1)(jax.random.key(0), num)
+    drawn = jax.jit(getattr(task, method), static_argnums=1)(jax.random.key(0), num)
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
-        raise SettingError(f"sample returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
+        raise SettingError(f"{method} returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
     for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
         if not isinstance(ids, jax.Array):
-            raise SettingError(f"sample returns {name} as a {type(ids).__name__}: expected an array of token ids")
+            raise SettingError(f"{method} returns {name} as a {type(ids).__name__}: expected an array of token ids")
         if ids.shape != (num, task.seq_len) or not np.issubdtype(ids.dtype, np.integer):
             raise SettingError(
-                f"sample({num} sequences) returns {name} of shape {ids.shape} and dtype {ids.dtype}: expected integers "
+                f"{method}({num} sequences) returns {name} of shape {ids.shape} and dtype {ids.dtype}: expected integers "
                 f"[{num}, task.seq_len={task.seq_len}]"
             )
         if ids.min() < lowest or ids.max() >= task.vocab_size:
             raise SettingError(
-                f"sample returns {name} from {ids.min()} to {ids.max()}: expected {lowest} to task.vocab_size - 1 = "
+                f"{method} returns {name} from {ids.min()} to {ids.max()}: expected {lowest} to task.vocab_size - 1 = "
                 f"{task.vocab_size - 1}"
             )
     scored = np.asarray(drawn[1]) >= 0
     if not scored.any():
-        raise SettingError("sample returns no target ≥ 0: expected something to predict")
+        raise SettingError(f"{method} returns no target ≥ 0: expected something to predict")
     scored[:, task.scored] = False
     if scored.any():
         raise SettingError(
-            f"sample has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
+            f"{method} has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
         )
 
 

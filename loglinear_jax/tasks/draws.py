@@ -27,6 +27,11 @@ def weighted(key: jax.Array, num: int, count: int, weights: Float[Array, " size"
     return jax.lax.top_k(jnp.log(weights) + noise, count)[1].astype(jnp.int32)
 
 
+def by_power_law(key: jax.Array, num: int, count: int, size: int, power: float) -> Int[Array, "num count"]:
+    """`weighted`, integer i in proportion to (i + 1)^(power - 1)."""
+    return weighted(key, num, count, jnp.arange(1, size + 1, dtype=jnp.float32) ** (power - 1))
+
+
 def increasing(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "num count"]:
     """In each row, a uniform subset of `count` of the integers 0 .. size-1, in increasing order.
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
-from loglinear_jax.tasks.draws import distinct, distinct_of_many, weighted
+from loglinear_jax.tasks.draws import by_power_law, distinct, distinct_of_many
 from loglinear_jax.tasks.lookup import check_distinct_keys, last_places, values_behind
-
-POWER = 0.01  # Zoology's power_a
+from loglinear_jax.tasks.zoology_mqar import POWER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Forgetting(Task):
       a = 0.01, for the first key of the pairs first; the key stands at the slot's first token, and is scored there.
     - All other tokens are filler: `random`, uniform in 0 .. V-1, so that a key may stand there by chance, or `zero`.
 
-    With num_updates=0 it is Zoology's multi-query associative recall, of one pass through the pairs.
+    With num_updates=0 it is `ZoologyMqar`.
 
     Left open there, and chosen here: their text wants a new value that differs from the key's first; their code compares it
     with the first value of another key, so that about 2 of V updates change nothing. Here every update is one. They want an
@@ -93,8 +92,7 @@ class Forgetting(Task):
         new = (jnp.take_along_axis(first, updated, axis=1) + steps) % num_values
         rows = jnp.arange(num)[:, None]
         answers = half + first.at[rows, updated].set(new)
-        weights = jnp.arange(1, num_slots + 1, dtype=jnp.float32) ** (POWER - 1)
-        places = self.first_query + 2 * weighted(key_slots, num, pairs, weights)
+        places = self.first_query + 2 * by_power_law(key_slots, num, pairs, num_slots, POWER)
 
         pair_end, end = 2 * pairs, self.first_query
         tokens = jnp.zeros((num, self.seq_len), jnp.int32)

@@ -38,3 +38,14 @@ def values_behind(
 ) -> Int[np.ndarray, "num T"]:
     """`BaseTask.sources` where each query repeats a key: the position behind the key's last place among `keys`."""
     return np.where(targets >= 0, last_places(tokens, keys) + 1, np.int32(-1))
+
+
+def previous_places(tokens: Int[np.ndarray, "num T"], among: Bool[np.ndarray, "num T"]) -> Int[np.ndarray, "num T"]:
+    """For each token, the last position before it, of those `among`, at which its sequence holds the same token; or -1."""
+    rows = np.arange(len(tokens))
+    latest = np.full((len(tokens), tokens.max() + 1), -1, np.int32)
+    found = np.empty(tokens.shape, np.int32)
+    for place, column in enumerate(tokens.T):
+        found[:, place] = latest[rows, column]
+        latest[rows[among[:, place]], column[among[:, place]]] = place
+    return found

@@ -5,7 +5,7 @@ import pytest
 
 from loglinear_jax.tasks import load_task
 from loglinear_jax.tasks.base import BaseTask
-from loglinear_jax.tasks.lookup import last_places
+from loglinear_jax.tasks.lookup import last_places, previous_places
 from tests.tasks.drawing import sample
 
 TASKS = [
@@ -17,6 +17,14 @@ TASKS = [
     ("interleaved", {"seq_len": 33, "vocab_size": 15, "num_pairs": 5}),
     ("forgetting", {}),
     ("forgetting", {"seq_len": 20, "vocab_size": 10, "num_pairs": 4, "num_updates": 2, "filler": "zero"}),
+    ("zoology_mqar", {}),
+    ("zoology_mqar", {"seq_len": 20, "vocab_size": 10, "num_pairs": 4}),
+    ("mad_recall", {}),
+    ("mad_recall", {"seq_len": 30, "vocab_size": 12, "noise_vocab_size": 4, "frac_noise": 0.5}),
+    ("mad_fuzzy", {}),
+    ("mad_fuzzy", {"seq_len": 40, "vocab_size": 9}),
+    ("mad_copying", {}),
+    ("mad_copying", {"seq_len": 12, "vocab_size": 3, "num_tokens": 5}),
 ]
 
 
@@ -60,3 +68,11 @@ def test_the_last_place_of_a_token_is_looked_for_where_it_is_asked():
     np.testing.assert_array_equal(last_places(tokens, np.arange(5) < 3), [[2, 1, 2, 1, 2], [0, 1, 2, 0, 1]])
     only = np.array([[0, 0, 1, 0, 0], [0, 0, 0, 1, 0]], bool)
     np.testing.assert_array_equal(last_places(tokens, only), [[2, -1, 2, -1, 2], [3, -1, -1, 3, -1]])
+
+
+def test_the_previous_place_of_a_token_is_before_it():
+    tokens = np.array([[3, 5, 3, 5, 3], [0, 1, 2, 0, 1]])
+    np.testing.assert_array_equal(previous_places(tokens, tokens >= 0), [[-1, -1, 0, 1, 2], [-1, -1, -1, 0, 1]])
+    np.testing.assert_array_equal(previous_places(tokens, tokens != 3), [[-1, -1, -1, 1, -1], [-1, -1, -1, 0, 1]])
+    only = np.array([[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]], bool)
+    np.testing.assert_array_equal(previous_places(tokens, only), [[-1, -1, 0, 1, 0], [-1, -1, -1, -1, 1]])

@@ -107,7 +107,13 @@ def test_weighted_draws_take_each_in_proportion_to_what_is_left():
     assert chisquare([found[pair] for pair in expected], [6000 * p for p in expected.values()]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["mqar", "selective_copy", "interleaved", "forgetting", "state_tracking"])
+TASKS = [
+    *("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking"),
+    *("zoology_mqar", "mad_recall", "mad_fuzzy", "mad_copying", "mad_memorisation"),
+]
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_one_seed_is_one_data_set(name):
     task = load_task(name, seq_len=128)
     a, b, c = (sample(task, 10, seed)[0] for seed in (0, 0, 1))
@@ -205,6 +211,14 @@ def test_targets_outside_of_what_is_scored_are_refused():
         check_sample(task)
     with pytest.raises(SettingError, match="Task has no method sample"):
         check_sample(Task())
+
+
+def test_what_is_drawn_for_evaluation_is_checked_too():
+    task = drawing(lambda self, key, num: (ids(num), ids(num)))
+    task.check_sequences()
+    type(task).sample_evaluation = lambda self, key, num: (ids(num, 10), ids(num))
+    with pytest.raises(SettingError, match="sample_evaluation returns tokens from 10 to 10"):
+        task.check_sequences()
 
 
 def test_what_a_sample_raises_is_a_bug():

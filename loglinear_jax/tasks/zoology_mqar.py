@@ -1,0 +1,89 @@
+"""Zoology's multi-query associative recall (HazyResearch/zoology, zoology/data/multiquery_ar.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loglinear_jax.settings import other_default, setting
+from loglinear_jax.tasks.base import Task
+from loglinear_jax.tasks.draws import by_power_law, distinct_of_many
+from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, last_places, values_behind
+
+POWER = 0.01  # Zoology's power_a
+
+
+@dataclasses.dataclass(frozen=True)
+class ZoologyMqar(Task):
+    """k key-value pairs, then each key once more, most of them early, among random tokens: answer every key with its value.
+
+    Definition and defaults are Zoology's (HazyResearch/zoology, zoology/data/multiquery_ar.py), of one pass through the pairs:
+
+    - Positions 0 .. 2k-1 hold the pairs, key before value; keys are distinct in 1 .. V/2-1, values distinct in V/2 .. V-1.
+    - The rest is slots of two tokens. Slots are drawn without replacement, slot i = 1, 2, .. in proportion to i^(a-1) with
+      a = 0.01, for the first key of the pairs first; the key stands at the slot's first token, and is scored there.
+    - All other tokens are filler, uniform in 0 .. V-1: also the one behind a query, so the answer is not shown. A key may stand
+      there by chance.
+
+    Zoology wants an even seq_len below vocab_size; here any will do. `Mqar` is the paper's form of it: all its queries stand at
+    the end, at equal distances.
+    """
+
+    seq_len: int = other_default(Task, "seq_len", 256)
+    vocab_size: int = other_default(Task, "vocab_size", 8192)
+    num_pairs: int = setting(16, "key-value pairs", least=1)
+
+    TITLE = "Zoology's MQAR"
+    AXIS = ("num_pairs", "kv", "key-value pairs")
+
+    ROLES = ("key", "value", "filler", "query")
+    ANSWERS = ("value",)
+
+    @property
+    def first_query(self) -> int:
+        """Where the slots of queries begin."""
+        return 2 * self.num_pairs
+
+    @property
+    def scored(self):
+        return slice(self.first_query, self.seq_len - 1, 2)
+
+    def roles(self, tokens):
+        """A key that stands in a slot by chance counts as a query too."""
+        at = np.arange(tokens.shape[1])
+        is_query = (at % 2 == 0) & (last_places(tokens, self._is_key(at)) >= 0)
+        return np.where(at < self.first_query, at % 2, np.where(is_query, 3, 2))
+
+    def sources(self, tokens, targets):
+        return values_behind(tokens, targets, self._is_key(np.arange(tokens.shape[1])))
+
+    def _is_key(self, at):
+        return (at < self.first_query) & (at % 2 == 0)
+
+    def marks(self):
+        return {"pairs end": self.first_query}
+
+    def check(self) -> None:
+        check_length(self.seq_len, self.num_pairs)
+        check_distinct_keys(self.vocab_size, self.num_pairs)
+
+    def sample(self, key, num):
+        pairs, half = self.num_pairs, self.vocab_size // 2
+        key_keys, key_values, key_slots, key_filler = jax.random.split(key, 4)
+        keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
+        values = half + distinct_of_many(key_values, num, pairs, self.vocab_size - half)
+        num_slots = (self.seq_len - self.first_query) // 2
+        places = self.first_query + 2 * by_power_law(key_slots, num, pairs, num_slots, POWER)
+        filler = jax.random.randint(key_filler, (num, self.seq_len), 0, self.vocab_size)
+
+        rows = jnp.arange(num)[:, None]
+        tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)
+        tokens = tokens.at[rows, places].set(keys)
+        targets = jnp.full_like(tokens, -1).at[rows, places].set(values)
+        return tokens, targets
+
+
+TASK = ZoologyMqar
