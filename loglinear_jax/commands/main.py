@@ -26,6 +26,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "safetensors"),
     "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
+    "sweep": ("submitit",),
 }  # fmt: skip
 
 

@@ -151,10 +151,11 @@ def help_of(capsys, *arguments):
 
 
 def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
-    assert (
-        "configs by name: forgetting, interleaved, mqar, selective_copy, state_tracking, task, wikitext103, wikitext2"
-        in help_of(capsys)
+    names = (
+        "configs by name: forgetting, interleaved, mad, mqar, selective_copy, state_tracking, task, wikitext103, "
+        "wikitext2, zoology_mqar"
     )
+    assert names in help_of(capsys)
     shown = help_of(capsys, "--config=mqar:smoke", "--config.train.num_seeds=3")
     assert "Multi-query associative recall: the paper's section 4.2" in shown
     assert "\n  kv=N\n" in shown and "\n  robust\n" in shown

@@ -1,10 +1,8 @@
-"""That what results/ holds is what results/run.sh runs, and what its recorded commands say."""
+"""That what results/ holds is what results/experiments.toml runs, and what its recorded commands say."""
 
 import functools
 import json
-import os
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from loglinear_jax.config import config_differences, read_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs.provenance import config_sha256
+from loglinear_jax.sweep.grid import read_grid
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary.json"))
@@ -19,17 +18,9 @@ RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary
 
 @functools.cache
 def listed_commands() -> dict[str, list[str]]:
-    """run.py's arguments by the name of the experiment, as run.sh has them."""
-    listed = subprocess.run(
-        ["bash", "results/run.sh"],
-        cwd=ROOT,
-        env=os.environ | {"LIST": "1", "TEXT": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    lines = [shlex.split(line) for line in listed.splitlines()]
-    return {name: arguments for name, *arguments in lines}
+    """run.py's arguments by the name of the experiment."""
+    cells = read_grid(ROOT / "results" / "experiments.toml").cells
+    return {cell.name: list(cell.arguments) for cell in cells}
 
 
 @functools.cache
@@ -47,12 +38,12 @@ def differences(name, arguments):
     return [line for line in found if not line.startswith("task.tokenizer: ")]
 
 
-def test_every_experiment_of_run_sh_has_its_results():
+def test_every_experiment_has_its_results():
     assert sorted(listed_commands()) == RESULTS
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_results_are_of_the_settings_that_run_sh_gives(name, monkeypatch):
+def test_results_are_of_the_settings_that_the_grids_give(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert not differences(name, listed_commands()[name])
     kept, summary = kept_config(name), summary_of(name)

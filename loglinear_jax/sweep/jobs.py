@@ -1,0 +1,201 @@
+"""Starting cells through submitit: here, so many at a time, or as a SLURM array."""
+
+from __future__ import annotations
+
+import abc
+import datetime
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import UncompletedJobError
+
+from loglinear_jax.commands import FAILED, INTERRUPTED
+from loglinear_jax.config import ConfigError
+from loglinear_jax.sweep.states import State, Tracked
+from loglinear_jax.sweep.worker import Worker
+
+YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
+MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
+
+
+def gpus_here() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES names each GPU of this machine; JAX is not asked, as it would take their memory."""
+    if os.environ.get("JAX_PLATFORMS", "cuda") not in ("cuda", "gpu", "cuda,cpu"):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(lines))] if listed.returncode == 0 else []
+
+
+class Jobs(abc.ABC):
+    """Cells that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
+    .sweep/."""
+
+    def __init__(self, cells: Sequence[Tracked], out: Path):
+        self.waiting = deque(cells)
+        self.running: dict[str, tuple[Tracked, submitit.Job]] = {}
+        self.stopping = False
+        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        self.logs = (out / ".sweep" / f"{started}-{os.getpid()}").absolute()
+        self._stopped = self.logs / "stopped"
+        # Cells that compile the same program do so once.
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str((out / ".sweep" / "compiled").absolute()))
+        shortest = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
+        self.environment = {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": shortest,
+        }
+
+    @abc.abstractmethod
+    def start(self) -> list[Tracked]:
+        """Starts what there is room for."""
+
+    def stop(self) -> None:
+        """Starts no more, and has what runs save and end."""
+        self.stopping = True
+        self.waiting.clear()
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._stopped.touch()
+        for _, job in self.running.values():
+            if not job.done():
+                self._end(job)
+
+    @abc.abstractmethod
+    def _end(self, job: submitit.Job) -> None:
+        """Sends SIGTERM to what runs, and drops what does not yet."""
+
+    def poll(self) -> list[Tracked]:
+        """The cells that have ended since the last call, each with its state."""
+        ended = []
+        for name, (tracked, job) in list(self.running.items()):
+            if job.done():
+                del self.running[name]
+                self._set_outcome(tracked, job)
+                ended.append(tracked)
+        return ended
+
+    def _set_outcome(self, tracked: Tracked, job: submitit.Job) -> None:
+        """The state of a cell whose job has ended: by the exit code of run.py if there is one, and by the workdir."""
+        code = None
+        if job.paths.result_pickle.exists():
+            try:
+                code = job.result()
+            except UncompletedJobError:  # a bug, whose traceback is in the log
+                code = FAILED
+        tracked.look()
+        if code is None and not self.stopping and tracked.state is not State.FINISHED:
+            tracked.state, tracked.why = State.FAILED, f"its process ended without a word{_how(job)}: was it killed?"
+        elif code == 0:
+            tracked.state = State.FINISHED
+        elif code not in (None, INTERRUPTED) and tracked.state not in (State.FINISHED, State.IN_USE):
+            tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
+
+
+class LocalJobs(Jobs):
+    """On this machine: one process for each place. places: the GPU of each, or None; a GPU may be named several times."""
+
+    def __init__(self, cells: Sequence[Tracked], out: Path, places: Sequence[str | None]):
+        super().__init__(cells, out)
+        self.free = list(places)
+        if len(set(places)) < len(places) and places[0] is not None:  # several share a GPU's memory
+            self.environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        self._places: dict[str, str | None] = {}
+
+    def start(self) -> list[Tracked]:
+        started = []
+        while self.waiting and self.free:
+            tracked = self.waiting.popleft()
+            tracked.look()  # another sweep may have had it meanwhile
+            if tracked.state not in (State.IN_USE, State.FINISHED):
+                self._start(tracked)
+            started.append(tracked)
+        return started
+
+    def _start(self, tracked: Tracked) -> None:
+        gpu = self.free.pop(0)
+        chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        # A folder of its own for each: submitit's job numbers are those of processes, which come again.
+        executor = submitit.AutoExecutor(self.logs / tracked.cell.name, cluster="local")
+        executor.update_parameters(timeout_min=YEAR_MINUTES)
+        # Ctrl-C in a terminal is for this process alone, which then stops the others: they inherit that it is blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            job = executor.submit(Worker(tracked.arguments, self.environment | chosen, self._stopped))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        tracked.state, tracked.place = State.RUNNING, "here" if gpu is None else f"GPU {gpu}"
+        tracked.log = Path(job.paths.stderr)
+        self._places[tracked.cell.name] = gpu
+        self.running[tracked.cell.name] = (tracked, job)
+
+    def poll(self) -> list[Tracked]:
+        ended = super().poll()
+        self.free += [self._places.pop(tracked.cell.name) for tracked in ended]
+        return ended
+
+    def _end(self, job: submitit.Job) -> None:
+        os.kill(int(job.job_id), signal.SIGTERM)  # submitit's process hands it on to the cell's
+
+
+class SlurmJobs(Jobs):
+    """As one array. parameters: of submitit's AutoExecutor, such as slurm_partition.
+
+    Raises ConfigError for parameters that submitit does not know, or without SLURM.
+    """
+
+    def __init__(self, cells: Sequence[Tracked], out: Path, parameters: Mapping[str, Any]):
+        super().__init__(cells, out)
+        try:
+            self.executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=MOST_TIMEOUTS)
+            self.executor.update_parameters(**parameters)
+        except RuntimeError as error:
+            raise ConfigError(f"--cluster=slurm: {error}") from error
+        except (NameError, ValueError) as error:
+            raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from error
+
+    def start(self) -> list[Tracked]:
+        cells = list(self.waiting)
+        self.waiting.clear()
+        if not cells:
+            return []
+        jobs = self.executor.submit_array(
+            [Worker(tracked.arguments, self.environment, self._stopped) for tracked in cells]
+        )
+        for tracked, job in zip(cells, jobs, strict=True):
+            tracked.state, tracked.place, tracked.log = State.QUEUED, f"job {job.job_id}", Path(job.paths.stderr)
+            self.running[tracked.cell.name] = (tracked, job)
+        return cells
+
+    def poll(self) -> list[Tracked]:
+        ended = super().poll()
+        for tracked, job in self.running.values():
+            tracked.state = State.RUNNING if job.state == "RUNNING" else State.QUEUED
+        return ended
+
+    def _end(self, job: submitit.Job) -> None:
+        job.cancel(check=False)  # what runs then has SLURM's KillWait to save
+
+
+def _how(job: submitit.Job) -> str:
+    """What SLURM says of a job's end; here submitit does not know."""
+    return "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1].strip() if lines else "it left no message"

@@ -1,0 +1,141 @@
+"""What has become of a cell, read from its workdir: nothing else remembers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from loglinear_jax.config import ConfigError, check_effects, variant_config, variant_names
+from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.settings import SettingError
+from loglinear_jax.sweep.grid import Cell, Grid
+
+TAIL = 1 << 20  # bytes of metrics.jsonl in which its last line is looked for
+
+
+class State(enum.StrEnum):
+    FINISHED = "finished"
+    RUNNING = "running"
+    QUEUED = "queued"
+    INTERRUPTED = "interrupted"
+    IN_USE = "in use"  # another process trains in its workdir
+    FAILED = "failed"
+    NOT_STARTED = "not started"
+
+
+@dataclasses.dataclass
+class Tracked:
+    """A cell, its config and workdir, and what is known of it now.
+
+    kept: the folder in which its config.json and summary.json are left. place: where it runs. why, log: of what failed.
+    """
+
+    cell: Cell
+    config: ConfigDict
+    workdir: Path
+    kept: Path | None
+    state: State = State.NOT_STARTED
+    place: str = ""
+    why: str = ""
+    log: Path | None = None
+    seconds: float = 0.0
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `loglinear_jax train`, or run.py."""
+        return [*self.cell.arguments, f"--workdir={self.workdir}"]
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", "run.py", *self.arguments])
+
+    @property
+    def outcome_folder(self) -> Path:
+        """Where its outcome can be read."""
+        there = Workdir(self.workdir).summary_file.exists() or self.kept is None
+        return self.workdir if there else self.kept
+
+    def look(self) -> None:
+        """Sets the state by what is on disk."""
+        folders = [Workdir(folder) for folder in (self.workdir, self.kept) if folder is not None]
+        if any(_is_finished(folder, self.config) for folder in folders):
+            self.state = State.FINISHED
+        elif folders[0].is_in_use():
+            self.state = State.IN_USE
+        elif folders[0].config_file.exists():
+            self.state = State.INTERRUPTED
+        else:
+            self.state = State.NOT_STARTED
+
+    def keep(self) -> None:
+        """Copies config.json and summary.json of a finished cell to where they are kept, unless they are there."""
+        run = Workdir(self.workdir)
+        if self.kept is None or Workdir(self.kept).summary_file.exists() or not run.summary_file.exists():
+            return
+        self.kept.mkdir(parents=True, exist_ok=True)
+        for file in (run.config_file, run.summary_file):  # the summary last: with it, it is kept
+            shutil.copy2(file, self.kept)
+
+    def progress(self) -> str:
+        """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
+        record = _last_record(Workdir(self.workdir).metrics_file)
+        names = variant_names(self.config)
+        if record is None or record.get("variant") not in names:
+            return ""
+        name = record["variant"]
+        steps = variant_config(self.config, name).train.num_steps
+        return f"{names.index(name) + 1}/{len(names)} {name}: {record['step']:,}/{steps:,}"
+
+
+def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = ()) -> list[Tracked]:
+    """The cells with their configs and states. changes: more arguments, --config.field=value, of each of them.
+
+    Raises ConfigError naming the first cell whose config can't be, or another one than that of its kept outcome.
+    """
+    tracked = []
+    for cell in cells:
+        cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
+        workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
+        try:
+            chosen = read_config_arguments(cell.arguments)
+            variant_names(chosen.config)
+            known = [Workdir(folder) for folder in (workdir, kept) if folder is not None]
+            if not any(folder.config_file.exists() for folder in known):
+                check_effects(chosen.config, chosen.given)
+            elif kept is not None and known[1].config_file.exists() and (found := known[1].differences(chosen.config)):
+                raise ConfigError(
+                    f"{kept} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
+                )
+        except SettingError as error:
+            raise cell.error(error) from error
+        tracked.append(Tracked(cell, chosen.config, workdir, kept))
+        tracked[-1].look()
+    return tracked
+
+
+def _is_finished(folder: Workdir, config: ConfigDict) -> bool:
+    try:
+        return folder.is_finished(config)
+    except ConfigError:  # the run repairs what it can, or says what is wrong
+        return False
+
+
+def _last_record(metrics: Path) -> dict | None:
+    try:
+        with metrics.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            lines = file.read().split(b"\n")
+        record = json.loads(lines[-2])
+    except (OSError, ValueError, IndexError):  # none yet, or it is longer than that
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

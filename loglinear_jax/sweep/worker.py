@@ -1,0 +1,58 @@
+"""What submitit runs in a process of its own: one cell, as run.py runs it. JAX is not imported before the GPU is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import submitit
+from submitit.helpers import DelayedSubmission
+
+from loglinear_jax.commands import INTERRUPTED
+from loglinear_jax.commands.main import main
+
+# Under SLURM, how long an interrupted cell waits for what comes after SIGTERM: its end, or the signal of preemption.
+LONGEST_GRACE_SECONDS = 600
+
+
+@dataclasses.dataclass
+class Worker:
+    """Runs a cell and returns run.py's exit code. arguments: run.py's. environment: variables to set, such as the GPU's.
+    stopped: a file that is there once the sweep is stopped, for a cell that was too young then to hear a signal."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    stopped: Path
+
+    def __call__(self) -> int:
+        os.environ.update(self.environment)
+        logging.getLogger("submitit").propagate = False  # it has its own handlers; the run's line is to be the last one
+        preempted = []
+
+        def save(number: int, frame: FrameType | None) -> None:
+            preempted.append(number)
+            os.kill(os.getpid(), signal.SIGTERM)  # which the run hears
+
+        preemption = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
+        put_back = signal.signal(preemption, save)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # before and after training, as Ctrl-C
+        if self.stopped.exists():
+            return INTERRUPTED
+        code = main(self.arguments, command="train", called="python run.py")
+        signal.signal(preemption, put_back)
+        if code == INTERRUPTED and preempted:
+            put_back(preemption, None)  # submitit's own: calls `checkpoint`, and ends this process
+        if code == INTERRUPTED and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
+            # SLURM takes a job off a machine by SIGTERM and then ends it. It puts back in the queue what it ended itself.
+            time.sleep(LONGEST_GRACE_SECONDS)
+        return code
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
+        """What is put back in the queue: the same call, as the run goes on by itself."""
+        return DelayedSubmission(self, *args, **kwargs)

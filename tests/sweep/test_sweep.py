@@ -1,0 +1,274 @@
+"""Sweeps as a user starts them, with submitit's own executors: cells that are killed, fail, are stopped, preempted, kept."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import submitit
+
+from loglinear_jax.commands.main import main
+from loglinear_jax.runs.lock import only_process
+from loglinear_jax.runs.writing import to_json
+from loglinear_jax.sweep.grid import read_grid
+from loglinear_jax.sweep.jobs import LocalJobs, gpus_here
+from loglinear_jax.sweep.states import State, track
+from loglinear_jax.sweep.worker import Worker
+from tests.runs.tiny import ROOT, TINY
+
+STEPS = {"long": 600, "short": 20}
+
+EVERY = {"eval_every": 20, "checkpoint_every": 100}
+OWN = {"variants", "train.num_steps", *(f"train.{name}" for name in EVERY)}
+
+
+def grid_file(folder, *names):
+    """A grid with a cell for each name, whose beginning says how long it takes."""
+    lines = ['keep_in = "kept"', "[settings]", 'variants = "linear"']
+    lines += [f"{name} = {json.dumps(value)}" for name, value in map(setting, TINY[2:]) if name not in OWN]
+    lines += [f"train.{name} = {every}" for name, every in EVERY.items()]
+    for name in names:
+        steps = STEPS[name.partition("-")[0]]
+        lines += ["[[grid]]", f'name = "{name}"', 'config = "mqar"', f"settings.train.num_steps = {steps}"]
+        lines += ["settings.train.stop_at = 0"]
+    (folder / "grid.toml").write_text("\n".join(lines))
+    return folder / "grid.toml"
+
+
+def setting(argument):
+    name, _, value = argument.removeprefix("--config.").partition("=")
+    return name, value
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+
+
+def sweep(grid, *arguments):
+    return main(["sweep", str(grid), f"--out={grid.parent / 'runs'}", *arguments])
+
+
+def meanwhile(workdir, lines, act):
+    """Calls act(process number of the cell) once metrics.jsonl has so many lines."""
+
+    def wait():
+        deadline = time.monotonic() + 200
+        metrics = workdir / "metrics.jsonl"
+        while time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
+                return act(int(re.search(r"process (\d+)", (workdir / "lock").read_text())[1]))
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def starts(workdir):
+    """From which step each process trained."""
+    return [json.loads(line)["from_step"] for line in (workdir / "processes.jsonl").read_text().splitlines()]
+
+
+def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
+    """The first start: one cell is killed, one fails, one ends well. The second: the killed one goes on from its checkpoint, is
+    preempted, put back in the queue, and goes on from where it was. The third has nothing to do."""
+    grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
+    (runs / "short-other").mkdir(parents=True)
+    (runs / "short-other" / "notes.txt").write_text("")
+    killing = meanwhile(runs / "long-killed", 7, lambda process: os.kill(process, signal.SIGKILL))
+    assert sweep(grid, "--workers=3") == 1
+    killing.join()
+    out, err = capsys.readouterr()
+    assert "long-killed: its process ended without a word: was it killed?\n    log: " in out
+    refused = f"run.py: workdir {runs}/short-other holds no run, as there is no config.json, but notes.txt: "
+    assert re.search(rf"^short-other: {refused}.*\n    log: ", out, re.MULTILINE)
+    assert out.endswith("3 cell(s): 1 finished, 2 failed\n")
+    assert "\nshort: running (here)\n" in err and "\nshort: finished after " in err
+    assert refused in Path(re.findall("    log: (.*)", out)[1]).read_text()
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["short"]
+    summary = json.loads((tmp_path / "kept" / "short" / "summary.json").read_text())
+    assert summary["command"].startswith("python run.py --config=mqar ")
+    assert summary["variants"]["linear"]["last_step"] == 20
+
+    assert sweep(grid, "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:-1]] == ["interrupted", "not started", "finished"]
+    assert lines[-1] == "3 cell(s): 1 finished, 1 interrupted, 1 not started"
+
+    preempting = meanwhile(runs / "long-killed", 14, lambda process: os.kill(process, signal.SIGUSR2))
+    short = (runs / "short" / "processes.jsonl").read_bytes()
+    assert sweep(grid, "--only=long*,short") == 0
+    preempting.join()
+    assert capsys.readouterr().out == "2 cell(s): 2 finished\n"
+    first, second, third = starts(runs / "long-killed")
+    assert (first, second) == (0, 100) and third >= 280 and third % 5 == 0
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
+
+    before = (runs / "long-killed" / "processes.jsonl").read_bytes()
+    assert sweep(grid, "--only=long*,short") == 0
+    assert (runs / "long-killed" / "processes.jsonl").read_bytes() == before
+    assert (runs / "short" / "processes.jsonl").read_bytes() == short
+    assert len([path for path in (runs / ".sweep").iterdir() if path.name[0].isdecimal()]) == 2
+
+
+def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
+    """By Ctrl-C in a terminal, which every process of the group gets. One cell runs, the other waits, the third is another
+    process's."""
+    grid, runs = grid_file(tmp_path, "long", "long-later", "long-elsewhere"), tmp_path / "runs"
+    (runs / "long-elsewhere").mkdir(parents=True)
+    command = [sys.executable, "-m", "loglinear_jax", "sweep", str(grid), f"--out={runs}"]
+    with only_process(runs / "long-elsewhere" / "lock"):
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        meanwhile(runs / "long", 2, lambda _: os.killpg(process.pid, signal.SIGINT))
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 130, err
+    assert out == (
+        "long: interrupted\nlong-later: not started\nlong-elsewhere: in use\n"
+        "3 cell(s): 1 interrupted, 1 in use, 1 not started\n"
+    )
+    assert "Stopping: running cells save and end" in err and "long: interrupted after " in err
+    steps = [int(path.name) for path in (runs / "long" / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
+    assert len(steps) == 1 and 40 <= steps[0] < 600
+
+
+def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    (tmp_path / "stopped").touch()
+    try:
+        assert Worker(["--config=mqar", f"--workdir={tmp_path / 'run'}"], {}, tmp_path / "stopped")() == 130
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
+    grid = grid_file(tmp_path, "short")
+    (tmp_path / "kept" / "short").mkdir(parents=True)
+    (config,) = [tracked.config for tracked in track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")]
+    config.train.num_steps = 30
+    (tmp_path / "kept" / "short" / "config.json").write_text(to_json(config.to_dict()))
+    assert sweep(grid) == 2
+    expected = (
+        f"{tmp_path}/kept/short keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
+    )
+    assert expected in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
+        (["--partition=gpu"], "--partition is for --cluster=slurm: here --workers says how many cells run at a time"),
+        (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
+        (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
+        (["--config.train.num_steps=x"], "cell short: train.num_steps: expected a whole number"),
+        (["--only=x*"], "no cell's name matches 'x*': there are short"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, tmp_path, capsys, slurm):
+    assert sweep(grid_file(tmp_path, "short"), *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """SLURM's commands, of which sbatch and scancel write down how they are called."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    answers = {"srun": "", "sbatch": "Submitted batch job 12", "sacct": "", "scancel": ""}
+    for name, answer in answers.items():
+        (commands / name).write_text(f'#!/bin/sh\necho "$@" >> {commands}/{name}.log\necho "{answer}"\n')
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
+    return commands
+
+
+def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
+    """And the end of a cell is read from what submitit leaves; what is stopped is cancelled."""
+    grid, runs = grid_file(tmp_path, "short-a", "short-b", "short-c"), tmp_path / "runs"
+    arguments = ["--cluster=slurm", "--partition=gpu", "--time=240", "--gpus=2", "--workers=2", "--slurm=account=ours"]
+    made = []
+    monkeypatch.setattr(
+        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append((cells, jobs)) or True
+    )
+    assert sweep(grid, *arguments) == 130
+    ((cells, jobs),) = made
+    assert jobs.start() == cells and not jobs.waiting
+    (script,) = jobs.logs.glob("*_submission.sh")
+    flags = re.findall(r"^#SBATCH --(.*)$", script.read_text(), re.MULTILINE)
+    expected = {
+        "partition=gpu",
+        "time=240",
+        "gpus-per-node=2",
+        "account=ours",
+        "array=0-2%2",
+        "job-name=grid",
+        "signal=USR2@90",
+    }
+    assert expected <= set(flags)
+    for index, (tracked, job) in enumerate(jobs.running.values()):
+        worker = job.submission().function
+        assert (
+            worker.arguments == tracked.arguments and worker.arguments[-1] == f"--workdir={runs}/short-{'abc'[index]}"
+        )
+        assert worker.checkpoint().function is worker
+        assert (tracked.state, tracked.place, job.job_id) == (State.QUEUED, f"job 12_{index}", f"12_{index}")
+    job = jobs.running["short-b"][1]
+    job.paths.result_pickle.write_bytes(pickle.dumps(("success", 1)))
+    job.paths.stderr.write_text("something\nrun.py: no memory\n\n")
+    (ended,) = jobs.poll()
+    assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
+    jobs.stop()
+    assert (slurm / "scancel.log").read_text().split() == ["12_0", "12_2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "listed", "gpus"),
+    [
+        ({}, "GPU 0: A\nGPU 1: A", ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,GPU-ab"}, "GPU 0: A", ["2", "GPU-ab"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "GPU 0: A", []),
+        ({"JAX_PLATFORMS": "cpu"}, "GPU 0: A", []),
+        ({}, "No devices found.", []),
+    ],
+)
+def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert gpus_here() == gpus
+
+
+def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
+    """Of each process the GPU, and whether it takes all of its memory."""
+    grid = grid_file(tmp_path, *(f"short-{i}" for i in range(4)))
+    started = []
+
+    def submit(executor, worker):
+        started.append(worker.environment)
+        return submitit.LocalJob(executor.folder, str(os.getpid()))
+
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+    for places, shared in (["0", "1"], None), (["0", "1", "0"], "false"):
+        started.clear()
+        jobs = LocalJobs(track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs"), tmp_path / "runs", places)
+        assert len(jobs.start()) == len(places) and len(jobs.waiting) == 4 - len(places)
+        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in started] == places
+        assert [environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") for environment in started] == [shared] * len(places)
