@@ -93,18 +93,30 @@ def takes_none(hint: Any) -> bool:
     return type(None) in typing.get_args(hint)
 
 
+def _takes_several(hint: Any) -> bool:
+    return list[float] in typing.get_args(hint)
+
+
 def in_words(hint: Any) -> str:
     """ "a whole number or None" for `int | None`."""
+    if _takes_several(hint):
+        return "a number, or several with commas between them"
     kind = kind_of(hint)
     return _WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}") + (" or None" if takes_none(hint) else "")
 
 
 def read_value(text: str, hint: Any) -> Any:
     """text as a value of this type, such as `int | None`: "1000", "1_000", "1e3" and "0x3e8" are the same whole number; "true",
-    "yes", "on" and "1" are true, in any case. Where None is a value, "None" and an empty text stand for it.
+    "yes", "on" and "1" are true, in any case. Where None is a value, "None" and an empty text stand for it. Of the type
+    `float | list[float]`, "0.1,0.2" is a list.
 
     Raises ValueError saying what was expected and what came.
     """
+    if _takes_several(hint):
+        numbers = [_read_float(part) for part in text.split(",")]
+        if None in numbers:
+            raise ValueError(f"expected {in_words(hint)}, got {text!r}")
+        return numbers if "," in text else numbers[0]
     kind = kind_of(hint)
     if takes_none(hint) and text in ("None", ""):
         return None

@@ -28,6 +28,8 @@ from loglinear_jax.settings import INT32_MAX, SettingError, check_fields, read_v
         ("", str | None, None),
         ("7", int | None, 7),
         ("(1, 2)", tuple, (1, 2)),
+        ("1e-3", float | list[float], 0.001),
+        ("1e-3, 2", float | list[float], [0.001, 2.0]),
     ],
 )
 def test_what_can_mean_one_thing_alone_is_read(text, hint, value):
@@ -49,6 +51,7 @@ def test_what_can_mean_one_thing_alone_is_read(text, hint, value):
         ("few", float, "expected a number, got 'few'"),
         ("maybe", bool, "expected true or false, got 'maybe'"),
         ("(1,", tuple, "expected a tuple, got '\\(1,'"),
+        ("1,few", float | list[float], "expected a number, or several with commas between them, got '1,few'"),
         ("3", tuple, "expected a tuple, got '3'"),
     ],
 )

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -145,6 +145,11 @@ def _commands(runs: Sequence[Run]) -> list[str]:
     return [run.summary.command for run in runs if run.summary is not None and run.summary.command]
 
 
+def _rates(value: Any) -> str:
+    """One learning rate, or several."""
+    return ", ".join(f"{rate:g}" for rate in (value if isinstance(value, (list, tuple)) else [value]))
+
+
 def _runs_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
@@ -157,7 +162,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
                 "task": run.task.describe(),
                 "model": f"{model.layers} × {model.hidden}{setting and f', setting {setting}'}",
                 "seeds": str(train.num_seeds),
-                "steps": f"{train.num_steps:,} of {train.batch_size}, rate {train.learning_rate:g}, {train.precision}",
+                "steps": f"{train.num_steps:,} of {train.batch_size}, rate {_rates(train.learning_rate)}, {train.precision}",
                 "machine": (summary and summary.device) or "–",
                 "JAX": (summary and summary.versions.get("jax")) or "–",
                 "commit": (summary and summary.provenance.get("commit")) or "–",

@@ -1,7 +1,7 @@
 """Configs: every setting, presets, reading and checking, and what is built from them."""
 
 from loglinear_jax.config.building import Experiment, build, task_of
-from loglinear_jax.config.defaults import Setting, default_config, describe_settings, language_config, with_none
+from loglinear_jax.config.defaults import SWEPT, Setting, default_config, describe_settings, language_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.presets import (
     apply_presets,
@@ -25,6 +25,7 @@ from loglinear_jax.config.reading import (
 from loglinear_jax.config.variants import variant_config, variant_names
 
 __all__ = [
+    "SWEPT",
     "ConfigError",
     "Experiment",
     "Setting",

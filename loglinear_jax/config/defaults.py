@@ -85,8 +85,16 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
             continue
         if field.default is dataclasses.MISSING:
             raise SettingError(f"{settings_class.__name__}: its field {field.name} has no default value")
-        is_none = field.default is None
-        section[field.name] = config_dict.placeholder(kind_of(types[field.name])) if is_none else field.default
+        if field.default is None:
+            section[field.name] = config_dict.placeholder(kind_of(types[field.name]))
+        elif settings_class is TrainSettings and field.name in SWEPT:
+            section[field.name] = config_dict.FieldReference(field.default, field_type=object)  # or several
+        else:
+            section[field.name] = field.default
+
+
+# Settings of training that take several values, each of which makes a variant of every variant: see `variant_names`.
+SWEPT = ("learning_rate", "weight_decay")
 
 
 # Of models: from the task, and from train.precision; and one for evaluation alone.
@@ -117,8 +125,10 @@ def settings_classes(config: ConfigDict) -> dict[str, type]:
     return {"task": task, "model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
 
 
-# Of settings that no class of settings has, or another one than None.
-_OTHER_TYPES = {"variants": str | None, "task.name": str, "model.kind": str, "model.max_length": int | None}
+# Of settings that no class of settings has, or that are more in a config than in their class.
+_OTHER_TYPES = {"variants": str | None, "task.name": str, "model.kind": str, "model.max_length": int | None} | {
+    f"train.{name}": float | list[float] for name in SWEPT
+}
 
 
 def type_of_setting(config: ConfigDict, name: str) -> Any:

@@ -98,7 +98,8 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
             path = f"{section}.{field}"
             if value == usual.get(field, value) or (given is not None and path not in given):
                 continue
-            if all(own[name].get(path, value) != value or path in unread[name] for name in variants):
+            several = value if isinstance(value, (list, tuple)) else [value]
+            if all(own[name].get(path, value) not in [value, *several] or path in unread[name] for name in variants):
                 instead = f": set variants={value}" if path == "model.lam" else ""
                 raise ConfigError(
                     f"{path}={value} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, type_of_setting
+from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, type_of_setting
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.settings import SettingError, read_value
@@ -15,6 +16,8 @@ from loglinear_jax.settings import SettingError, read_value
 def variant_names(config: ConfigDict) -> list[str]:
     """The names in config.variants; if it is None, those of the paper, or model.lam alone if that is not its default.
 
+    Where a setting of SWEPT has several values, each variant that does not set it itself becomes one for each value.
+
     Raises ConfigError if there are none, or one appears twice.
     """
     variants = config.variants
@@ -22,6 +25,8 @@ def variant_names(config: ConfigDict) -> list[str]:
         lam = config.model.lam
         variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
     names = [name.strip() for name in variants.removesuffix(",").split(",")]
+    for swept in SWEPT:
+        names = [each for name in names for each in _at_every_value(name, f"train.{swept}", config.train[swept])]
     if names == [""]:
         raise ConfigError(f"variants={variants!r} names none: expected at least one, such as 'mlp_softplus'")
     if "" in names:
@@ -31,12 +36,25 @@ def variant_names(config: ConfigDict) -> list[str]:
     return names
 
 
+def _at_every_value(name: str, path: str, value: Any) -> list[str]:
+    """The variant itself if its setting has one value already, else one for each value.
+
+    Raises ConfigError for values that are no numbers, or none at all, or one of which appears twice."""
+    if not isinstance(value, (list, tuple)) or any(part.startswith(f"{path}=") for part in name.split("+")):
+        return [name]
+    are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)
+    if not value or not are_numbers or len(set(value)) < len(value):
+        raise ConfigError(f"{path} must be a number, or several different ones, got {value!r}")
+    return [f"{name}+{path}={float(x)!r}".replace("e+", "e") for x in value]
+
+
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
     changed = ConfigDict(config.to_dict())
     for path, value in variant_settings(config, variant).items():
         section, _, field = path.partition(".")
-        changed[section][field] = value
+        with changed.ignore_type():  # several values become one
+            changed[section][field] = value
     return changed
 
 

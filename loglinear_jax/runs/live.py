@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,24 @@ log = logging.getLogger(__name__)
 
 
 class Live:
-    """Shows one variant's training from a step on. Processes other than the main one show nothing.
+    """Shows the training of variants in one program, from a step on. Processes other than the main one show nothing.
 
-    tensorboard: the folder of its events. They are written as they come, not in a thread, so that a full disk is noticed.
+    tensorboards: by variant, the folder of its events. They are written as they come, not in a thread, so that a full disk is
+    noticed.
     """
 
-    def __init__(self, variant: str, score: Score, num_steps: int, step: int, tensorboard: Path):
+    def __init__(self, score: Score, num_steps: int, step: int, tensorboards: Mapping[str, Path]):
         self._score = score
-        self._bar = progress_bar(variant, num_steps, step, shown=is_main())
-        self._tensorboard = tensorboard
-        self._writer: EventsWriter | None = None
-        if is_main():
-            with writing(tensorboard):
-                self._writer = EventsWriter(str(tensorboard / "events"))
+        first, *others = tensorboards
+        also = f" and {len(others)} of other rates" if others else ""
+        self._bar = progress_bar(first + also, num_steps, step, shown=is_main())
+        self._tensorboards = tensorboards
+        self._writers: dict[str, EventsWriter] = {}
+        for variant, folder in tensorboards.items() if is_main() else ():
+            with writing(folder):
+                self._writers[variant] = EventsWriter(str(folder / "events"))
             # What an earlier process showed past this step is shown no more.
-            self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._write(variant, step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def __enter__(self) -> Live:
         self._bar.__enter__()
@@ -45,20 +48,28 @@ class Live:
 
     def __exit__(self, *exc: Any) -> None:
         self._bar.__exit__(*exc)
-        if self._writer is not None:
-            with writing(self._tensorboard):
-                self._writer.close()
+        for variant, writer in self._writers.items():
+            with writing(self._tensorboards[variant]):
+                writer.close()
 
     def steps(self, num_steps: int) -> None:
         """So many more steps are done."""
         self._bar.update(num_steps)
 
-    def evaluation(self, record: Mapping[str, Any]) -> None:
-        """The validation of all seeds; record: as in metrics.jsonl."""
-        loss, accuracy = (np.array(record[name], np.float64) for name in ("val_loss", "val_accuracy"))
+    def evaluation(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """The validation of all seeds of some variants; records: as in metrics.jsonl."""
+        loss, accuracy = (
+            np.concatenate([np.array(record[name], np.float64) for record in records])
+            for name in ("val_loss", "val_accuracy")
+        )
         shown = self._score.of(loss, accuracy)
         text = f"{self._score.name} {self._score.text(shown.mean())} ({shown.min():.1f} to {shown.max():.1f})"
         self._bar.set_postfix_str(text, refresh=False)
+        for record in records:
+            self._show_in_tensorboard(record)
+
+    def _show_in_tensorboard(self, record: Mapping[str, Any]) -> None:
+        accuracy = np.array(record["val_accuracy"], np.float64)
         scalars = {
             "val_accuracy/mean": accuracy.mean(),
             "val_accuracy/min": accuracy.min(),
@@ -70,13 +81,13 @@ class Live:
             "tokens_per_second": record["tokens_per_second"],
         }
         for name, value in scalars.items():
-            if value is not None and self._writer is not None:
-                self._write(step=record["step"], summary=scalar(name, value))
+            if value is not None and record["variant"] in self._writers:
+                self._write(record["variant"], step=record["step"], summary=scalar(name, value))
 
-    def _write(self, **event: Any) -> None:
-        with writing(self._tensorboard):
-            self._writer.write_event(Event(wall_time=time.time(), **event))
-            self._writer.flush()
+    def _write(self, variant: str, **event: Any) -> None:
+        with writing(self._tensorboards[variant]):
+            self._writers[variant].write_event(Event(wall_time=time.time(), **event))
+            self._writers[variant].flush()
 
 
 class DivergedSeeds:

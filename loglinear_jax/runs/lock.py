@@ -54,6 +54,18 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
         yield
 
 
+def is_held(file: Path) -> bool:
+    """Whether a process holds the lock; False where it can't be known."""
+    try:
+        with file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or no locks are supported
+        return False
+    return False
+
+
 def _opened(file: Path) -> TextIO | None:
     """The file, made if there is none; None where nothing can be written, so that nobody trains. Raises CannotWrite for want of
     space."""

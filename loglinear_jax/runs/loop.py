@@ -104,16 +104,16 @@ def _train_variants(
         return RunResult(summary=summary, trained=False)
     if retrain:
         directory.keep_copies()
-    loop = None
-    for variant, experiment in experiments.items():
-        if variant in finished:
-            continue
-        loop = VariantLoop(directory, variant, experiment, stop, process, None if loop is None else loop.many)
-        with reporting_memory(variant, experiment):
-            state = loop.run(retrain)
+    many = None
+    while waiting := [variant for variant in experiments if variant not in finished]:
+        variants = trained_together(waiting[0], {name: experiments[name] for name in waiting})
+        loop = TrainingLoop(directory, {name: experiments[name] for name in variants}, stop, process, many)
+        with reporting_memory(variants[0], experiments[variants[0]], len(variants)):
+            states = loop.run(retrain)
             if loop.stopping:
-                return RunResult(summary=None, interrupted_at=directory.checkpoints(variant))
-            finished[variant] = loop.outcome(state)
+                return RunResult(summary=None, interrupted_at=directory.checkpoints(variants[0]))
+            finished |= loop.outcomes(states)
+        many = loop.many
         commits = dict.fromkeys(earlier["provenance"]["commit"] for earlier in directory.read_processes())
         several = {"commits_of_all_processes": ", ".join(commits)} if len(commits) > 1 else {}
         summary = RunSummary(
@@ -174,17 +174,22 @@ def _is_last(record: dict[str, Any], train: TrainSettings) -> bool:
 
 
 @contextlib.contextmanager
-def reporting_memory(variant: str, experiment: Experiment) -> Iterator[None]:
-    """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more."""
+def reporting_memory(variant: str, experiment: Experiment, together: int) -> Iterator[None]:
+    """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more.
+
+    together: so many variants are trained in one program.
+    """
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         train, task = experiment.train, experiment.task
+        rates = f"train.rates_at_once={together}, " if together > 1 else ""
         raise OutOfMemory(
-            f"{variant}: {jax.devices()[0].device_kind} has too little memory: reduce train.num_seeds={train.num_seeds}, "
-            f"train.batch_size={train.batch_size} (or raise train.grad_accumulation={train.grad_accumulation}), "
+            f"{variant}: {jax.devices()[0].device_kind} has too little memory: reduce {rates}"
+            f"train.num_seeds={train.num_seeds}, train.batch_size={train.batch_size} (or raise "
+            f"train.grad_accumulation={train.grad_accumulation}), "
             f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "
             f"is kept ({(str(error).strip().splitlines() or ['MemoryError'])[0][:200]})"
         ) from error
@@ -220,97 +225,203 @@ def describe_size(model: nn.Module, seq_len: int) -> str:
     return f"{lam + other:,} parameters, of which {lam:,} ({100 * lam / other:.4f} %) are λ's"
 
 
-class VariantLoop:
-    """Trains one variant to its end, or until a stop is asked for.
+def trained_together(variant: str, experiments: dict[str, Experiment]) -> list[str]:
+    """The variant, and those of the experiments that one program can train with it: they differ in their rates alone."""
+    if jax.process_count() > 1:  # each has a part of every seed's state
+        return [variant]
 
-    process: what processes.jsonl says of this process, if it trains. other: the seeds of another variant.
+    def but_for_rates(experiment: Experiment) -> Any:
+        train = experiment.train
+        same = dataclasses.replace(train, learning_rate=1.0, weight_decay=0.0)
+        return experiment.model, experiment.task, same, train.weight_decay == 0  # whether AdamW or Adam
+
+    alike = [name for name, other in experiments.items() if but_for_rates(other) == but_for_rates(experiments[variant])]
+    return alike[: experiments[variant].train.rates_at_once]
+
+
+@dataclasses.dataclass
+class Member:
+    """A variant in a TrainingLoop. rows: of its seeds in the state of all. saved: step of its newest checkpoint.
+    replaces_after: what is recorded past this step is replaced by the next evaluation. end: its last state, once it has come to
+    its end."""
+
+    variant: str
+    rows: slice
+    checkpoints: Checkpoints
+    diverged: DivergedSeeds
+    saved: int | None
+    replaces_after: int | None
+    end: SeedState | None = None
+
+    def part(self, state: SeedState) -> SeedState:
+        """Of the state of all."""
+        return state if self.rows == slice(None) else jax.tree.map(lambda x: x[self.rows], state)
+
+    def save(self, state: SeedState) -> None:
+        """state: of all."""
+        if self.saved != step_of(state):
+            self.saved = step_of(state)
+            self.checkpoints.save(self.saved, self.part(state))
+
+
+class TrainingLoop:
+    """Trains variants that differ in their rates alone in one program, each to its end, or until a stop is asked for.
+
+    Those whose newest readable checkpoint is of another step than the first one's are left out: see the states that `run`
+    returns. process: what processes.jsonl says of this process, if it trains. other: the seeds of other variants.
     """
 
     def __init__(
         self,
         directory: Workdir,
-        variant: str,
-        experiment: Experiment,
+        experiments: dict[str, Experiment],
         stop: StopOnSignal,
         process: dict[str, Any],
         other: ManySeeds | None,
     ):
-        self.directory, self.variant, self.stop = directory, variant, stop
-        self.process = process
-        self.settings, self.task = experiment.train, experiment.task
-        self.trained = self.stopping = False
-        mesh = mesh_for(variant, experiment)
-        self.many = ManySeeds(SeedTrainer(experiment.model, self.task, self.settings), experiment.seeds, mesh, other)
+        self.directory, self.experiments, self.stop = directory, experiments, stop
+        self.process, self.other = process, other
+        self.first, experiment = next(iter(experiments.items()))
+        self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
+        self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
+        self.stopping = False
+        self.many = self._of_one = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
 
-    def run(self, retrain: bool = False) -> SeedState:
-        """The last state, which is also the newest checkpoint.
+    def run(self, retrain: bool = False) -> dict[str, SeedState]:
+        """The last state of each variant, which is also its newest checkpoint.
 
         retrain: begin with the first step if there are checkpoints, but none can be read.
         """
-        self.directory.make_folders(self.variant)
-        with Checkpoints(self.directory.checkpoints(self.variant)) as checkpoints:
-            try:
-                state = checkpoints.restore_latest(self.many.abstract_state())
-            except NoReadableCheckpoint:
-                if not retrain:
-                    raise
-                checkpoints.set_aside(checkpoints.steps())
-                state = None
-            saved = None if state is None else step_of(state)
-            if state is None:
-                state = self._despite_signal(self.many.init, self.many.seeds)
-            self._begin(state, copied=retrain)
-            if not self._finished(state):
-                if saved is not None:
-                    log.info("%s: going on from step %d", self.variant, saved)
-                log.info("%s: %d seed(s) on %d device(s)", self.variant, len(self.many.seeds), self.many.mesh.size)
+        with contextlib.ExitStack() as stack:
+            restored = {}
+            for variant in self.experiments:
+                self.directory.make_folders(variant)
+                checkpoints = stack.enter_context(Checkpoints(self.directory.checkpoints(variant)))
+                restored[variant] = checkpoints, self._restore(checkpoints, retrain)
+            state = self._begin(restored, retrain)
+            if self._training():
+                if (saved := self.members[0].saved) is not None:
+                    log.info("%s: going on from step %d", self.name, saved)
+                log.info("%s: %d seed(s) on %d device(s)", self.name, len(self.many.seeds), self.many.mesh.size)
                 self._warn_of_idle_devices()
                 with contextlib.closing(self._train(state)) as states:
                     for state in states:
-                        if step_of(state) % self.settings.checkpoint_every == 0:
-                            checkpoints.save(saved := step_of(state), state)
+                        self._after_evaluation(state)
                 if self.stopping:
-                    log.info("%s: stopping at step %d", self.variant, step_of(state))
-            if saved != step_of(state):
-                checkpoints.save(step_of(state), state)
-        return state
+                    log.info("%s: stopping at step %d", self.name, step_of(state))
+                    for member in self._training():
+                        member.save(state)
+        return {member.variant: member.end for member in self.members}
 
-    def _begin(self, state: SeedState, copied: bool) -> None:
-        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced.
+    def _restore(self, checkpoints: Checkpoints, retrain: bool) -> SeedState | None:
+        try:
+            return checkpoints.restore_latest(self._of_one.abstract_state())
+        except NoReadableCheckpoint:
+            if not retrain:
+                raise
+            checkpoints.set_aside(checkpoints.steps())
+            return None
+
+    def _begin(self, restored: dict[str, tuple[Checkpoints, SeedState | None]], copied: bool) -> SeedState:
+        """The members, and the state of all of them, from what was restored of each variant.
 
         copied: whether copies of all that is recorded are kept already.
         """
-        step, records = step_of(state), self._records()
-        self.replaces_after: int | None = step
+        steps = {variant: None if state is None else step_of(state) for variant, (_, state) in restored.items()}
+        chosen = [variant for variant in restored if steps[variant] == steps[self.first]]
+        if len(chosen) > 1:
+            rates = [(x.train.learning_rate, x.train.weight_decay) for x in map(self.experiments.get, chosen)]
+            self.many = ManySeeds(
+                self.trainer,
+                self.seeds * len(chosen),
+                mesh_for(self.first, self.experiments[self.first], len(chosen)),
+                self.other,
+                [own for own in rates for _ in self.seeds],
+            )
+        self.members = []
+        for index, variant in enumerate(chosen):
+            seeds = len(self.seeds)
+            rows = slice(index * seeds, (index + 1) * seeds) if len(chosen) > 1 else slice(None)
+            self.members.append(
+                Member(
+                    variant, rows, restored[variant][0], DivergedSeeds(variant, self.seeds), steps[variant],
+                    steps[variant] or 0,
+                )
+            )  # fmt: skip
+        states = [restored[variant][1] for variant in chosen]
+        if states[0] is None:
+            state = self._despite_signal(self.many.init, self.many.seeds)
+        elif len(states) == 1:
+            (state,) = states
+        else:
+            joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
+            state = jax.device_put(joined, self.many.sharding)
+        for member in self.members:
+            self._report_lost(member, copied)
+            member.diverged.report(member.part(state))
+            self._end_if_finished(member, state)
+        self.idle = IdleSeeds(
+            self.many, self.settings.num_steps, self.settings.eval_every, self._joint_records(step_of(state))
+        )
+        return state
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+        also = len(self.members) - 1
+        return self.first + (f" and {also} of other rates" if also else "")
+
+    def _training(self) -> list[Member]:
+        return [member for member in self.members if member.end is None]
+
+    def _report_lost(self, member: Member, copied: bool) -> None:
+        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced."""
+        step, records = member.replaces_after, self._records(member.variant)
         ahead = [record["step"] for record in records if record["step"] > step]
         if ahead and max(ahead) - step > 2 * self.settings.checkpoint_every:  # more than a kill can lose
             log.warning(
                 "%s: recorded up to step %d, but there is no checkpoint after step %d: trained again from there",
-                self.variant, max(ahead), step,
+                member.variant, max(ahead), step,
             )  # fmt: skip
             if not copied:
                 self.directory.keep_copies()
         records = [record for record in records if record["step"] <= step]
         if missing := missing_evaluations(records, self.settings, step):
-            log.warning("%s: %s", self.variant, missing)
-        self.idle = IdleSeeds(self.many, self.settings.num_steps, self.settings.eval_every, records)
-        self.diverged = DivergedSeeds(self.variant, self.many.numbers)
-        self.diverged.report(state)
+            log.warning("%s: %s", member.variant, missing)
+
+    def _joint_records(self, last: int) -> list[dict[str, Any]]:
+        """Which seeds of all were active at each evaluation up to a step."""
+        none = [False] * len(self.seeds)
+        active = [{r["step"]: r["active"] for r in self._records(member.variant)} for member in self.members]
+        steps = sorted({step for of_one in active for step in of_one if step <= last})
+        return [{"step": step, "active": [x for of_one in active for x in of_one.get(step, none)]} for step in steps]
+
+    def _after_evaluation(self, state: SeedState) -> None:
+        """Saves what is due, and what has come to its end. Also called where a stop was asked for before an evaluation."""
+        for member in self._training():
+            if not self.stopping:
+                self._end_if_finished(member, state)
+            if member.end is not None or step_of(state) % self.settings.checkpoint_every == 0:
+                member.save(state)
+
+    def _end_if_finished(self, member: Member, state: SeedState) -> None:
+        if self._finished(own := member.part(state)):
+            member.end = own
 
     def _train(self, state: SeedState) -> Iterator[SeedState]:
-        """The state after each evaluation, to the end or to where a stop was asked for."""
-        self.trained = True
+        """The state after each evaluation, until all have come to their end or a stop was asked for."""
         step, settings = step_of(state), self.settings
-        self.directory.append_process(self.process | {"variant": self.variant, "from_step": step})
+        for member in self._training():
+            self.directory.append_process(self.process | {"variant": member.variant, "from_step": step})
         data = self._despite_signal(self.task.open_data, self.many, step)
         dispatches = data.dispatches(self._dispatch_sizes(step))
-        tensorboard = self.directory.tensorboard(self.variant)
+        tensorboards = {member.variant: self.directory.tensorboard(member.variant) for member in self._training()}
         with (
             contextlib.closing(data),
             contextlib.closing(dispatches),
-            Live(self.variant, self.task.score, settings.num_steps, step, tensorboard) as live,
+            Live(self.task.score, settings.num_steps, step, tensorboards) as live,
         ):
-            while not self._finished(state) and not self.stopping:
+            while self._training() and not self.stopping:
                 began, start, computed = time.perf_counter(), step_of(state), self.idle.num_computed
                 state = self._to_next_evaluation(state, dispatches, live)
                 if not self.stopping:
@@ -349,28 +460,33 @@ class VariantLoop:
     def _evaluate(self, state: SeedState, validation, start: int, computed: int, began: float, live: Live) -> SeedState:
         """One evaluation, recorded and shown. start, computed, began: the step and the time since which so many seeds were
         trained."""
-        step, every = step_of(state), self.settings.eval_every
+        step, every, training = step_of(state), self.settings.eval_every, self._training()
         train_loss = to_host(state.loss_sum).astype(np.float64) / (step - (step - 1) // every * every)
         state, loss, accuracy = self._despite_signal(self.many.evaluate_and_record, state, validation)
-        loss, accuracy = (to_host(x).astype(np.float64) for x in (loss, accuracy))
+        of_seeds = {
+            "train_loss": train_loss,
+            "val_loss": to_host(loss).astype(np.float64),
+            "val_accuracy": to_host(accuracy).astype(np.float64),
+            "active": to_host(state.active),
+        }
         seconds = time.perf_counter() - began
         rate = (step - start) * computed / seconds
-        record = {
-            "variant": self.variant,
-            "step": step,
-            "train_loss": train_loss.tolist(),
-            "val_loss": loss.tolist(),
-            "val_accuracy": accuracy.tolist(),
-            "active": to_host(state.active).tolist(),
-            "seconds": seconds,
-            "seed_steps_per_second": rate,
-            "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
-        }
-        self.directory.append_metrics(record, self.replaces_after)
-        self.replaces_after = None
-        self.idle.count(record)
-        self.diverged.report(state)
-        live.evaluation(record)
+        records = []
+        for member in training:
+            records.append(
+                {"variant": member.variant, "step": step}
+                | {name: values[member.rows].tolist() for name, values in of_seeds.items()}
+                | {
+                    "seconds": seconds / len(training),
+                    "seed_steps_per_second": rate,
+                    "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
+                }
+            )
+            self.directory.append_metrics(records[-1], member.replaces_after)
+            member.replaces_after = None
+            member.diverged.report(member.part(state))
+        self.idle.count({"step": step, "active": of_seeds["active"]})
+        live.evaluation(records)
         return state
 
     def _despite_signal(self, compute: Callable, *arguments: Any) -> Any:
@@ -381,9 +497,7 @@ class VariantLoop:
         except jax.errors.JaxRuntimeError as error:
             if not self.stop.requested:
                 raise
-            log.info(
-                "%s: compiling again what the signal cut short (%s)", self.variant, str(error).splitlines()[0][:100]
-            )
+            log.info("%s: compiling again what the signal cut short (%s)", self.first, str(error).splitlines()[0][:100])
             return compute(*arguments)
 
     def _warn_of_idle_devices(self) -> None:
@@ -392,34 +506,38 @@ class VariantLoop:
             also = " or train.batch_size" if self.task.STREAMED else ""
             log.warning("%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, devices)
 
-    def _records(self) -> list[dict[str, Any]]:
-        """This variant's evaluations so far."""
-        return self.directory.read_metrics(self.variant)
+    def _records(self, variant: str) -> list[dict[str, Any]]:
+        """A variant's evaluations so far."""
+        return self.directory.read_metrics(variant)
 
-    def outcome(self, state: SeedState) -> VariantOutcome:
-        """The outcome of the trained variant.
+    def outcomes(self, states: dict[str, SeedState]) -> dict[str, VariantOutcome]:
+        """The outcomes of the trained variants, from what `run` returned."""
+        return {variant: self._outcome(variant, state) for variant, state in states.items()}
 
-        Its seconds are those of training and evaluating, in this and earlier processes; steps after the last evaluation before
-        an interruption are not in them, compilation is, also in the first rate of each process. A rate is of all seeds that
-        steps were computed for, also of those among them that had stopped.
+    def _outcome(self, variant: str, state: SeedState) -> VariantOutcome:
+        """Its seconds are those of training and evaluating, in this and earlier processes; steps after the last evaluation
+        before an interruption are not in them, compilation is, also in the first rate of each process. A rate is of all seeds
+        that steps were computed for, also of those among them that had stopped, and of all variants in the same program; these
+        share the seconds evenly.
         """
-        records = self._records()
+        records = self._records(variant)
         rates = {
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")
         }
         whole = missing_evaluations(records, self.settings, step_of(state)) is None
         seconds = sum(record["seconds"] for record in records) if whole else None
-        tested = self._despite_signal(self.task.test, self.many, state.best_params)
+        best = jax.device_put(state.best_params, self._of_one.sharding)
+        tested = self._despite_signal(self.task.test, self._of_one, best)
         return outcome_of(state, self.task.score.metric, seconds=seconds, **rates, **tested)
 
 
-def mesh_for(variant: str, experiment: Experiment) -> jax.sharding.Mesh:
-    """The devices that share out the seeds and, of a text, each batch.
+def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sharding.Mesh:
+    """The devices that share out the seeds, so many replicas of each, and, of a text, each batch.
 
     Raises ConfigError if a process would have nothing to do.
     """
-    train, seeds = experiment.train, len(experiment.seeds)
+    train, seeds = experiment.train, len(experiment.seeds) * replicas
     # A seed's batches are drawn on one device; those that come from the host are shared out over several.
     shared = train.batch_size // train.grad_accumulation if experiment.task.STREAMED else 1
     mesh = device_mesh(seeds, shared)

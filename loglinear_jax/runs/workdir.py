@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, config_differences, read_config
+from loglinear_jax.config import ConfigError, config_differences, read_config, variant_names
 from loglinear_jax.runs.lines import check_metrics, check_process, read_lines
-from loglinear_jax.runs.lock import only_process
+from loglinear_jax.runs.lock import is_held, only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import (
     CannotWrite,
@@ -100,12 +100,9 @@ class Workdir:
         Raises ConfigError if it holds a run with another config (naming each differing field), and CannotWrite.
         """
         if self.config_file.exists():
-            as_written = ConfigDict(json.loads(to_json(config.to_dict())))
-            before = read_config(self.config_file)
+            self._moved = self.differences(config, moved=False)
             # Where a text is may differ: `keep_corpus` compares what was read there.
-            differences = config_differences(before, as_written, moved=True)
-            self._moved = config_differences(before, as_written)
-            if differences:
+            if differences := self.differences(config):
                 raise ConfigError(
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
                     "give the same settings, or another --workdir"
@@ -114,6 +111,25 @@ class Workdir:
         if self.writes:
             write_json(self.config_file, config.to_dict())
         return False
+
+    def differences(self, config: ConfigDict, moved: bool = True) -> list[str]:
+        """One "field: old → new" for each field in which the config is another one than that of the run which is here.
+
+        moved: where a text is does not count. Raises ConfigError if the run's config can't be read.
+        """
+        as_written = ConfigDict(json.loads(to_json(config.to_dict())))
+        return config_differences(read_config(self.config_file), as_written, moved=moved)
+
+    def is_finished(self, config: ConfigDict) -> bool:
+        """Whether it holds a run with this config and the outcome of every variant. Raises ConfigError for unreadable files."""
+        if not self.config_file.exists() or self.differences(config):
+            return False
+        summary = self.read_summary()
+        return summary is not None and set(variant_names(config)) <= set(summary.variants)
+
+    def is_in_use(self) -> bool:
+        """Whether a process trains in it."""
+        return is_held(self.lock_file)
 
     def make_folders(self, variant: str) -> None:
         """Makes the folders of a variant, so that what is in their way shows before training. Raises CannotWrite."""

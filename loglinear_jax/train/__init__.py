@@ -2,6 +2,7 @@
 
 from loglinear_jax.train.many_seeds import DATA_SPECS, ManySeeds, device_mesh
 from loglinear_jax.train.seed_trainer import (
+    Rates,
     SeedState,
     SeedTrainer,
     make_optimizer,
@@ -15,6 +16,7 @@ __all__ = [
     "PRECISIONS",
     "SCHEDULES",
     "ManySeeds",
+    "Rates",
     "SeedState",
     "SeedTrainer",
     "TrainSettings",

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from loglinear_jax.train.seed_trainer import SeedState, SeedTrainer
+from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer
 from loglinear_jax.train.settings import PRECISIONS
 
 
@@ -50,6 +50,9 @@ class ManySeeds:
 
     Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
     DATA_SPECS. other: an earlier ManySeeds, whose compiled `data` is used again if it draws the same data.
+
+    rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
+    trainer's settings.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class ManySeeds:
         seeds: list[int],
         mesh: jax.sharding.Mesh | None = None,
         other: ManySeeds | None = None,
+        rates: Sequence[tuple[float, float]] | None = None,
     ):
         self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
         self.trainer = trainer if self.mesh.shape["batch"] == 1 else trainer.over("batch")
         self.sharding = NamedSharding(self.mesh, _SEED)
         self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
+        self._rates = ()
+        if rates is not None:
+            self._rates = (jax.device_put(Rates(*np.asarray(rates, np.float32).T), self.sharding),)
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
@@ -88,15 +95,16 @@ class ManySeeds:
         if key not in self._train_steps:
             steps = jax.vmap(functools.partial(self.trainer.train_steps, num_steps=num_steps))
 
-            def steps_of_rows(state, data, rows):
-                trained = steps(*jax.tree.map(lambda x: x[rows], (state, data)))
+            def steps_of_rows(state, data, *rates_and_rows):
+                *rates, rows = rates_and_rows
+                trained = steps(*jax.tree.map(lambda x: x[rows], (state, data, *rates)))
                 state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
                 return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
 
-            specs = {name: DATA_SPECS[name] for name in data}
-            function, takes = (steps, (_SEED, specs)) if rows is None else (steps_of_rows, (_SEED, specs, _SEED))
+            takes = _SEED, {name: DATA_SPECS[name] for name in data}, *(_SEED for _ in self._rates)
+            function, takes = (steps, takes) if rows is None else (steps_of_rows, (*takes, _SEED))
             self._train_steps[key] = self._jit(function, *takes, donate=True)
-        return self._train_steps[key](state, data, *(() if rows is None else (rows,)))
+        return self._train_steps[key](state, data, *self._rates, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
         """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each

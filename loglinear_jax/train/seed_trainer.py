@@ -65,20 +65,36 @@ def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice = slice
     return model.apply(params, tokens, targets, scored, method="summed_loss") / jnp.sum(targets >= 0)
 
 
-def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
-    """Clipping, then Adam or AdamW, with the learning rate's schedule."""
-    rate = settings.learning_rate
+@flax.struct.dataclass
+class Rates:
+    """What replicas of a seed may differ in, in one program."""
+
+    learning_rate: Float[Array, "*R"]
+    weight_decay: Float[Array, "*R"]
+
+
+def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax.GradientTransformation:
+    """Clipping, then Adam or AdamW, with the learning rate's schedule.
+
+    rates: of one replica, maybe traced, in place of those of the settings. Whether there is a weight decay at all, the settings
+    say.
+    """
+    peak, decay = settings.learning_rate, settings.weight_decay
+    if rates is not None:
+        peak, decay = rates.learning_rate, rates.weight_decay
+    rate = peak
     if settings.schedule == "cosine":
-        rate = optax.warmup_cosine_decay_schedule(
-            0.0 if settings.warmup_steps else rate, rate, settings.warmup_steps, settings.num_steps
-        )
+        start = 0.0 if settings.warmup_steps else 1.0
+        share = optax.warmup_cosine_decay_schedule(start, 1.0, settings.warmup_steps, settings.num_steps)
+        rate = lambda step: peak * share(step)  # noqa: E731
     elif settings.warmup_steps:
-        rate = optax.linear_schedule(0.0, rate, settings.warmup_steps)
+        share = optax.linear_schedule(0.0, 1.0, settings.warmup_steps)
+        rate = lambda step: peak * share(step)  # noqa: E731
     clip = optax.identity() if not settings.grad_clip else optax.clip_by_global_norm(settings.grad_clip)
     if not settings.weight_decay:
         return optax.chain(clip, optax.adam(rate))
     mask = None if settings.decay_all else lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
-    return optax.chain(clip, optax.adamw(rate, weight_decay=settings.weight_decay, mask=mask))
+    return optax.chain(clip, optax.adamw(rate, weight_decay=decay, mask=mask))
 
 
 class SeedTrainer:
@@ -127,7 +143,9 @@ class SeedTrainer:
 
     def data(self, seed: Int[Array, ""]) -> dict[str, tuple[Array, Array]]:
         """The seed's own sequences: "validation", and "train" if the training set is fixed."""
-        data = {"validation": self.task.sample(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)}
+        data = {
+            "validation": self.task.sample_evaluation(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)
+        }
         if not self.settings.stream:
             data["train"] = self.task.sample(self._key(seed, _TRAIN_DATA), self.settings.num_train)
         return data
@@ -147,12 +165,13 @@ class SeedTrainer:
         rows = jax.random.randint(key, (self.settings.batch_size,), 0, self.settings.num_train)
         return jax.tree.map(lambda x: x[rows], data["train"])
 
-    def train_step(self, state: SeedState, batch: Batch) -> SeedState:
+    def train_step(self, state: SeedState, batch: Batch, rates: Rates | None = None) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
+        optimizer = self.optimizer if rates is None else make_optimizer(self.settings, rates)
         loss, grads = self._loss_and_gradients(state.params, batch)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         take = state.active & finite
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
 
         def keep(new, old):
@@ -181,11 +200,16 @@ class SeedTrainer:
             result = jax.tree.map(lambda x: x / parts, sums)
         return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
 
-    def train_steps(self, state: SeedState, data: dict[str, tuple[Array, Array]], num_steps: int) -> SeedState:
-        """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws."""
+    def train_steps(
+        self, state: SeedState, data: dict[str, tuple[Array, Array]], rates: Rates | None = None, *, num_steps: int
+    ) -> SeedState:
+        """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws.
+
+        rates: this replica's own, in place of those of the settings.
+        """
 
         def body(state, batch):
-            return self.train_step(state, self._batch(state, data) if batch is None else batch), None
+            return self.train_step(state, self._batch(state, data) if batch is None else batch, rates), None
 
         return jax.lax.scan(body, state, data.get("batches"), length=num_steps)[0]
 
@@ -198,7 +222,7 @@ class SeedTrainer:
 
     def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """`evaluate` on the seed's num_test test sequences, which neither training nor validation draws."""
-        return self.evaluate(params, self.task.sample(self._key(seed, _TEST_DATA), self.settings.num_test))
+        return self.evaluate(params, self.task.sample_evaluation(self._key(seed, _TEST_DATA), self.settings.num_test))
 
     def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""

@@ -44,6 +44,11 @@ class TrainSettings:
     patience: int | None = setting(
         None, "evaluations in a row without a better one after which a seed stops; None: never", least=0
     )
+    rates_at_once: int | None = setting(
+        None,
+        "how many of a variant's learning rates and weight decays are trained in one program: memory, not results; None: all",
+        least=1,
+    )
     precision: str = setting(
         "float32",
         "matrix products: `float32`, `tf32`, or `bfloat16` (bfloat16 activations, float32 parameters)",

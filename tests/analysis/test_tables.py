@@ -31,6 +31,28 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert tables.differences(made_run(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
 
 
+def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path):
+    rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
+    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
+    run = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
+    every, best = tables.rates(run)
+    assert [row["learning_rate"] for row in every.raw] == [0.001, 0.004, 0.02]
+    assert every.raw[0]["mean"] == pytest.approx(72.5) and every.raw[0]["variant"] == "linear"
+    (row,) = best.raw  # fixed has one rate alone
+    assert row["learning_rate"] == 0.004 and row["mean"] == pytest.approx(25)  # seeds 1 and 3
+    assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
+    assert tables.rates(made_run(tmp_path)) == []
+
+
+def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
+    rates = {0.001: [0.9, 0.9], 0.01: [0.85, 0.85], 0.1: [0.8, 0.8]}
+    decays = {f"linear+train.learning_rate={rate}+train.weight_decay=0.1": values for rate, values in rates.items()}
+    run = made_run(tmp_path, accuracies=decays | {"linear+train.learning_rate=0.001": [0.1, 0.1]})
+    (row,) = tables.rates(run)[1].raw
+    assert (row["num_good"], row["num_rates"], row["window"]) == (2, 4, pytest.approx(10))
+    assert "0.001, decay 0.1, 0.01, decay 0.1" in tables.rates(run)[1].text("github")
+
+
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     ours = made_run(tmp_path)
     assert "35.1 (99.4)" in tables.outcomes(ours).text("github")

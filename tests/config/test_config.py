@@ -24,13 +24,15 @@ from loglinear_jax.config import (
     variant_config,
     variant_names,
 )
+from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.lam import make_lam
 from loglinear_jax.models import RecallModel
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-RECALL = ("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking")
+RECALL = ("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking", "zoology_mqar")
+MAD = {"recall": (), "fuzzy": (), "noisy": ("noise=40",), "copying": ("tokens=32",), "memorisation": ()}
 
 
 def load(name):
@@ -48,7 +50,7 @@ def get_config(name, preset=None) -> ConfigDict:
 
 def presets_of(name):
     """None, each preset of a config file alone, with a number where it takes one, and one with another."""
-    sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128, "pairs=": 6, "updates=": 3, "state=": 8}
+    sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128, "pairs=": 6, "updates=": 3, "state=": 8, "width=": 16}
     presets = [f"{preset}{sizes.get(preset, '')}" for preset in load(name).PRESETS]
     return [None, *presets, ",".join(presets[:2])]
 
@@ -66,8 +68,29 @@ def test_every_preset_builds(name, preset):
         assert len(experiment.seeds) == config.train.num_seeds
 
 
+@pytest.mark.parametrize("name", MAD)
+def test_mad_s_presets_build(name):
+    common = "smoke", "vocab=64", "seq=64", "train=800", "smoke,seq=64"
+    for presets in ("", *common, *MAD[name]):
+        config = get_config("mad", f"{name},{presets}")
+        check_config(config)
+        build(config, "fixed")
+    for own in {own for presets in MAD.values() for own in presets} - {*MAD[name]}:
+        with pytest.raises(ConfigError, match=f"no preset '{own}': there are rates, smoke, vocab=N"):
+            get_config("mad", f"{name},{own}")
+
+
+def test_mad_s_training():
+    train = build(get_config("mad", "seq=256,noise=60,noisy"), "fixed").train
+    assert (train.num_train, train.num_steps, train.batch_size, train.num_test) == (12_800, 20_000, 128, 1_280)
+    assert build(get_config("mad", "noisy,noise=60"), "fixed").task.frac_noise == 0.6
+    for preset, sequences, steps in (("recall,train=800", 800, 1400), ("memorisation", 256, 400)):
+        train = build(get_config("mad", preset), "fixed").train
+        assert (train.num_train, train.num_steps) == (sequences, steps)
+
+
 def test_presets_say_what_they_do():
-    for name in (*RECALL, "wikitext2", "wikitext103", "task"):
+    for name in (*RECALL, "mad", "wikitext2", "wikitext103", "task"):
         assert all(preset.__doc__ for preset in load(name).PRESETS.values())
 
 
@@ -144,6 +167,9 @@ def test_the_released_settings():
         ("mqar", "kv=many", "preset 'kv=many': expected a whole number, got 'many'"),
         ("selective_copy", "kv=4", "no preset 'kv=4'"),
         ("task", None, "name the task's module"),
+        ("mad", None, "name one of MAD's tasks, .*: there are recall, fuzzy, noisy, copying, memorisation$"),
+        ("mad", "smoke", "name one of MAD's tasks"),
+        ("mad", "recall,noisy", "name one of MAD's tasks, .* memorisation, got recall, noisy"),
     ],
 )
 def test_bad_presets(name, preset, message):
@@ -184,6 +210,31 @@ def test_variants():
     assert a.model.lam == "linear" and b.model.mixer == "softmax" and d.train.grad_clip == 2.0
     assert (c.model.lam, c.model.lam_hidden, c.train.learning_rate) == ("mlp_softplus", 32, 0.003)
     assert config.model.lam_hidden == 64
+
+
+def test_several_rates_make_a_variant_each():
+    config = read_config_arguments(
+        [
+            "--config=mqar",
+            "--config.train.learning_rate=0.001,4e-3",
+            "--config.variants=linear,fixed+train.learning_rate=1e-5",
+        ]
+    ).config
+    rates = [(name, variant_config(config, name).train.learning_rate) for name in variant_names(config)]
+    assert rates == [
+        ("linear+train.learning_rate=0.001", 0.001),
+        ("linear+train.learning_rate=0.004", 0.004),
+        ("fixed+train.learning_rate=1e-5", 1e-5),
+    ]
+    check_effects(config)
+    config = get_config("mqar")
+    config.variants = "linear"
+    config.train.weight_decay = (0, 0.1)  # as a config file would
+    assert variant_names(config) == ["linear+train.weight_decay=0.0", "linear+train.weight_decay=0.1"]
+    for values in ([], [0.1, 0.1], [0.1, "0.2"], [True]):
+        config.train.weight_decay = values
+        with pytest.raises(ConfigError, match="train.weight_decay must be a number, or several different ones, got"):
+            variant_names(config)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     assert config_names() == [
         "forgetting",
         "interleaved",
+        "mad",
         "mqar",
         "selective_copy",
         "state_tracking",
         "task",
         "wikitext103",
         "wikitext2",
+        "zoology_mqar",
     ]
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
     (tmp_path / "mqar").write_text("")

@@ -128,6 +128,22 @@ def test_the_test_is_on_sequences_of_its_own():
         assert not seen & {row.tobytes() for row in np.asarray(tokens)}
 
 
+def test_validation_and_test_are_what_the_task_is_evaluated_on():
+    class EvaluatedOnOnes(type(TASK)):
+        def sample_evaluation(self, key, num):
+            tokens, targets = self.sample(key, num)
+            return jnp.ones_like(tokens), targets
+
+    task = EvaluatedOnOnes(seq_len=16, vocab_size=16, num_pairs=2)
+    trainer, usual = SeedTrainer(MODEL, task, SETTINGS), SeedTrainer(MODEL, TASK, SETTINGS)
+    seed = jnp.int32(3)
+    ours, theirs = jax.jit(trainer.data)(seed), jax.jit(usual.data)(seed)
+    assert (ours["validation"][0] == 1).all()
+    np.testing.assert_array_equal(ours["train"][0], theirs["train"][0])
+    params = jax.jit(trainer.init)(seed).params
+    assert jax.jit(trainer.test)(seed, params)[0] != jax.jit(usual.test)(seed, params)[0]
+
+
 def test_four_devices_give_what_one_gives():
     one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], devices=CPUS[:1])
     four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], devices=CPUS)
@@ -305,3 +321,26 @@ def test_gradients_in_lower_precision_are_close(precision):
     difference = optax.tree.norm(jax.tree.map(jnp.subtract, lower, exact))
     assert difference < 5e-2 * optax.tree.norm(exact)
     assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"schedule": "cosine"}, {"warmup_steps": 3}, {"weight_decay": 0.1, "decay_all": True}], ids=str
+)
+def test_a_replica_is_the_seed_at_its_rates_alone(changed):
+    settings = dataclasses.replace(SETTINGS, stream=True, **changed)
+    rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
+    mesh = device_mesh(4, devices=jax.devices()[:1])
+    many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1] * 2, mesh, rates=[rate for rate in rates for _ in "01"])
+    data = many.data(many.seeds)
+    state = many.train_steps(many.init(many.seeds), data, 4)
+    state = many.train_steps(state, data, 2, jax.device_put(np.arange(3, dtype=np.int32), many.sharding))
+    for index, (learning_rate, weight_decay) in enumerate(rates):
+        own = dataclasses.replace(settings, learning_rate=learning_rate, weight_decay=weight_decay)
+        alone = ManySeeds(SeedTrainer(MODEL, TASK, own), [0, 1], device_mesh(2, devices=jax.devices()[:1]))
+        data = alone.data(alone.seeds)
+        expected = alone.train_steps(alone.init(alone.seeds), data, 4)
+        expected = alone.train_steps(expected, data, 2)
+        rows = slice(2 * index, 2 * index + 2 - index)  # the last replica was left out at the end
+        same = jax.tree.map(lambda x, rows=rows: x[rows], state.params)
+        of_alone = jax.tree.map(lambda x, count=2 - index: x[:count], expected.params)
+        assert_equal_trees(same, of_alone, rtol=1e-3, atol=1e-5)

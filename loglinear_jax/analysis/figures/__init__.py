@@ -11,6 +11,7 @@ from loglinear_jax.analysis.figures.learning import (
     draw_shares,
 )
 from loglinear_jax.analysis.figures.positions import draw_perplexity_by_position
+from loglinear_jax.analysis.figures.rates import draw_rates
 from loglinear_jax.analysis.figures.style import save
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "draw_learning_curves",
     "draw_looks",
     "draw_perplexity_by_position",
+    "draw_rates",
     "draw_scores_by_length",
     "draw_shares",
     "save",

@@ -10,11 +10,13 @@ from loglinear_jax.analysis.sections.initial_decays import InitialDecays
 from loglinear_jax.analysis.sections.lam import Lam
 from loglinear_jax.analysis.sections.lengths import Lengths
 from loglinear_jax.analysis.sections.looks import Looks
+from loglinear_jax.analysis.sections.rates import Rates
 from loglinear_jax.analysis.sections.results import Results
 
 # By the name that the command line has for them, in the report's order.
 SECTIONS: dict[str, type[Section]] = {
     "tables": Results,
+    "rates": Rates,
     "curves": Curves,
     "decays": InitialDecays,
     "answers": Answers,

@@ -37,7 +37,7 @@ def as_the_paper(runs: Sequence[Run]) -> list[Table]:
     groups: dict[tuple, list[int]] = {}
     for index, run in enumerate(runs):
         axis = f"task.{run.task.AXIS[0]}"
-        same = tuple((name, value) for name, value in _setting(run).items() if name != axis)
+        same = tuple((name, repr(value)) for name, value in _setting(run).items() if name != axis)
         groups.setdefault(same, []).append(index)
     changes = changed_settings(runs)
     tables = [_against_axis([runs[i] for i in group], changes[group[0]]) for group in groups.values()]

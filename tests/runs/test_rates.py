@@ -1,0 +1,88 @@
+"""Several learning rates in one program: the same as each by itself, whenever it is cut short."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from loglinear_jax.config import variant_names
+from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.runs import load_run, loop, read_run
+from loglinear_jax.train import ManySeeds
+from tests.runs.tiny import TINY
+
+RATES = [0.02, 0.001]
+SETTINGS = "--config.variants=linear", "--config.train.num_steps=40", "--config.train.patience=2"
+
+
+def config(rates, *more):
+    text = ",".join(map(str, rates))
+    return read_config_arguments([*TINY, *SETTINGS, f"--config.train.learning_rate={text}", *more]).config
+
+
+VARIANTS = variant_names(config(RATES))
+
+
+def train_with_an_interruption(workdir):
+    """Cut short at the fourth evaluation, and gone on with."""
+    evaluate, replicas = ManySeeds.evaluate_and_record, []
+
+    def dies(self, *args):
+        replicas.append(len(self.numbers))
+        if len(replicas) == 4:
+            raise RuntimeError("killed")
+        return evaluate(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ManySeeds, "evaluate_and_record", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            loop.run(config(RATES), workdir)
+        loop.run(config(RATES), workdir)
+    assert set(replicas) == {2 * len(RATES)}  # seeds times rates, in both processes
+
+
+def assert_same(workdir, variant, expected, other):
+    a, b = load_run(workdir, variant), load_run(expected, other)
+    assert a.seeds == b.seeds and a.step == b.step
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4), a.best, b.best)
+    np.testing.assert_allclose(a.metrics["val_loss"], b.metrics["val_loss"], rtol=1e-3)
+    first, second = read_run(workdir).outcomes[variant], read_run(expected).outcomes[other]
+    assert first.best_step == second.best_step and first.last_step == second.last_step
+    np.testing.assert_allclose(first.test_accuracy, second.test_accuracy, atol=0.02)
+
+
+def test_each_rate_ends_as_it_would_alone(tmp_path):
+    assert VARIANTS == ["linear+train.learning_rate=0.02", "linear+train.learning_rate=0.001"]
+    together = tmp_path / "together"
+    train_with_an_interruption(together)
+    for rate, variant in zip(RATES, VARIANTS, strict=True):
+        alone = tmp_path / str(rate)
+        loop.run(config([rate]), alone)
+        assert_same(together, variant, alone, "linear")
+    steps = [outcome.last_step for outcome in read_run(together).outcomes.values()]
+    assert len(set(steps)) == 2, "they were to stop at different steps"
+
+    # One whose newest checkpoint is gone goes on from the one before, by itself.
+    shutil.copytree(together, tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    newest = max((tmp_path / "run/checkpoints" / VARIANTS[1]).iterdir(), key=lambda path: int(path.name))
+    shutil.rmtree(newest)
+    loop.run(config(RATES), tmp_path / "run")
+    for variant in VARIANTS:
+        assert_same(tmp_path / "run", variant, together, variant)
+
+
+def test_what_one_program_trains():
+    experiments, _ = loop.checked_experiments(
+        config([0.02, 0.01, 0.001], "--config.variants=linear,fixed", "--config.train.weight_decay=0,0.1")
+    )
+    names = list(experiments)
+    assert len(names) == 2 * 3 * 2
+    linear = [name for name in names if name.startswith("linear")]
+    without = [name for name in linear if name.endswith("weight_decay=0.0")]
+    assert loop.trained_together(linear[0], experiments) == without  # Adam; the others are AdamW's
+    few = {name: x for name, x in experiments.items() if name != without[1]}
+    assert loop.trained_together(without[0], few) == [without[0], without[2]]
+    one = config(RATES, "--config.train.rates_at_once=1")
+    assert loop.trained_together(VARIANTS[0], loop.checked_experiments(one)[0]) == VARIANTS[:1]
