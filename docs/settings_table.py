@@ -14,14 +14,20 @@ from loglinear_jax.config.files import get_config, load_config_file
 
 PAGE = Path(__file__).with_name("settings.md")
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
-CONFIGS = ("mqar", "interleaved", "forgetting", "selective_copy", "state_tracking", "wikitext103", "wikitext2")
+MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation")
+CONFIGS = (
+    *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", "mad:recall", "state_tracking"),
+    *("wikitext103", "wikitext2"),
+)
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
     ("Variants", "variants", ("mqar", "wikitext103")),
     ("Task: MQAR", "task", ("mqar",)),
+    ("Task: Zoology's MQAR", "task", ("zoology_mqar",)),
     ("Task: interleaved MQAR", "task", ("interleaved",)),
     ("Task: forgetting MQAR", "task", ("forgetting",)),
     ("Task: selective copying", "task", ("selective_copy",)),
+    ("Tasks: MAD", "task", MAD),
     ("Task: state tracking", "task", ("state_tracking",)),
     ("Task: text", "task", ("wikitext103", "wikitext2")),
     ("Model", "model", ("mqar", "interleaved", "wikitext103")),
@@ -45,6 +51,11 @@ def defaults(configs: Mapping[str, ConfigDict], section: str) -> str:
     return tabulate(rows, ["Setting", *columns, "Meaning"], tablefmt="github", disable_numparse=True)
 
 
+def _config(name: str) -> ConfigDict:
+    file, _, presets = name.partition(":")
+    return get_config(load_config_file(file), presets)
+
+
 def _of_section(config: ConfigDict, section: str) -> dict[str, Setting]:
     return {s.name: s for s in describe_settings(config) if s.name.partition(".")[0] == section}
 
@@ -57,6 +68,7 @@ def presets() -> str:
     """A table of what each preset does, and which configs have it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for config in CONFIGS:
+        config = config.partition(":")[0]
         for name, function in load_config_file(config).presets.items():
             shown = f"`{name}N`" if name.endswith("=") else f"`{name}`"
             meaning = " ".join(inspect.getdoc(function).split()).replace("<", "&lt;")
@@ -69,7 +81,7 @@ def with_tables(page: str) -> str:
     """The page with what the code says between its markers."""
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    configs = {name: get_config(load_config_file(name)) for name in CONFIGS}
+    configs = {name: _config(name) for name in {*CONFIGS, *MAD}}
     parts = {"Presets": presets()} | {
         title: defaults({name: configs[name] for name in shown}, section) for title, section, shown in TABLES
     }
