@@ -58,13 +58,16 @@ def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, Train
         train.check()
         task = task_of(config)
         settings = _model_settings(
-            config.model, task.seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
+            config.model, task.max_seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
         )
         if not task.STREAMED:
             settings = dataclasses.replace(settings, vocab_size=task.vocab_size)
         settings.check()
-        if settings.max_length < task.seq_len:
-            raise ConfigError(f"model.max_length={settings.max_length} is shorter than task.seq_len={task.seq_len}")
+        if settings.max_length < task.max_seq_len:
+            longest = f"task.seq_len={task.seq_len}"
+            if task.max_seq_len > task.seq_len:
+                longest = f"the longest sequences of the task, which have {task.max_seq_len} tokens"
+            raise ConfigError(f"model.max_length={settings.max_length} is shorter than {longest}")
     except SettingError as error:
         raise ConfigError(str(error)) from error
     return task, settings, train
@@ -76,7 +79,7 @@ def task_of(config: ConfigDict) -> BaseTask:
     return load_task(**with_none(settings, find_task(settings["name"])))
 
 
-def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> MixerSettings:
+def _model_settings(model: ConfigDict, max_seq_len: int, dtype: str) -> MixerSettings:
     """The model's settings with a vocabulary of one, as it may not be known yet."""
     settings = model.to_dict()
     kind = settings.pop("kind")
@@ -89,5 +92,5 @@ def _model_settings(model: ConfigDict, seq_len: int, dtype: str) -> MixerSetting
             f"model.kind={kind} does not go with this config, whose model has other settings, such as {differing[0]}"
         )
     settings = with_none(settings, settings_class)
-    settings["max_length"] = settings["max_length"] or seq_len
+    settings["max_length"] = settings["max_length"] or max_seq_len
     return settings_class(vocab_size=1, dtype=dtype, **settings)

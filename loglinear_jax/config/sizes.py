@@ -53,10 +53,11 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
     if not task.STREAMED:  # otherwise the text decides it
         sizes["task.vocab_size"] = model.vocab_size
     width = 2 if train.precision == "bfloat16" else 4
-    batch, at_once = train.batch_size // train.grad_accumulation, {"train.batch_size": train.batch_size}
+    at_once = {"train.batch_size": train.batch_size}
+    tokens = train.batch_size // train.grad_accumulation * task.trained_on.longest
     if task.STREAMED:  # a dispatch at a time
         steps = min(train.steps_per_dispatch, train.eval_every, train.num_steps)
-        num_sequences = steps * train.batch_size
+        held = steps * train.batch_size * task.seq_len
         sequences = {"train.steps_per_dispatch": train.steps_per_dispatch, "train.batch_size": train.batch_size}
     else:
         trained = {"train.num_validation": train.num_validation}
@@ -64,19 +65,23 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
             trained["train.num_train"] = train.num_train
         # Those of the test are drawn when the others are gone.
         sequences = max(trained, {"train.num_test": train.num_test}, key=lambda sizes: sum(sizes.values()))
-        num_sequences = sum(sequences.values())
+        held = sum(
+            num * (task.trained_on if name == "train.num_train" else task.evaluated_on).mean_length
+            for name, num in sequences.items()
+        )
         evaluated = min(train.eval_batch_size, max(train.num_validation, train.num_test))
-        if evaluated > batch:
-            batch, at_once = evaluated, {"train.eval_batch_size": train.eval_batch_size}
+        if evaluated * task.evaluated_on.longest > tokens:
+            tokens = evaluated * task.evaluated_on.longest
+            at_once = {"train.eval_batch_size": train.eval_batch_size}
     length = {"task.seq_len": task.seq_len}
     values = model.heads * model.head_dim
     return [
         Part("the parameters", train.num_seeds * COPIES * 4 * count_params(model_class, model), sizes | seeds),
         # Token ids and targets, int32.
-        Part("the sequences", train.num_seeds * num_sequences * task.seq_len * 8, sequences | length | seeds),
+        Part("the sequences", train.num_seeds * round(held) * 8, sequences | length | seeds),
         Part(
             "the activations of one layer",
-            train.num_seeds * batch * task.seq_len * max(model.hidden, values) * width,
+            train.num_seeds * tokens * max(model.hidden, values) * width,
             at_once
             | length
             | seeds

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings, unit
+from loglinear_jax.models.positions import Positions, at_positions
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, other_default, setting
 from pallas_kernels import runs_on_gpu
@@ -273,10 +274,12 @@ class LanguageModel(nn.Module):
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
-        positions: slice = slice(None),
+        positions: Positions = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
-        return chunked_token_losses(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
+        return chunked_token_losses(
+            at_positions(self.features(tokens)[0], positions), self.head, at_positions(targets, positions)
+        )
 
     def continued_losses(
         self,
@@ -296,10 +299,12 @@ class LanguageModel(nn.Module):
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
-        positions: slice = slice(None),
+        positions: Positions = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
-        return summed_loss(self.features(tokens)[0][:, positions], self.head, targets[:, positions])
+        return summed_loss(
+            at_positions(self.features(tokens)[0], positions), self.head, at_positions(targets, positions)
+        )
 
     def prefill(
         self, tokens: Int[Array | np.ndarray, "B T"], max_length: int

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.losses import token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
+from loglinear_jax.models.positions import Positions, at_positions
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, setting
 
@@ -67,15 +68,15 @@ class RecallLayer(nn.Module):
     settings: RecallSettings
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], positions: slice = slice(None)) -> Float[Array, "B P D"]:
+    def __call__(self, x: Float[Array, "B T D"], positions: Positions = slice(None)) -> Float[Array, "B P D"]:
         """x at `positions`, from all x."""
         m = self.settings
         norm = nn.LayerNorm(epsilon=1e-5, name="norm")
-        y = _linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x)[:, positions]
+        y = at_positions(_linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x), positions)
         # weight_std / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
         out_init = nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5)
         y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(y)
-        x = y.astype(jnp.float32) + x[:, positions]
+        x = y.astype(jnp.float32) + at_positions(x, positions)
         return x if m.norm == "pre" else norm(x)
 
 
@@ -107,7 +108,7 @@ class RecallModel(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: Int[Array | np.ndarray, "B T"], positions: slice = slice(None)
+        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
     ) -> Float[Array, "B P vocab"]:
         """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what
         follows it, is computed there only."""
@@ -124,16 +125,16 @@ class RecallModel(nn.Module):
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
-        positions: slice = slice(None),
+        positions: Positions = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
-        return token_losses(self(tokens, positions), targets[:, positions])
+        return token_losses(self(tokens, positions), at_positions(targets, positions))
 
     def summed_loss(
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
-        positions: slice = slice(None),
+        positions: Positions = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
         return jnp.sum(self.token_losses(tokens, targets, positions)[0])

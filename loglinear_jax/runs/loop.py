@@ -479,7 +479,7 @@ class TrainingLoop:
                 | {
                     "seconds": seconds / len(training),
                     "seed_steps_per_second": rate,
-                    "tokens_per_second": rate * self.settings.batch_size * self.task.seq_len,
+                    "tokens_per_second": rate * self.settings.batch_size * self.task.trained_on.mean_length,
                 }
             )
             self.directory.append_metrics(records[-1], member.replaces_after)

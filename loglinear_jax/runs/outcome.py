@@ -30,6 +30,8 @@ class VariantOutcome:
     seed_steps_per_second, tokens_per_second: medians over evaluations.
     test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
     the test split of a text, which has the loss alone; None of a run of an earlier version.
+    test_accuracy_of_parts: the same accuracy by part of the test, where it has several: "64/4". Each counts the same in
+    test_accuracy.
     predicts, test_loss_from_position: of a text only; which token is predicted, and the test loss by the first position of a
     range of positions in the window.
     """
@@ -50,6 +52,7 @@ class VariantOutcome:
     predicts: str | None = None
     test_loss: list[float | None] | None = None
     test_accuracy: list[float | None] | None = None
+    test_accuracy_of_parts: dict[str, list[float | None]] | None = None
     test_loss_from_position: dict[str, list[float]] | None = None
 
     @property
@@ -165,14 +168,16 @@ class VariantOutcome:
         if not outcome.seeds or outcome.params <= outcome.lam_params:
             raise ValueError("it has no seeds, or no parameters but λ's")
         lists = {name: getattr(outcome, name) for name in (*OF_SEEDS, "test_loss", "test_accuracy")}
-        for name, entries in (lists | (outcome.test_loss_from_position or {})).items():
+        lists |= (outcome.test_loss_from_position or {}) | (outcome.test_accuracy_of_parts or {})
+        for name, entries in lists.items():
             if entries is not None and len(entries) != len(outcome.seeds):
                 raise ValueError(f"{name} has {len(entries)} entries for {len(outcome.seeds)} seeds")
         return outcome
 
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
-OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_loss_from_position")  # not of every task and version
+# Not of every task and version.
+OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_accuracy_of_parts", "test_loss_from_position")
 DERIVED = (
     "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
     "median_solved_step", "lam_params_percent",

@@ -12,6 +12,7 @@ from loglinear_jax.tasks.base import (
     find_task,
     load_task,
 )
+from loglinear_jax.tasks.mixture import Mixture
 
 __all__ = [
     "ACCURACY",
@@ -19,6 +20,7 @@ __all__ = [
     "PERPLEXITY",
     "SOLVED_ACCURACY",
     "BaseTask",
+    "Mixture",
     "Score",
     "Task",
     "check_sample",

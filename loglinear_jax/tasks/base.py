@@ -17,6 +17,7 @@ from jaxtyping import Array, Int
 from loglinear_jax.distributed import to_host
 from loglinear_jax.settings import SettingError, check_fields, setting
 from loglinear_jax.tasks.data import Data, DrawnData
+from loglinear_jax.tasks.mixture import Mixture
 
 if TYPE_CHECKING:
     from loglinear_jax.train import ManySeeds
@@ -135,9 +136,30 @@ class BaseTask:
         return {}
 
     @property
+    def trained_on(self) -> Mixture:
+        """What batches are drawn from: the task itself, unless it is trained on sequences of several kinds."""
+        return Mixture.of(self)
+
+    @property
+    def evaluated_on(self) -> Mixture:
+        """The same for validation and test; each part counts the same, whatever its weight."""
+        return Mixture.of(self)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens in the longest sequences that it is trained or evaluated on."""
+        return max(self.seq_len, self.trained_on.longest, self.evaluated_on.longest)
+
+    @property
     def scored(self) -> slice:
         """Where targets may be other than -1, in every sequence; training computes no logits elsewhere."""
         return slice(None)
+
+    @property
+    def num_scored(self) -> int | None:
+        """How many targets every sequence has, where it is always the same number; training then computes logits there alone.
+        None: it varies, or `scored` is no more than these."""
+        return None
 
     def describe(self) -> str:
         """The task and its settings in a few words, for titles."""
@@ -145,6 +167,7 @@ class BaseTask:
         settings = [
             f"{words.get(field.name, field.name.removeprefix('num_').replace('_', ' '))} {getattr(self, field.name)}"
             for field in dataclasses.fields(self)
+            if getattr(self, field.name) != ""
         ]
         return ", ".join([self.TITLE or type(self).__name__, *settings])
 
@@ -171,17 +194,22 @@ class Task(BaseTask):
 
     def check_sequences(self) -> None:
         """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored."""
-        check_sample(self)
+        for part in self.trained_on.parts:
+            check_sample(part)
         if type(self).sample_evaluation is not Task.sample_evaluation:
-            check_sample(self, method="sample_evaluation")
+            for part in self.evaluated_on.parts:
+                check_sample(part, method="sample_evaluation")
 
     def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
         return DrawnData(seeds)
 
     def test(self, seeds, params):
-        """Loss and accuracy on the test sequences of each seed."""
-        loss, accuracy = (to_host(x).astype(np.float64).tolist() for x in seeds.test(params))
-        return {"test_loss": loss, "test_accuracy": accuracy}
+        """Loss and accuracy on the test sequences of each seed, and the accuracy on each part of them if there are several."""
+        loss, accuracy = (to_host(x).astype(np.float64) for x in seeds.test(params))
+        found = {"test_loss": loss.mean(axis=1).tolist(), "test_accuracy": accuracy.mean(axis=1).tolist()}
+        if len(names := self.evaluated_on.names) > 1:
+            found["test_accuracy_of_parts"] = dict(zip(names, accuracy.T.tolist(), strict=True))
+        return found
 
     def inspection_sequences(self, num, seq_len=None):
         return _inspect(with_length(self, num, seq_len), num)
@@ -299,6 +327,11 @@ def check_sample(task: Task, num: int = 4, method: str = "sample") -> None:
     scored = np.asarray(drawn[1]) >= 0
     if not scored.any():
         raise SettingError(f"{method} returns no target ≥ 0: expected something to predict")
+    counts = scored.sum(axis=1)
+    if task.num_scored is not None and (counts != task.num_scored).any():
+        raise SettingError(
+            f"{method} has sequences with {counts.min()} to {counts.max()} targets: expected num_scored = {task.num_scored}"
+        )
     scored[:, task.scored] = False
     if scored.any():
         raise SettingError(

@@ -51,7 +51,7 @@ class StreamedData:
         self._seeds = seeds
         batches = task.batches(seeds.trainer.settings.batch_size, seeds.numbers)
         self._batches = batches.iterate(first_step)
-        self.validation = {"validation": place_windows(seeds, task.windows("validation"))}
+        self.validation = {"validation": (place_windows(seeds, task.windows("validation")),)}
 
     def dispatches(self, sizes):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -74,7 +74,8 @@ class StreamedData:
 
 
 def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> Any:
-    """(tokens, targets) [windows, T], the same for every seed, as data["validation"] of ManySeeds.
+    """(tokens, targets) [windows, T], the same for every seed, as the one part of
+    data["validation"] of ManySeeds.
 
     Windows in which nothing is scored fill up what the devices could not share evenly.
     """

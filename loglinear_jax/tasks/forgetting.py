@@ -54,6 +54,10 @@ class Forgetting(Task):
     def scored(self):
         return slice(self.first_query, self.seq_len - 1, 2)
 
+    @property
+    def num_scored(self):
+        return self.num_pairs
+
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""
         at = np.arange(tokens.shape[1])

@@ -39,6 +39,10 @@ class Interleaved(Task):
     def scored(self):
         return slice(2, self.seq_len - 1, 2)
 
+    @property
+    def num_scored(self):
+        return self.num_pairs
+
     def roles(self, tokens):
         is_key = self._is_key(tokens)
         is_query = is_key & (last_places(tokens, is_key) == np.arange(tokens.shape[1]))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.settings import other_default, setting
+from loglinear_jax.settings import SettingError, check_fields, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import by_power_law, distinct_of_many
 from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, last_places, values_behind
+from loglinear_jax.tasks.mixture import Mixture
 
 POWER = 0.01  # Zoology's power_a
+LARGEST_ROUND = 10_000  # steps in which each part of a mixture comes as often as its weight says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,10 @@ class ZoologyMqar(Task):
     - All other tokens are filler, uniform in 0 .. V-1: also the one behind a query, so the answer is not shown. A key may stand
       there by chance.
 
+    Zoology trains on sequences of several lengths and numbers of pairs, and evaluates on others. `mixture` and `tests` name
+    them, "64/4*5,128/8" for two: five times as many of 64 tokens with 4 pairs as of 128 with 8. Where they are empty, all have
+    seq_len and num_pairs. Each of the tests counts the same, whatever stands behind its *.
+
     Zoology wants an even seq_len below vocab_size; here any will do. `Mqar` is the paper's form of it: all its queries stand at
     the end, at equal distances.
     """
@@ -35,6 +42,10 @@ class ZoologyMqar(Task):
     seq_len: int = other_default(Task, "seq_len", 256)
     vocab_size: int = other_default(Task, "vocab_size", 8192)
     num_pairs: int = setting(16, "key-value pairs", least=1)
+    mixture: str = setting(
+        "", "what training sequences have, length/pairs*weight,..: 64/4*5,128/8; empty: one kind alone"
+    )
+    tests: str = setting("", "what validation and test sequences have, length/pairs,..; empty: one kind alone")
 
     TITLE = "Zoology's MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")
@@ -50,6 +61,10 @@ class ZoologyMqar(Task):
     @property
     def scored(self):
         return slice(self.first_query, self.seq_len - 1, 2)
+
+    @property
+    def num_scored(self):
+        return self.num_pairs
 
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""
@@ -69,6 +84,34 @@ class ZoologyMqar(Task):
     def check(self) -> None:
         check_length(self.seq_len, self.num_pairs)
         check_distinct_keys(self.vocab_size, self.num_pairs)
+        for name, mixture in (("mixture", self.trained_on), ("tests", self.evaluated_on)):
+            if getattr(self, name):
+                _check_parts(name, mixture)
+
+    @property
+    def trained_on(self):
+        return self._mixture("mixture")
+
+    @property
+    def evaluated_on(self):
+        return self._mixture("tests")
+
+    def _mixture(self, name: str) -> Mixture:
+        text = getattr(self, name)
+        if not text:
+            return Mixture.of(self)
+        found = [re.fullmatch(r"(\d+)/(\d+)(?:\*(\d+))?", part.strip(), re.ASCII) for part in text.split(",")]
+        if not all(found):
+            raise SettingError(f"task.{name} must be like 64/4*5,128/8 (length/pairs*weight), got {text!r}")
+        sizes = [tuple(int(number or 1) for number in part.groups()) for part in found]
+        return Mixture(
+            parts=tuple(
+                dataclasses.replace(self, seq_len=length, num_pairs=pairs, mixture="", tests="")
+                for length, pairs, _ in sizes
+            ),
+            weights=tuple(weight for *_, weight in sizes),
+            names=tuple(f"{length}/{pairs}" for length, pairs, _ in sizes),
+        )
 
     def sample(self, key, num):
         pairs, half = self.num_pairs, self.vocab_size // 2
@@ -84,6 +127,23 @@ class ZoologyMqar(Task):
         tokens = tokens.at[rows, places].set(keys)
         targets = jnp.full_like(tokens, -1).at[rows, places].set(values)
         return tokens, targets
+
+
+def _check_parts(name: str, mixture: Mixture) -> None:
+    """Raises SettingError, naming the part, if one of them admits no sequence or comes twice, or their weights make too many
+    steps of a round."""
+    if len(set(mixture.names)) < len(mixture.names):
+        raise SettingError(f"task.{name} names the same length and pairs twice: {', '.join(mixture.names)}")
+    if min(mixture.weights) < 1 or sum(mixture.weights) > LARGEST_ROUND:
+        raise SettingError(
+            f"task.{name} must have weights from 1 on that add up to at most {LARGEST_ROUND}, got {mixture.weights}"
+        )
+    for part, of in zip(mixture.parts, mixture.names, strict=True):
+        try:
+            check_fields(part, "task")
+            part.check()
+        except SettingError as error:
+            raise SettingError(f"task.{name}: {of}: {error}") from error
 
 
 TASK = ZoologyMqar

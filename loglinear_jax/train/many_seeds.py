@@ -93,7 +93,11 @@ class ManySeeds:
         data = {name: value for name, value in data.items() if name != "validation"}
         key = num_steps, rows is None, *sorted(data)
         if key not in self._train_steps:
-            steps = jax.vmap(functools.partial(self.trainer.train_steps, num_steps=num_steps))
+            of_seed = functools.partial(self.trainer.train_steps, num_steps=num_steps)
+
+            def steps(state, data, *rates):
+                step = state.step[0]  # the same for all seeds
+                return jax.vmap(lambda state, data, *rates: of_seed(state, data, step, *rates))(state, data, *rates)
 
             def steps_of_rows(state, data, *rates_and_rows):
                 *rates, rows = rates_and_rows

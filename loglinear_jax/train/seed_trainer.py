@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.models.positions import Positions, first_true
 from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
 
 Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
+Parts = tuple[tuple[Int[Array, "_ _"], Int[Array, "_ _"]], ...]  # sequences of each part of a task's mixture
 
 
 # Each purpose draws from its own stream of the seed.
@@ -52,17 +54,29 @@ class SeedState:
         return ~self.stopped & (self.diverged_step < 0)
 
 
-def scored_sums(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> tuple[Array, Array, Array]:
-    """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are."""
+def scored_sums(
+    model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None)
+) -> tuple[Array, Array, Array]:
+    """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are, or how
+    many there are in each sequence."""
     tokens, targets = batch
-    losses, right = model.apply(params, tokens, targets, scored, method="token_losses")
+    losses, right = model.apply(params, tokens, targets, _positions(targets, scored), method="token_losses")
     return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
-def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice = slice(None)) -> Float[Array, ""]:
-    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: where they all are."""
+def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None)) -> Float[Array, ""]:
+    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: as in `scored_sums`."""
     tokens, targets = batch
-    return model.apply(params, tokens, targets, scored, method="summed_loss") / jnp.sum(targets >= 0)
+    positions = _positions(targets, scored)
+    return model.apply(params, tokens, targets, positions, method="summed_loss") / jnp.sum(targets >= 0)
+
+
+def _positions(targets: Int[Array, "B T"], scored: slice | int) -> Positions:
+    return scored if isinstance(scored, slice) else first_true(targets >= 0, scored)
+
+
+def _scored(task: BaseTask) -> slice | int:
+    return task.scored if task.num_scored is None else task.num_scored
 
 
 @flax.struct.dataclass
@@ -109,7 +123,7 @@ class SeedTrainer:
         self, model: nn.Module, task: BaseTask, settings: TrainSettings, loss: Callable[..., Array] | None = None
     ):
         self.model, self.task, self.settings = model, task, settings
-        self.loss = loss or functools.partial(mean_loss, scored=task.scored)
+        self.losses = [loss or functools.partial(mean_loss, scored=_scored(part)) for part in task.trained_on.parts]
         self.optimizer = make_optimizer(settings)
 
     def over(self, batch_axis: str) -> SeedTrainer:
@@ -141,14 +155,15 @@ class SeedTrainer:
             loss_sum=jnp.zeros((), jnp.float32),
         )
 
-    def data(self, seed: Int[Array, ""]) -> dict[str, tuple[Array, Array]]:
+    def data(self, seed: Int[Array, ""]) -> dict[str, Parts]:
         """The seed's own sequences: "validation", and "train" if the training set is fixed."""
-        data = {
-            "validation": self.task.sample_evaluation(self._key(seed, _VALIDATION_DATA), self.settings.num_validation)
-        }
+        data = {"validation": self._draw_evaluation(seed, _VALIDATION_DATA, self.settings.num_validation)}
         if not self.settings.stream:
-            data["train"] = self.task.sample(self._key(seed, _TRAIN_DATA), self.settings.num_train)
+            data["train"] = self.task.trained_on.draw(self._key(seed, _TRAIN_DATA), self.settings.num_train)
         return data
+
+    def _draw_evaluation(self, seed: Int[Array, ""], purpose: int, num: int) -> Parts:
+        return self.task.evaluated_on.draw(self._key(seed, purpose), num, "sample_evaluation")
 
     def draws_as(self, other: SeedTrainer) -> bool:
         """Whether the other's data is the same."""
@@ -158,17 +173,20 @@ class SeedTrainer:
         ]
         return self.task == other.task and sizes[0] == sizes[1]
 
-    def _batch(self, state: SeedState, data: dict[str, tuple[Array, Array]]) -> Batch:
+    def _batch(self, state: SeedState, data: dict[str, Parts], part: int) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:
-            return self.task.sample(key, self.settings.batch_size)
-        rows = jax.random.randint(key, (self.settings.batch_size,), 0, self.settings.num_train)
-        return jax.tree.map(lambda x: x[rows], data["train"])
+            return self.task.trained_on.parts[part].sample(key, self.settings.batch_size)
+        sequences = data["train"][part]
+        rows = jax.random.randint(key, (self.settings.batch_size,), 0, sequences[0].shape[0])
+        return jax.tree.map(lambda x: x[rows], sequences)
 
     def train_step(self, state: SeedState, batch: Batch, rates: Rates | None = None) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
+        return self._step(state, *self._loss_and_gradients(state.params, batch), rates)
+
+    def _step(self, state: SeedState, loss: Float[Array, ""], grads: Any, rates: Rates | None) -> SeedState:
         optimizer = self.optimizer if rates is None else make_optimizer(self.settings, rates)
-        loss, grads = self._loss_and_gradients(state.params, batch)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         take = state.active & finite
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -185,9 +203,11 @@ class SeedTrainer:
             loss_sum=state.loss_sum + jnp.where(state.active, loss, jnp.nan),
         )
 
-    def _loss_and_gradients(self, params: Any, batch: Batch) -> tuple[Array, Any]:
+    def _loss_and_gradients(self, params: Any, batch: Batch, part: int = 0) -> tuple[Array, Any]:
+        """part: of the task's mixture, of which the batch is."""
+
         def of(batch):
-            return jax.value_and_grad(lambda params: self.loss(self.model, params, batch))(params)
+            return jax.value_and_grad(lambda params: self.losses[part](self.model, params, batch))(params)
 
         parts = self.settings.grad_accumulation
         if parts == 1:
@@ -201,28 +221,56 @@ class SeedTrainer:
         return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
 
     def train_steps(
-        self, state: SeedState, data: dict[str, tuple[Array, Array]], rates: Rates | None = None, *, num_steps: int
+        self,
+        state: SeedState,
+        data: dict[str, Any],
+        step: Int[Array, ""] | None = None,
+        rates: Rates | None = None,
+        *,
+        num_steps: int,
     ) -> SeedState:
         """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws.
 
-        rates: this replica's own, in place of those of the settings.
+        step: the state's own if None. Under vmap, one number for all seeds: then a step computes the part of the task's mixture
+        that it trains on, and no other. rates: this replica's own, in place of those of the settings.
         """
+        parts = range(len(self.task.trained_on.parts))
 
-        def body(state, batch):
-            return self.train_step(state, self._batch(state, data) if batch is None else batch, rates), None
+        def loss_and_gradients(part, state):
+            return self._loss_and_gradients(state.params, self._batch(state, data, part), part)
 
-        return jax.lax.scan(body, state, data.get("batches"), length=num_steps)[0]
+        def body(state, batch_and_part):
+            batch, part = batch_and_part
+            if batch is not None:
+                found = self._loss_and_gradients(state.params, batch)
+            elif len(parts) == 1:
+                found = loss_and_gradients(0, state)
+            else:
+                found = jax.lax.switch(part, [functools.partial(loss_and_gradients, part) for part in parts], state)
+            return self._step(state, *found, rates), None
 
-    def evaluate(self, params: Any, data: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """(mean loss in nats, accuracy) over the scored positions of `data`."""
-        loss, right, scored = self._sum_over(
-            data, lambda batch: scored_sums(self.model, params, batch, self.task.scored)
+        steps = (state.step if step is None else step) + jnp.arange(num_steps)
+        return jax.lax.scan(body, state, (data.get("batches"), self.task.trained_on.at(steps)), length=num_steps)[0]
+
+    def evaluate(self, params: Any, data: Parts) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """(mean loss in nats, accuracy) over the scored positions of `data`; each part counts the same."""
+        loss, accuracy = self.evaluate_parts(params, data)
+        return jnp.mean(loss), jnp.mean(accuracy)
+
+    def evaluate_parts(self, params: Any, data: Parts) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
+        """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
+        loss, right, scored = zip(
+            *(
+                self._sum_over(batch, functools.partial(scored_sums, self.model, params, scored=_scored(part)))
+                for part, batch in zip(self.task.evaluated_on.parts, data, strict=True)
+            ),
+            strict=True,
         )
-        return loss / scored, right / scored
+        return jnp.stack(loss) / jnp.stack(scored), jnp.stack(right) / jnp.stack(scored)
 
-    def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """`evaluate` on the seed's num_test test sequences, which neither training nor validation draws."""
-        return self.evaluate(params, self.task.sample_evaluation(self._key(seed, _TEST_DATA), self.settings.num_test))
+    def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
+        """`evaluate_parts` on the seed's num_test test sequences, which neither training nor validation draws."""
+        return self.evaluate_parts(params, self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test))
 
     def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
@@ -245,7 +293,7 @@ class SeedTrainer:
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, batches))
         return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
 
-    def evaluate_and_record(self, state: SeedState, data: dict[str, Batch]) -> tuple[SeedState, Array, Array]:
+    def evaluate_and_record(self, state: SeedState, data: dict[str, Parts]) -> tuple[SeedState, Array, Array]:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
         loss, accuracy = self.evaluate(state.params, data["validation"])
         # Also of a seed that diverged since: its last finite state counts.

@@ -53,6 +53,18 @@ def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     assert "0.001, decay 0.1, 0.01, decay 0.1" in tables.rates(run)[1].text("github")
 
 
+def test_parts_of_a_test_stand_beside_each_other(tmp_path):
+    run = made_run(tmp_path, test={"linear": [0.5, 0.7, 0.9], "mlp_softplus": [0.4, 0.5, 0.6]})
+    assert tables.parts(run) is None
+    parts = {"64/4": [0.9, 0.8, 1.0], "64/8": [0.1, 0.6, 0.8]}
+    linear = dataclasses.replace(run.outcomes["linear"], test_accuracy_of_parts=parts)
+    kept = RunSummary.from_json(RunSummary({"linear": linear}).to_json())
+    table = tables.parts(dataclasses.replace(run, summary=kept))
+    (row,) = table.rows
+    assert row["variant"] == "linear" and row["64/4"].startswith("90.0") and row["64/8"].startswith("50.0")
+    assert [number["mean"] for number in table.raw] == pytest.approx([90, 50])
+
+
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     ours = made_run(tmp_path)
     assert "35.1 (99.4)" in tables.outcomes(ours).text("github")

@@ -3,10 +3,13 @@
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import pytest
 
 TOLERANCE = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-5}
 DTYPES = {"bf16": jnp.bfloat16, "tf32": jnp.float32, "f32": jnp.float32}
 PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
+# The interpreter computes what is to be in TF32 in float32, as it does "f32".
+LOWER = ["bf16", pytest.param("tf32", marks=pytest.mark.gpu)]
 
 
 def grids(function, *arguments):

@@ -68,7 +68,7 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
         assert best == pytest.approx(run.metrics["val_accuracy"][:, index].max(), abs=1e-6)
         assert last == pytest.approx(run.metrics["val_accuracy"][-1, index], abs=1e-6)
         test = trainer.test(jnp.int32(seed), run.params(seed, "best"))
-        np.testing.assert_allclose([outcome.test_loss[index], outcome.test_accuracy[index]], test, rtol=1e-5)
+        np.testing.assert_allclose([[outcome.test_loss[index]], [outcome.test_accuracy[index]]], test, rtol=1e-5)
 
 
 def test_load_run_of_a_run_that_is_ahead_of_its_checkpoints(copied):
@@ -101,26 +101,24 @@ def test_a_finished_run_only_shows_its_table_again(undisturbed):
 
 
 def test_kill_9_at_any_moment_changes_nothing(undisturbed, tmp_path):
-    """Killed as soon as certain lines are written: between evaluation, checkpoint and its commit; then finished."""
+    """Killed as soon as some line is written: between evaluation, checkpoint and its commit; then finished. (`python -m
+    tests.torture kills` does so again and again.)"""
     workdir = tmp_path / "run"
     seed = time.time_ns()
     print("seed", seed)  # shown if the test fails
     rng = np.random.default_rng(seed)
-    kills = 0
-    for lines in (4, 14):
-        process = start(workdir)
-        wait_for_lines(workdir / "metrics.jsonl", lines, process)
-        time.sleep(rng.uniform(0, 0.2))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.communicate()
+    process = start(workdir)
+    wait_for_lines(workdir / "metrics.jsonl", rng.integers(4, 18), process)
+    time.sleep(rng.uniform(0, 0.2))
+    killed = process.poll() is None
+    process.kill()
+    process.communicate()
     # And a line cut off, as a kill in the middle of a write leaves it.
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"variant": "mlp_sof')
     code, _, err = finish(start(workdir))
     assert code == 0, err
-    assert kills >= 1
+    assert killed
     assert_same_run(workdir, undisturbed[0])
 
 
@@ -129,8 +127,8 @@ def test_signals_save_say_where_and_exit(tmp_path):
 
     Both come between evaluations: what a period had come to before is in its record when the run goes on.
     """
-    rarely = [f"--config.train.{name}=200" for name in ("eval_every", "checkpoint_every")]
-    rarely += ["--config.train.num_steps=800", "--config.variants=linear", "--config.train.steps_per_dispatch=1"]
+    rarely = [f"--config.train.{name}=100" for name in ("eval_every", "checkpoint_every")]
+    rarely += ["--config.train.num_steps=400", "--config.variants=linear", "--config.train.steps_per_dispatch=1"]
     code, _, err = finish(start(tmp_path / "whole", *rarely))
     assert code == 0, err
     workdir, saved = tmp_path / "run", None
@@ -148,9 +146,9 @@ def test_signals_save_say_where_and_exit(tmp_path):
         steps = [int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
         assert saved is None or saved < max(steps)
         saved = max(steps)
-        assert saved < 800 and f"linear: stopping at step {saved}" in err
+        assert saved < 400 and f"linear: stopping at step {saved}" in err
         metrics = workdir / "metrics.jsonl"
-        assert (metrics.read_text().count("\n") if metrics.exists() else 0) == saved // 200
+        assert (metrics.read_text().count("\n") if metrics.exists() else 0) == saved // 100
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
     processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]

@@ -147,12 +147,6 @@ def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, two)
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(run, corpus, tmp_path):
-    workdir, *_ = run
-    finish(start(tmp_path / "parts", *corpus, "--config.train.grad_accumulation=4"))
-    np.testing.assert_allclose(curves(tmp_path / "parts"), curves(workdir), rtol=1e-5)
-
-
 def test_generating_from_a_run(run, tmp_path):
     """On a machine that does not have the text."""
     workdir = tmp_path / "moved"

@@ -63,7 +63,7 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
     state, losses, accuracies, data = train([3, 4, 5], settings)
     for index, seed in enumerate([3, 4, 5]):
         alone, loss, accuracy, alone_data = train([seed], settings)
-        np.testing.assert_array_equal(data["validation"][0][index], alone_data["validation"][0][0])
+        np.testing.assert_array_equal(data["validation"][0][0][index], alone_data["validation"][0][0][0])
         np.testing.assert_allclose(losses[:, index], loss[:, 0], rtol=1e-5)
         np.testing.assert_allclose(accuracies[:, index], accuracy[:, 0], atol=1e-6)
         assert_equal_trees(
@@ -80,7 +80,7 @@ def test_logits_where_the_task_scores_are_enough():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_equal_trees(scored.params, everywhere.params, rtol=1e-3, atol=1e-5)
     params = jax.tree.map(lambda x: x[1], scored.params)
-    batch = jax.tree.map(lambda x: x[1], data["validation"])
+    batch = jax.tree.map(lambda x: x[1], data["validation"][0])
     _, right, count = jax.jit(scored_sums, static_argnums=0)(MODEL, params, batch)
     assert accuracies[-1][1] == pytest.approx(float(right / count), abs=1e-6)
 
@@ -100,8 +100,8 @@ def test_training_again_gives_the_same_bits(implementation):
 def test_seeds_differ_in_everything():
     state, losses, _, data = train([0, 1])
     for purpose in ("train", "validation"):
-        assert (data[purpose][0][0] != data[purpose][0][1]).any()
-    assert (data["train"][0][0, :30] != data["validation"][0][0]).any()
+        assert (data[purpose][0][0][0] != data[purpose][0][0][1]).any()
+    assert (data["train"][0][0][0, :30] != data["validation"][0][0][0]).any()
     assert losses[0, 0] != losses[0, 1]
     assert np.abs(np.diff(state.params["params"]["embed"]["embedding"], axis=0)).max() > 0
 
@@ -115,7 +115,7 @@ def measured_on_tests(state, devices):
 def test_the_test_is_on_sequences_of_its_own():
     """Drawn here by their key, and scored from the logits."""
     state, _, _, data = train([0, 1])
-    found = measured_on_tests(state, CPUS[:1])
+    found = measured_on_tests(state, CPUS[:1])[..., 0]
     for seed in range(2):
         key = jax.random.fold_in(jax.random.key(seed), 4)
         tokens, targets = jax.jit(TASK.sample, static_argnums=1)(key, SETTINGS.num_test)
@@ -124,7 +124,7 @@ def test_the_test_is_on_sequences_of_its_own():
         chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(targets)[..., None], axis=-1)
         right = np.asarray(logits).argmax(-1) == targets
         np.testing.assert_allclose(found[:, seed], [-chosen[scored].mean(), right[scored].mean()], rtol=1e-5)
-        seen = {row.tobytes() for name in ("train", "validation") for row in data[name][0][seed]}
+        seen = {row.tobytes() for name in ("train", "validation") for row in data[name][0][0][seed]}
         assert not seen & {row.tobytes() for row in np.asarray(tokens)}
 
 
@@ -138,8 +138,8 @@ def test_validation_and_test_are_what_the_task_is_evaluated_on():
     trainer, usual = SeedTrainer(MODEL, task, SETTINGS), SeedTrainer(MODEL, TASK, SETTINGS)
     seed = jnp.int32(3)
     ours, theirs = jax.jit(trainer.data)(seed), jax.jit(usual.data)(seed)
-    assert (ours["validation"][0] == 1).all()
-    np.testing.assert_array_equal(ours["train"][0], theirs["train"][0])
+    assert (ours["validation"][0][0] == 1).all()
+    np.testing.assert_array_equal(ours["train"][0][0], theirs["train"][0][0])
     params = jax.jit(trainer.init)(seed).params
     assert jax.jit(trainer.test)(seed, params)[0] != jax.jit(usual.test)(seed, params)[0]
 
@@ -166,7 +166,7 @@ def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
     """One seed's loss becomes nan from its third batch on, or its gradient does while the loss stays finite."""
     before, _, _, data = train([0, 1, 2], periods=(2,))
     healthy, *_ = train([0, 1, 2], periods=(2, 2, 2))
-    sequences = data["train"][0][1]
+    sequences = data["train"][0][0][1]
     rows = jax.random.randint(jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 3), 2), (8,), 0, 50)
     third_batch = jnp.asarray(sequences[np.asarray(rows)])
 
@@ -285,7 +285,7 @@ def test_evaluation_counts_a_partial_batch_once():
     tokens, targets = jax.jit(TASK.sample, static_argnums=1)(jax.random.key(0), 30)
     loss, correct, scored = jax.jit(scored_sums, static_argnums=0)(MODEL, params, (tokens, targets))
     assert scored == 60
-    got_loss, got_accuracy = jax.jit(trainer.evaluate)(params, (tokens, targets))
+    got_loss, got_accuracy = jax.jit(trainer.evaluate)(params, ((tokens, targets),))
     np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
 
 
@@ -323,24 +323,76 @@ def test_gradients_in_lower_precision_are_close(precision):
     assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, {"schedule": "cosine"}, {"warmup_steps": 3}, {"weight_decay": 0.1, "decay_all": True}], ids=str
-)
-def test_a_replica_is_the_seed_at_its_rates_alone(changed):
-    settings = dataclasses.replace(SETTINGS, stream=True, **changed)
+def test_a_replica_is_the_seed_at_its_rates_alone():
+    """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it."""
+    settings = dataclasses.replace(
+        SETTINGS, stream=True, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
+    )
     rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
     mesh = device_mesh(4, devices=jax.devices()[:1])
     many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1] * 2, mesh, rates=[rate for rate in rates for _ in "01"])
     data = many.data(many.seeds)
-    state = many.train_steps(many.init(many.seeds), data, 4)
+    state = many.train_steps(many.init(many.seeds), data, 2)
     state = many.train_steps(state, data, 2, jax.device_put(np.arange(3, dtype=np.int32), many.sharding))
     for index, (learning_rate, weight_decay) in enumerate(rates):
         own = dataclasses.replace(settings, learning_rate=learning_rate, weight_decay=weight_decay)
         alone = ManySeeds(SeedTrainer(MODEL, TASK, own), [0, 1], device_mesh(2, devices=jax.devices()[:1]))
         data = alone.data(alone.seeds)
-        expected = alone.train_steps(alone.init(alone.seeds), data, 4)
+        expected = alone.train_steps(alone.init(alone.seeds), data, 2)
         expected = alone.train_steps(expected, data, 2)
         rows = slice(2 * index, 2 * index + 2 - index)  # the last replica was left out at the end
         same = jax.tree.map(lambda x, rows=rows: x[rows], state.params)
         of_alone = jax.tree.map(lambda x, count=2 - index: x[:count], expected.params)
         assert_equal_trees(same, of_alone, rtol=1e-3, atol=1e-5)
+
+
+MIXED = load_task("zoology_mqar", seq_len=12, vocab_size=16, num_pairs=2, mixture="8/1*2,12/2", tests="8/2,16/3")
+
+
+def length_loss(model, params, batch):
+    """1 for sequences of 12 tokens, 2 for those of 8; with gradients as usual."""
+    return 24 / batch[0].shape[1] - 1 + 0 * mean_loss(model, params, batch)
+
+
+def test_a_step_of_a_mixture_trains_on_one_part_of_it():
+    many = ManySeeds(SeedTrainer(MODEL, MIXED, SETTINGS, length_loss), [0, 1], device_mesh(2, devices=CPUS[:1]))
+    state, data = many.init(many.seeds), many.data(many.seeds)
+    assert [x[0].shape for x in data["train"]] == [(2, 33, 8), (2, 17, 12)]
+    seen = []
+    for _ in range(6):
+        before = np.array(state.loss_sum)
+        state = many.train_steps(state, data, 1)
+        seen.append(np.array(state.loss_sum) - before)
+    expected = 2 - np.asarray(MIXED.trained_on.at(jnp.arange(6)))
+    np.testing.assert_array_equal(seen, np.stack([expected] * 2, axis=1))
+    assert sorted(expected[:3].tolist()) == [1, 2, 2]
+    train = {"train": data["train"]}
+    lowered = jax.jit(jax.vmap(functools.partial(many.trainer.train_steps, num_steps=2), in_axes=(0, 0, None)))
+    assert "stablehlo.case" in lowered.lower(state, train, jnp.int32(0)).as_text()  # a choice, not both parts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts(stream):
+    settings = dataclasses.replace(SETTINGS, stream=stream)
+    many = ManySeeds(SeedTrainer(MODEL, MIXED, settings), [0, 1], device_mesh(2, devices=CPUS[:1]))
+    data = many.data(many.seeds)
+    whole = many.train_steps(many.init(many.seeds), data, 4)
+    parts = many.train_steps(many.train_steps(many.init(many.seeds), data, 2), data, 2)
+    assert_equal_trees(jax.device_get(whole.params), jax.device_get(parts.params), rtol=1e-5, atol=1e-6)
+    state, loss, accuracy = many.evaluate_and_record(parts, data)
+    alone = [jax.tree.map(lambda x: x[1], (state.params, batch)) for batch in data["validation"]]
+    sums = [jax.jit(scored_sums, static_argnums=0)(MODEL, *params_and_batch) for params_and_batch in alone]
+    np.testing.assert_allclose(loss[1], np.mean([loss / scored for loss, _, scored in sums]), rtol=1e-5)
+    np.testing.assert_allclose(accuracy[1], np.mean([right / scored for _, right, scored in sums]), rtol=1e-5)
+    found = MIXED.test(many, state.params)
+    assert list(found["test_accuracy_of_parts"]) == ["8/2", "16/3"]
+    of_parts = np.array(list(found["test_accuracy_of_parts"].values()))
+    np.testing.assert_allclose(found["test_accuracy"], of_parts.mean(axis=0))
+    assert (of_parts[0] != of_parts[1]).any() and len(found["test_loss"]) == 2
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    whole, losses, *_ = train([0, 1])
+    parts, of_parts, *_ = train([0, 1], dataclasses.replace(SETTINGS, grad_accumulation=4))
+    np.testing.assert_allclose(of_parts, losses, rtol=1e-5)
+    assert_equal_trees(parts.params, whole.params, rtol=1e-3, atol=1e-5)

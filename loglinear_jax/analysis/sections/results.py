@@ -35,6 +35,7 @@ class Results(Section):
                 continue
             for stem, make, folded in (
                 ("outcomes", tables.outcomes, len(context.runs) >= MANY_RUNS),
+                ("parts", tables.parts, False),
                 ("differences", tables.differences, True),
                 ("seeds", tables.by_seed, True),
             ):

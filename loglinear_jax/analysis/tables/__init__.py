@@ -2,7 +2,7 @@
 matplotlib."""
 
 from loglinear_jax.analysis.tables.lam import dependence, looks
-from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes
+from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes, parts
 from loglinear_jax.analysis.tables.rates import rates
 from loglinear_jax.analysis.tables.several_runs import as_the_paper, by_setting, changed_settings, initial_memory
 from loglinear_jax.analysis.tables.table import Table
@@ -18,5 +18,6 @@ __all__ = [
     "initial_memory",
     "looks",
     "outcomes",
+    "parts",
     "rates",
 ]

@@ -9,11 +9,11 @@ import numpy as np
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.analysis.tables.table import Table, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
-from loglinear_jax.statistics import mcnemar, mean_difference
+from loglinear_jax.statistics import mcnemar, mean_difference, mean_interval
 
 
 def outcomes(run: Run) -> Table:
@@ -56,6 +56,26 @@ def by_seed(run: Run) -> Table:
     unit = run.task.score.unit
     what = _first(variants).shown_as + (f" ({unit})" if unit else "")
     return Table(f"{describe_run(run)}: {what} of every seed", rows, raw)
+
+
+def parts(run: Run) -> Table | None:
+    """Every variant's mean test accuracy on each part of the test; None where the test has one part alone."""
+    variants = {name: outcome for name, outcome in run.outcomes.items() if outcome.test_accuracy_of_parts}
+    if not variants:
+        return None
+    rows, raw = [], []
+    for variant, outcome in variants.items():
+        row = {"variant": variant, "seeds": str(len(outcome.seeds))}
+        for part, accuracies in outcome.test_accuracy_of_parts.items():
+            mean, low, high = mean_interval(100 * np.array(accuracies, np.float64))
+            row[part] = with_interval(mean, low, high)
+            raw.append(
+                {"variant": variant, "part": part, "num_seeds": len(outcome.seeds), "mean": mean}
+                | {"low": low, "high": high}
+            )
+        rows.append(row)
+    note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], of the parameters that validation chose."
+    return Table(f"{describe_run(run)}: test accuracy on each part of the test", rows, raw, note)
 
 
 def differences(run: Run) -> Table | None:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.analysis.tables.table import Table, with_interval
 from loglinear_jax.config import SWEPT, variant_config
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -58,7 +58,7 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
         for at in group:
             mean, low, high = mean_interval(at.outcome.shown)
             row = {"variant": variant, "rate": name_of(at, decays), "seeds": str(len(at.outcome.seeds))}
-            row["mean [95 % interval]"] = _with_interval(mean, low, high)
+            row["mean [95 % interval]"] = with_interval(mean, low, high)
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
             if run.task.score.thresholds:
@@ -84,7 +84,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         mean = low = high = np.nan
         if shown.shape[1] > 1:
             mean, low, high = mean_interval(shown[best, 1::2])
-        row["mean of the other seeds at it [95 % interval]"] = _with_interval(mean, low, high)
+        row["mean of the other seeds at it [95 % interval]"] = with_interval(mean, low, high)
         row[f"rates within {GOOD:.0%} of the best"] = f"{good.sum()} of {len(group)}: " + ", ".join(
             name_of(at, decays) for at, is_good in zip(group, good, strict=True) if is_good
         )
@@ -121,9 +121,3 @@ def within_window(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> np.n
 def name_of(at: AtRate, decays: bool) -> str:
     """ "0.001", or "0.001, decay 0.1"."""
     return f"{at.learning_rate:g}" + (f", decay {at.weight_decay:g}" if decays else "")
-
-
-def _with_interval(mean: float, low: float, high: float) -> str:
-    if not np.isfinite(mean):
-        return "–"
-    return f"{mean:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")

@@ -1,0 +1,22 @@
+"""Some positions of each sequence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Shaped
+
+Positions = slice | Int[Array, "B P"]  # the same of every sequence, or each sequence's own, none of them twice
+
+
+def at_positions(x: Shaped[Array, "B T ..."], positions: Positions) -> Shaped[Array, "B P ..."]:
+    """x at these positions of its sequences."""
+    if isinstance(positions, slice):
+        return x[:, positions]
+    rows = jnp.arange(x.shape[0])[:, None]
+    return x.at[rows, positions].get(unique_indices=True, mode="promise_in_bounds")
+
+
+def first_true(mask: Bool[Array, "B T"], count: int) -> Int[Array, "B count"]:
+    """Where the first `count` of each sequence are that hold; of a sequence with fewer, some others too."""
+    return jax.lax.top_k(mask, count)[1]
