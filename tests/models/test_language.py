@@ -88,7 +88,7 @@ DECODED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "prompt"), zip(DECODED, itertools.cycle((1, 5))), ids=str)
+@pytest.mark.parametrize(("settings", "prompt"), list(zip(DECODED, itertools.cycle((1, 5)))), ids=str)
 def test_prompts_in_parts_and_decoding_are_the_full_pass(settings, prompt):
     """At the end of each part and at every position after, from states allocated for exactly as many tokens as come."""
     model, params = build(**{"layers": 1} | settings)

@@ -253,8 +253,8 @@ def test_a_run_that_has_ended_is_shown_where_nothing_can_be_written(undisturbed,
 # --- The machine ------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_disk_does_not_take_is_one_line(undisturbed, tmp_path):
-    """Files of more than so many blocks of 512 bytes are refused. (`python -m tests.torture disk` fills disks.)"""
+def test_what_the_disk_does_not_take_is_one_line(tmp_path):
+    """Files of more than so many blocks of 512 bytes are refused. (That it then goes on: `python -m tests.torture disk`.)"""
     workdir, settings = tmp_path / "run", ("--config.variants=linear",)
     limited = ("sh", "-c", 'ulimit -S -f 24; exec "$@"', "sh")
     only_read = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1000"}
@@ -265,9 +265,6 @@ def test_what_the_disk_does_not_take_is_one_line(undisturbed, tmp_path):
         f"run.py: {workdir / 'checkpoints/linear/10'} can't be written: File too large (" in last
         and "MB free in" in last
     )
-    code, _, err = finish(start(workdir, *settings))
-    assert code == 0, err
-    assert_same_run(workdir, undisturbed[0], ["linear"])
 
 
 def test_too_little_memory_names_the_settings_to_reduce(tmp_path, train, monkeypatch):
