@@ -19,4 +19,4 @@ def at_positions(x: Shaped[Array, "B T ..."], positions: Positions) -> Shaped[Ar
 
 def first_true(mask: Bool[Array, "B T"], count: int) -> Int[Array, "B count"]:
     """Where the first `count` of each sequence are that hold; of a sequence with fewer, some others too."""
-    return jax.lax.top_k(mask, count)[1]
+    return jax.lax.top_k(mask.astype(jnp.float32), count)[1]

@@ -23,7 +23,7 @@ from loglinear_jax.sweep.states import State, track
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY
 
-STEPS = {"long": 600, "short": 20}
+STEPS = {"endless": 20_000, "long": 800, "short": 20}
 
 EVERY = {"eval_every": 20, "checkpoint_every": 100}
 OWN = {"variants", "train.num_steps", *(f"train.{name}" for name in EVERY)}
@@ -110,7 +110,7 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     preempting.join()
     assert capsys.readouterr().out == "2 cell(s): 2 finished\n"
     first, second, third = starts(runs / "long-killed")
-    assert (first, second) == (0, 100) and third >= 280 and third % 5 == 0
+    assert first == 0 and second in (100, 200, 300, 400) and third >= 280 and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
 
     before = (runs / "long-killed" / "processes.jsonl").read_bytes()
@@ -123,23 +123,24 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
 def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
     """By Ctrl-C in a terminal, which every process of the group gets. One cell runs, the other waits, the third is another
     process's."""
-    grid, runs = grid_file(tmp_path, "long", "long-later", "long-elsewhere"), tmp_path / "runs"
-    (runs / "long-elsewhere").mkdir(parents=True)
+    grid, runs = grid_file(tmp_path, "endless", "endless-later", "endless-elsewhere"), tmp_path / "runs"
+    (runs / "endless-elsewhere").mkdir(parents=True)
     command = [sys.executable, "-m", "loglinear_jax", "sweep", str(grid), f"--out={runs}"]
-    with only_process(runs / "long-elsewhere" / "lock"):
+    with only_process(runs / "endless-elsewhere" / "lock"):
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        meanwhile(runs / "long", 2, lambda _: os.killpg(process.pid, signal.SIGINT))
+        meanwhile(runs / "endless", 2, lambda _: os.killpg(process.pid, signal.SIGINT))
         out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert out == (
-        "long: interrupted\nlong-later: not started\nlong-elsewhere: in use\n"
+        "endless: interrupted\nendless-later: not started\nendless-elsewhere: in use\n"
         "3 cell(s): 1 interrupted, 1 in use, 1 not started\n"
     )
-    assert "Stopping: running cells save and end" in err and "long: interrupted after " in err
-    steps = [int(path.name) for path in (runs / "long" / "checkpoints" / "linear").iterdir() if path.name.isdecimal()]
-    assert len(steps) == 1 and 40 <= steps[0] < 600
+    assert "Stopping: running cells save and end" in err and "endless: interrupted after " in err
+    steps = [int(path.name) for path in (runs / "endless/checkpoints/linear").iterdir() if path.name.isdecimal()]
+    (log,) = (path.read_text() for path in (runs / ".sweep").rglob("*_log.err"))
+    assert max(steps) >= 40 and f"linear: stopping at step {max(steps)}\n" in log
 
 
 def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):

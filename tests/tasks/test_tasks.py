@@ -209,6 +209,10 @@ def test_targets_outside_of_what_is_scored_are_refused():
     type(task).scored = slice(4, 8)
     with pytest.raises(ValueError, match=r"a target at position 0, outside of scored = slice\(4, 8, None\)"):
         check_sample(task)
+    type(task).scored = slice(None)
+    type(task).num_scored = 9
+    with pytest.raises(SettingError, match="sequences with 8 to 8 targets: expected num_scored = 9"):
+        check_sample(task)
     with pytest.raises(SettingError, match="Task has no method sample"):
         check_sample(Task())
 
