@@ -12,8 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from loglinear_jax.settings import SettingError, check_fields
+
 if TYPE_CHECKING:
     from loglinear_jax.tasks.base import BaseTask
+
+LARGEST_ROUND = 10_000  # steps in which each part comes as often as its weight says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,22 @@ class Mixture:
     def of(cls, task: BaseTask) -> Mixture:
         """The task alone."""
         return cls((task,), (1,), ("",))
+
+    def check(self, setting: str) -> None:
+        """Raises SettingError, naming the setting that lists the parts, if one of them admits no sequence or comes twice, or
+        their weights make too many steps of a round."""
+        if len(set(self.names)) < len(self.names):
+            raise SettingError(f"{setting} names the same length and pairs twice: {', '.join(self.names)}")
+        if min(self.weights) < 1 or sum(self.weights) > LARGEST_ROUND:
+            raise SettingError(
+                f"{setting} must have weights from 1 on that add up to at most {LARGEST_ROUND}, got {self.weights}"
+            )
+        for part, name in zip(self.parts, self.names, strict=True):
+            try:
+                check_fields(part, "task")
+                part.check()
+            except SettingError as error:
+                raise SettingError(f"{setting}: {name}: {error}") from error
 
     @property
     def longest(self) -> int:

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.settings import SettingError, check_fields, other_default, setting
+from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import by_power_law, distinct_of_many
 from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, last_places, values_behind
 from loglinear_jax.tasks.mixture import Mixture
 
 POWER = 0.01  # Zoology's power_a
-LARGEST_ROUND = 10_000  # steps in which each part of a mixture comes as often as its weight says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +85,7 @@ class ZoologyMqar(Task):
         check_distinct_keys(self.vocab_size, self.num_pairs)
         for name, mixture in (("mixture", self.trained_on), ("tests", self.evaluated_on)):
             if getattr(self, name):
-                _check_parts(name, mixture)
+                mixture.check(f"task.{name}")
 
     @property
     def trained_on(self):
@@ -127,23 +126,6 @@ class ZoologyMqar(Task):
         tokens = tokens.at[rows, places].set(keys)
         targets = jnp.full_like(tokens, -1).at[rows, places].set(values)
         return tokens, targets
-
-
-def _check_parts(name: str, mixture: Mixture) -> None:
-    """Raises SettingError, naming the part, if one of them admits no sequence or comes twice, or their weights make too many
-    steps of a round."""
-    if len(set(mixture.names)) < len(mixture.names):
-        raise SettingError(f"task.{name} names the same length and pairs twice: {', '.join(mixture.names)}")
-    if min(mixture.weights) < 1 or sum(mixture.weights) > LARGEST_ROUND:
-        raise SettingError(
-            f"task.{name} must have weights from 1 on that add up to at most {LARGEST_ROUND}, got {mixture.weights}"
-        )
-    for part, of in zip(mixture.parts, mixture.names, strict=True):
-        try:
-            check_fields(part, "task")
-            part.check()
-        except SettingError as error:
-            raise SettingError(f"task.{name}: {of}: {error}") from error
 
 
 TASK = ZoologyMqar
