@@ -24,8 +24,10 @@ from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Maps, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, pad_to, select_level
-from loglinear_jax.ops.tree import fitting_chunk_size, into_parts, read_left_siblings
+from loglinear_jax.ops.tree import DEFAULT_CHUNK, fitting_chunk_size, into_parts, read_left_siblings
 
+# Tokens a chunk for keys and values of SMALL_DIM at most: the C × C matrices of a chunk cost more than such states.
+SMALL_DIM, SMALL_CHUNK = 32, 16
 BLOCK_HEIGHT = 4  # of one state's trees: 16 chunks
 
 
@@ -36,9 +38,10 @@ def chunkwise(
 
     kernels: what is done inside chunks, and reading the tree, by GPU kernels.
     """
-    chunk_size = fitting_chunk_size(q.shape[1], chunk_size)
     if kernels:
-        chunk_size = max(chunk_size, pallas_kernels.MIN_TILE)
+        chunk_size = max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
+    else:
+        chunk_size = _chunk_size(q, v, chunk_size)
     sizes = dict(chunk_size=chunk_size, precision=precision)
     aligned = functools.partial(_aligned, return_state=return_state, kernels=kernels, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
@@ -51,7 +54,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     A tree over every block of up to 2^BLOCK_HEIGHT chunks, and one state that is carried from block to block.
     """
     length, groups = q.shape[1:3]
-    chunk_size = fitting_chunk_size(length, chunk_size)
+    chunk_size = _chunk_size(q, v, chunk_size)
     height = min(tree_heights(-(-length // chunk_size)), BLOCK_HEIGHT)
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
@@ -76,6 +79,11 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
     state = state.reshape(state.shape[0], -1, *shape[-2:])
     return _into_sequence(out, length), state if return_state else None
+
+
+def _chunk_size(q, v, chunk_size: int | None) -> int:
+    small = max(q.shape[-1], v.shape[-1]) <= SMALL_DIM
+    return fitting_chunk_size(q.shape[1], chunk_size or (SMALL_CHUNK if small else DEFAULT_CHUNK))
 
 
 def _into_chunks(groups, chunk_size, q, k, *by_head):
