@@ -22,12 +22,12 @@ BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 
 
 def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
-    """The trained length and its doubles, to `longest`, as far as λ has levels (model.max_length)."""
+    """The trained length, its doubles, and `longest` itself, or the longest that λ has levels for (model.max_length)."""
     limit = min(trained.model.settings.longest or longest, longest)
     lengths = [trained.task.seq_len]
     while 2 * lengths[-1] <= limit:
         lengths.append(2 * lengths[-1])
-    return lengths
+    return lengths + [limit] * (limit > lengths[-1])
 
 
 def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None:

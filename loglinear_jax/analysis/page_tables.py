@@ -17,7 +17,7 @@ import dataclasses
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -279,6 +279,28 @@ def means(results: Results, columns: str, variants: str) -> Rows:
     return rows
 
 
+def gains(results: Results, columns: str, rows: str) -> Rows:
+    """How much more accurate one variant is than another, in points, paired by seed, with the interval of the mean; in the runs
+    of each column. rows: "label = variant, other variant"."""
+    chosen = [(label, results.matching(runs)) for label, runs, _ in _listed(columns)]
+    found = []
+    for label, variants, _ in _listed(rows):
+        cells = {"of": label}
+        for column, runs in chosen:
+            ours, others = (_of_one_run(runs, variant.strip()) for variant in variants.split(","))
+            if ours.seeds != others.seeds:
+                raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
+            mean, low, high = mean_difference(*(100 * x.accuracy for x in (ours, others)))
+            cells[column] = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+        found.append(cells)
+    return found
+
+
+def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
+    """Of the first run that has it."""
+    return next((run.outcomes[variant] for run in runs if variant in run.outcomes), None) or outcome(runs[0], variant)
+
+
 def answer_levels(results: Results, rows: str) -> Rows:
     """The Fenwick levels that hold a task's answers, from its definition. rows: "label = run"."""
     shares = {label: levels_of_task(results.matching(runs)[0].task) for label, runs, _ in _listed(rows)}
@@ -424,7 +446,7 @@ TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
         by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
-        bands, means, answer_levels, looks, lengths, variation_of_lam, perplexities, losses_by_position,
+        bands, means, gains, answer_levels, looks, lengths, variation_of_lam, perplexities, losses_by_position,
         time, initial_memory, by_memory,
     )
 }  # fmt: skip

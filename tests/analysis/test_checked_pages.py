@@ -4,10 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loglinear_jax.analysis.checked_pages import check_pages, write_pages
+from loglinear_jax.analysis.page_tables import TABLES, Results
 from loglinear_jax.commands.main import main
+from loglinear_jax.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +66,18 @@ def test_a_page_that_disagrees_is_named_with_the_first_difference(folder, old, n
     page.write_text(page.read_text().replace(old, new))
     [problem] = check_pages(folder)
     assert found in problem
+
+
+def test_gains_are_paired_by_seed_across_runs(folder):
+    rows = "MLP over linear = mlp_softplus,linear"
+    [line] = TABLES["gains"](Results(folder), columns="copying = copy-released-seq1024,copy-seq1024", rows=rows)
+    outcomes = json.loads((folder / "copy-released-seq1024" / "summary.json").read_text())["variants"]
+    ours, others = (np.array(outcomes[name]["best_accuracy"]) for name in ("mlp_softplus", "linear"))
+    assert line["of"] == "MLP over linear"
+    assert float(line["copying"].split()[0].replace("−", "-")) == pytest.approx(100 * np.mean(ours - others), abs=0.05)
+    other_seeds = "x = copy-robust-seq1024-content,copy-seq256"
+    with pytest.raises(ConfigError, match="the seeds of content,fixed are not the same"):
+        TABLES["gains"](Results(ROOT / "results"), columns=other_seeds, rows="y = content,fixed")
 
 
 def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path):

@@ -15,6 +15,7 @@ from loglinear_jax.analysis import (
     static_lam,
 )
 from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.lengths import lengths_to_test
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import LAMS, lam_traits, rotate_by_level
 
@@ -56,6 +57,12 @@ def test_what_is_not_there_is_named(make_trained):
         lam_values(trained, 0, np.zeros((1, 33), np.int32))
     with pytest.raises(ValueError, match=r"lengths=\[64\]: λ of mlp_softplus has levels for 32 tokens"):
         scores_by_length(trained, 0, [64])
+
+
+def test_lengths_are_the_doubles_and_the_longest(make_trained):
+    assert lengths_to_test(make_trained(), 24) == [16, 24]
+    assert lengths_to_test(make_trained(), 1000) == [16, 32]  # for which λ has levels
+    assert lengths_to_test(make_trained("mixer=linear"), 100) == [16, 32, 64, 100]
 
 
 @pytest.mark.parametrize("lam", [lam for lam in LAMS if not lam_traits(lam).needs_scores])

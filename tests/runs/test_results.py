@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loglinear_jax.config import config_differences, read_config, variant_names
+from loglinear_jax.config import build, config_differences, read_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs.provenance import config_sha256
 from loglinear_jax.sweep.grid import read_grid
@@ -40,6 +40,16 @@ def differences(name, arguments):
 
 def test_every_experiment_has_its_results():
     assert sorted(listed_commands()) == RESULTS
+
+
+def test_planned_experiments_can_be_built_and_have_no_results(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for cell in read_grid(ROOT / "results" / "planned.toml").cells:
+        assert cell.name not in RESULTS
+        config = read_config_arguments(list(cell.arguments)).config
+        if config.task.name != "text":  # which may have to be downloaded
+            for name in variant_names(config):
+                build(config, name)
 
 
 @pytest.mark.parametrize("name", RESULTS)
