@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 Positions = slice | Int[Array, "B P"]  # the same of every sequence, or each sequence's own, none of them twice
 
 
-def at_positions(x: Shaped[Array, "B T ..."], positions: Positions) -> Shaped[Array, "B P ..."]:
+def at_positions(x: Shaped[Array | np.ndarray, "B T ..."], positions: Positions) -> Shaped[Array, "B P ..."]:
     """x at these positions of its sequences."""
+    x = jnp.asarray(x)
     if isinstance(positions, slice):
         return x[:, positions]
     rows = jnp.arange(x.shape[0])[:, None]

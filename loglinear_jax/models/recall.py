@@ -10,13 +10,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.lam import lam_traits
-from loglinear_jax.losses import token_losses
+from loglinear_jax.losses import chunked_token_losses, summed_loss, token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
 from loglinear_jax.models.positions import Positions, at_positions
 from loglinear_jax.modules import CausalConv, Embed
 from loglinear_jax.settings import SettingError, setting
 
 NORMS = ("post", "pre")
+# Logits of one seed that exist at a time, in float32 64 MiB: many seeds are trained together.
+MOST_LOGITS = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,17 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     return mixed.reshape(*mixed.shape[:2], values)
 
 
+class _Weights(nn.Module):
+    """Those of a linear map without a bias, in float32, where nn.Dense has them."""
+
+    shape: tuple[int, int]
+    init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "D F"]:
+        return self.param("kernel", self.init, self.shape)
+
+
 class RecallModel(nn.Module):
     """The paper's recall model: embedding, post-norm layers with no positions and no convolution, norm, untied head; and with
     other settings, what may make it learn more reliably."""
@@ -107,19 +120,24 @@ class RecallModel(nn.Module):
     settings: RecallSettings
 
     @nn.compact
-    def __call__(
+    def features(
         self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
-    ) -> Float[Array, "B P vocab"]:
-        """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]. The last layer's output, and what
-        follows it, is computed there only."""
+    ) -> tuple[Float[Array, "B P D"], Float[Array, "D vocab"]]:
+        """(what the head reads at `positions` (all T), in the dtype of its products; the head). The last layer's output, and
+        what follows it, is computed there only."""
         m = self.settings
         x = Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
             x = RecallLayer(m, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)
-        init = nn.initializers.normal(m.weight_std)
-        logits = nn.Dense(m.vocab_size, use_bias=False, kernel_init=init, dtype=m.dtype, name="head")(x)
-        return logits.astype(jnp.float32)
+        head = _Weights((m.hidden, m.vocab_size), nn.initializers.normal(m.weight_std), name="head")
+        return x.astype(m.dtype), head()
+
+    def __call__(
+        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
+    ) -> Float[Array, "B P vocab"]:
+        """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]."""
+        return _logits(*self.features(tokens, positions))
 
     def token_losses(
         self,
@@ -128,7 +146,11 @@ class RecallModel(nn.Module):
         positions: Positions = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
-        return token_losses(self(tokens, positions), at_positions(targets, positions))
+        x, head = self.features(tokens, positions)
+        targets = at_positions(targets, positions)
+        if targets.size * head.shape[1] <= MOST_LOGITS:
+            return token_losses(_logits(x, head), targets)
+        return chunked_token_losses(x, head, targets, _chunk(head))
 
     def summed_loss(
         self,
@@ -137,4 +159,17 @@ class RecallModel(nn.Module):
         positions: Positions = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
-        return jnp.sum(self.token_losses(tokens, targets, positions)[0])
+        x, head = self.features(tokens, positions)
+        targets = at_positions(targets, positions)
+        if targets.size * head.shape[1] <= MOST_LOGITS:
+            return jnp.sum(token_losses(_logits(x, head), targets)[0])
+        return summed_loss(x, head, targets, _chunk(head))
+
+
+def _logits(x, head):
+    return jnp.dot(x, head.astype(x.dtype)).astype(jnp.float32)
+
+
+def _chunk(head) -> int:
+    """Tokens whose logits exist at a time."""
+    return max(MOST_LOGITS // head.shape[1], 1)

@@ -1,6 +1,7 @@
 """The recall model: shapes, causality, initial values, every mixer and λ, and reading λ out."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -246,6 +247,25 @@ def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         RecallSettings(**(SMALL | settings)).check()
+
+
+def test_losses_over_a_large_vocabulary_are_computed_in_parts(monkeypatch):
+    model, params = build(vocab_size=37)
+    targets = np.where(np.arange(24) % 3 == 0, TOKENS[:, ::-1], -1)
+
+    def losses(params):
+        def summed(params):
+            return model.apply(params, TOKENS, targets, method="summed_loss")
+
+        return jax.value_and_grad(summed)(params), model.apply(params, TOKENS, targets, method="token_losses")
+
+    found = []
+    for most, at_once in ((10_000, True), (37 * 7, False)):
+        monkeypatch.setattr("loglinear_jax.models.recall.MOST_LOGITS", most)
+        lowered = jax.jit(functools.partial(losses)).lower(params)
+        assert ("2x24x37x" in lowered.as_text()) == at_once
+        found.append(lowered.compile()(params))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *found)
 
 
 def test_a_model_reads_like_the_attention_it_wraps():
