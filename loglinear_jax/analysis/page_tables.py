@@ -28,6 +28,7 @@ from loglinear_jax.analysis.answer_levels import answer_levels as levels_of_task
 from loglinear_jax.analysis.answer_levels import table as answer_levels_table
 from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -301,6 +302,21 @@ def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
     return next((run.outcomes[variant] for run in runs if variant in run.outcomes), None) or outcome(runs[0], variant)
 
 
+def best_rates(results: Results, columns: str, variants: str) -> Rows:
+    """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose, of the
+    other half; in the one run of each column that has it."""
+    chosen = [(label, [by_rate(run) for run in results.matching(runs)]) for label, runs, _ in _listed(columns)]
+    rows = []
+    for variant in variants.split(","):
+        cells = {"variant": variant}
+        for label, found in chosen:
+            for group in (groups[variant] for groups in found if variant in groups):
+                best, shown = chosen_rate(ACCURACY, group)
+                cells[label] = f"{_mean_and_interval(shown / 100)} at {best.learning_rate:g}"
+        rows.append(cells)
+    return rows
+
+
 def answer_levels(results: Results, rows: str) -> Rows:
     """The Fenwick levels that hold a task's answers, from its definition. rows: "label = run"."""
     shares = {label: levels_of_task(results.matching(runs)[0].task) for label, runs, _ in _listed(rows)}
@@ -446,7 +462,7 @@ TABLES: dict[str, Callable[..., Rows]] = {
     f.__name__: f
     for f in (
         by_pairs, by_setting, differences, accuracies, solved_by_pairs, shares_by_pairs, converged_by_pairs, repeated, compared,
-        bands, means, gains, answer_levels, looks, lengths, variation_of_lam, perplexities, losses_by_position,
+        bands, means, gains, best_rates, answer_levels, looks, lengths, variation_of_lam, perplexities, losses_by_position,
         time, initial_memory, by_memory,
     )
 }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper, tables
+from loglinear_jax.analysis.page_tables import TABLES, Results
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
@@ -31,7 +32,7 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert tables.differences(made_run(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
 
 
-def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path):
+def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path, monkeypatch):
     rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
     accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
     run = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
@@ -42,6 +43,9 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path)
     assert row["learning_rate"] == 0.004 and row["mean"] == pytest.approx(25)  # seeds 1 and 3
     assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
     assert tables.rates(made_run(tmp_path)) == []
+    monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
+    rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear,fixed")
+    assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}, {"variant": "fixed"}]
 
 
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):

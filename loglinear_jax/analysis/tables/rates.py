@@ -4,6 +4,7 @@ window of good ones is."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -77,13 +78,12 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
 def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
     rows, raw, score = [], [], run.task.score
     for variant, group in variants.items():
-        shown = np.array([at.outcome.shown for at in group])
-        best = int(best_row(score, shown[:, ::2]))
-        good = within_window(score, shown)
-        row = {"variant": variant, "best rate by every second seed": name_of(group[best], decays)}
+        best, others = chosen_rate(score, group)
+        good = within_window(score, np.array([at.outcome.shown for at in group]))
+        row = {"variant": variant, "best rate by every second seed": name_of(best, decays)}
         mean = low = high = np.nan
-        if shown.shape[1] > 1:
-            mean, low, high = mean_interval(shown[best, 1::2])
+        if len(others):
+            mean, low, high = mean_interval(others)
         row["mean of the other seeds at it [95 % interval]"] = with_interval(mean, low, high)
         row[f"rates within {GOOD:.0%} of the best"] = f"{good.sum()} of {len(group)}: " + ", ".join(
             name_of(at, decays) for at, is_good in zip(group, good, strict=True) if is_good
@@ -92,7 +92,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         row["width of the window"] = f"{max(windows) / min(windows):.3g} times"
         rows.append(row)
         raw.append(
-            {"variant": variant, "learning_rate": group[best].learning_rate, "weight_decay": group[best].weight_decay}
+            {"variant": variant, "learning_rate": best.learning_rate, "weight_decay": best.weight_decay}
             | {"mean": mean, "low": low, "high": high, "num_good": int(good.sum()), "num_rates": len(group)}
             | {"window": max(windows) / min(windows)}
         )
@@ -101,6 +101,13 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         f"seeds is within {GOOD:.0%} of the best mean; its width is the highest of their learning rates over the lowest."
     )
     return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
+
+
+def chosen_rate(score: Score, group: Sequence[AtRate]) -> tuple[AtRate, Float[np.ndarray, " seeds"]]:
+    """(the rate that is best for the first, third, fifth seed and so on; what the other seeds have at it)."""
+    shown = np.array([at.outcome.shown for at in group])
+    best = best_row(score, shown[:, ::2])
+    return group[best], shown[best, 1::2]
 
 
 def best_row(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> int:
