@@ -109,7 +109,7 @@ class _Weights(nn.Module):
     init: nn.initializers.Initializer
 
     @nn.compact
-    def __call__(self) -> Float[Array, "D F"]:
+    def __call__(self) -> Float[Array | np.ndarray, "D F"]:
         return self.param("kernel", self.init, self.shape)
 
 
@@ -122,7 +122,7 @@ class RecallModel(nn.Module):
     @nn.compact
     def features(
         self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
-    ) -> tuple[Float[Array, "B P D"], Float[Array, "D vocab"]]:
+    ) -> tuple[Float[Array, "B P D"], Float[Array | np.ndarray, "D vocab"]]:
         """(what the head reads at `positions` (all T), in the dtype of its products; the head). The last layer's output, and
         what follows it, is computed there only."""
         m = self.settings
