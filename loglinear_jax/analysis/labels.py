@@ -32,6 +32,13 @@ COLORS = {
     "mixer=gated_delta": "#117733",
     "mixer=delta": "#88CCEE",
 }
+MIXER_NAMES = {
+    "mixer=softmax": "softmax attention",
+    "mixer=linear": "linear attention, λ ≡ 1",
+    "mixer=gated_delta": "Gated DeltaNet",
+    "mixer=delta": "DeltaNet",
+    "mixer=log_linear_delta": "log-linear Gated DeltaNet",
+}
 OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
 
 
@@ -82,13 +89,10 @@ def describe_run(run: Run) -> str:
 
 def describe_variant(variant: str) -> str:
     """A variant's name for titles and legends."""
-    names = {
-        "mixer=softmax": "softmax attention",
-        "mixer=linear": "linear attention, λ ≡ 1",
-        "mixer=gated_delta": "Gated DeltaNet",
-        "mixer=delta": "DeltaNet",
-    }
-    return names.get(variant, variant if "=" in variant else f"λ: {variant}")
+    mixer, _, settings = variant.partition("+")
+    if mixer in MIXER_NAMES:
+        return ", ".join([MIXER_NAMES[mixer], *filter(None, settings.replace("lam=", "λ: ").split("+"))])
+    return variant if "=" in variant else f"λ: {variant}"
 
 
 def sentence(text: str) -> str:

@@ -91,6 +91,14 @@ def shares(tmp_path):
     )
 
 
+def by_task(tmp_path):
+    values = np.random.default_rng(0).uniform(20, 100, (5, 64))
+    name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; head_dim=16, key_dim=16"
+    delta = ("mixer=log_linear_delta+lam=content+beta_max=2", "mixer=gated_delta")
+    panels = {f"{name} {i}": dict.fromkeys((*VARIANTS[i:], *delta), x) for i, x in enumerate(values)}
+    return figures.draw_by_task(panels, "test accuracy")
+
+
 def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
@@ -162,6 +170,7 @@ DRAWN = {
     "learning curves of perplexity": learning_curves_of_perplexity,
     "convergence": convergence,
     "shares": shares,
+    "by task": by_task,
     "initial memory in a part of a decade": lambda _: initial_memory(101, 130),
     "initial memory over many decades": lambda _: initial_memory(0.02, 3e6),
     "initial memory of several runs": lambda _: initial_memory(5, 900, 4, VARIANTS),

@@ -45,3 +45,5 @@ def test_every_variant_has_its_own_colour():
 def test_variants_in_words():
     assert describe_variant("linear") == "λ: linear" and describe_variant("lam_hidden=32") == "lam_hidden=32"
     assert describe_variant("mixer=linear") == "linear attention, λ ≡ 1"
+    delta = describe_variant("mixer=log_linear_delta+lam=content+beta_max=2")
+    assert delta == "log-linear Gated DeltaNet, λ: content, beta_max=2"

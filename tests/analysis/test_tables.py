@@ -48,6 +48,23 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}, {"variant": "fixed"}]
 
 
+def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
+    rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
+    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
+    swept = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
+    again, other = made_run(tmp_path, accuracies={"fixed": [0.1], "rope": [0.25]}), made_run(tmp_path, pairs=8)
+    found, shown_as = tables.accuracies_by_task([swept, again, other])
+    assert shown_as == "best validation accuracy"
+    assert list(found) == [f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8)]
+    of_four = {
+        variant: values.tolist() for variant, values in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
+    }
+    assert of_four == {"linear": [20, 30], "fixed": [50] * 4, "rope": [25]}
+    tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
+    alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
+    assert tables.accuracies_by_task([alone])[1] == "test accuracy"
+
+
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     rates = {0.001: [0.9, 0.9], 0.01: [0.85, 0.85], 0.1: [0.8, 0.8]}
     decays = {f"linear+train.learning_rate={rate}+train.weight_decay=0.1": values for rate, values in rates.items()}

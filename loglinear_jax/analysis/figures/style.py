@@ -55,9 +55,8 @@ def hide(axes: np.ndarray) -> None:
 def wrap(text: str, width: float, size: int) -> str:
     """Each line of a text broken so that it fits into `width` inches in a font of that size, in points."""
     characters = max(int(width * 72 / (CHARACTER * size)), 12)
-    text = text.replace(" %", "\N{NO-BREAK SPACE}%").replace(
-        "$", r"\$"
-    )  # between two, Matplotlib would read mathematics
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%").replace("λ: ", "λ:\N{NO-BREAK SPACE}")
+    text = text.replace("$", r"\$")  # between two, Matplotlib would read mathematics
     return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
 
 

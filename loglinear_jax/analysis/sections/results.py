@@ -29,6 +29,11 @@ class Results(Section):
                 report.add_figure(self.part, figures.draw_shares(shares), "by-setting", title)
             for index, table in enumerate(by_setting.values()):
                 report.add_table(self.part, table, f"by-setting-{index + 1}")
+        with context.attempt("all runs", "the figure of all tasks"):
+            panels, shown_as = tables.accuracies_by_task(context.runs)
+            if len(panels) > 1:
+                title = "Every variant in every task"
+                report.add_figure(self.part, figures.draw_by_task(panels, shown_as), "by-task", title)
         for run in context.runs:
             if not run.outcomes:
                 report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")

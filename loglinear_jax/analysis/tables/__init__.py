@@ -4,11 +4,18 @@ matplotlib."""
 from loglinear_jax.analysis.tables.lam import dependence, looks
 from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes, parts
 from loglinear_jax.analysis.tables.rates import rates
-from loglinear_jax.analysis.tables.several_runs import as_the_paper, by_setting, changed_settings, initial_memory
+from loglinear_jax.analysis.tables.several_runs import (
+    accuracies_by_task,
+    as_the_paper,
+    by_setting,
+    changed_settings,
+    initial_memory,
+)
 from loglinear_jax.analysis.tables.table import Table
 
 __all__ = [
     "Table",
+    "accuracies_by_task",
     "as_the_paper",
     "by_seed",
     "by_setting",

@@ -4,7 +4,7 @@ window of good ones is."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -31,15 +31,28 @@ class AtRate:
 
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
     """By variant without its rates, its outcomes at each of them, from the lowest rate on; of variants with several alone."""
+    return {variant: rates for variant, rates in _by_variant(run, on_one_set(run.outcomes)).items() if len(rates) > 1}
+
+
+def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, Float[np.ndarray, " seeds"]]:
+    """By variant without its rates, what each seed has: every seed, or at the best of several rates those that did not choose.
+
+    outcomes: by variant, those of the run with accuracies on the set that is to be shown.
+    """
+    return {
+        variant: chosen_rate(run.task.score, rates)[1] if len(rates) > 1 else rates[0].outcome.shown
+        for variant, rates in _by_variant(run, outcomes).items()
+    }
+
+
+def _by_variant(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, list[AtRate]]:
     found: dict[str, list[AtRate]] = {}
-    for variant, outcome in on_one_set(run.outcomes).items():
+    for variant, outcome in outcomes.items():
         train = variant_config(run.config, variant).train
         parts = [part for part in variant.split("+") if part.partition("=")[0] not in {f"train.{x}" for x in SWEPT}]
         found.setdefault("+".join(parts), []).append(AtRate(train.learning_rate, train.weight_decay, outcome))
     return {
-        variant: sorted(rates, key=lambda at: (at.weight_decay, at.learning_rate))
-        for variant, rates in found.items()
-        if len(rates) > 1
+        variant: sorted(rates, key=lambda at: (at.weight_decay, at.learning_rate)) for variant, rates in found.items()
     }
 
 

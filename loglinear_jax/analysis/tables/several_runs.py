@@ -11,13 +11,14 @@ from jaxtyping import Float
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.tables.rates import at_best_rates
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import mean_and_std
 from loglinear_jax.statistics import longer_among
-from loglinear_jax.tasks import CONVERGED_ACCURACY
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
 
 PRESETS = {"setting released": released_config, "robust": robust_config}
 # What does not make a setting another one.
@@ -57,6 +58,24 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
         chosen[task], notes[task] = _by_changes(group)
     outcomes = on_one_set({(task, *key): run.outcomes[key[1]] for task in chosen for key, run in chosen[task].items()})
     return {task: _against_settings(task, runs, outcomes, notes[task]) for task, runs in chosen.items()}
+
+
+def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
+    """(By task and setting in words, then by variant, the accuracy of each seed in %; what they are, such as "test accuracy").
+
+    Of a variant with several learning rates, that of one half of the seeds, at the rate that the other half choose. Of one
+    that was run twice, the first. Tasks without accuracies are left out.
+    """
+    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
+    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
+    found: dict[str, dict[str, Float[np.ndarray, " seeds"]]] = {}
+    for index, (run, changes) in enumerate(zip(runs, changed_settings(runs), strict=True)):
+        of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
+        own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
+        for variant, shown in at_best_rates(run, own).items():
+            of_task.setdefault(variant, shown)
+    shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
+    return found, shown_as
 
 
 def changed_settings(runs: Sequence[Run]) -> list[str]:

@@ -1,0 +1,50 @@
+"""Figure of several tasks: every variant's accuracy in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis.figures.style import FULL_WIDTH, hide, new_figure, open_frame, title, wrap
+from loglinear_jax.analysis.labels import colors_of, describe_variant
+from loglinear_jax.statistics import mean_interval
+
+MOST_COLUMNS = 3
+
+
+def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]], shown_as: str) -> Figure:
+    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %.
+
+    panels: by the task's name and the variant, each seed's accuracy in %. shown_as: what that is, such as "test accuracy".
+    """
+    variants = list(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
+    names = [wrap(describe_variant(variant), 2.0, 9) for variant in variants]
+    row_height = max(0.3, 0.17 * max(name.count("\n") + 1 for name in names))
+    columns = min(len(panels), MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(
+        FULL_WIDTH, 0.7 + (0.9 + row_height * len(variants)) * rows, rows, columns, sharex=True, sharey=True
+    )
+    hide(axes.flat[len(panels) :])
+    for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
+        for variant, color in colors_of(variants).items():
+            if variant not in drawn:
+                continue
+            values, y = drawn[variant], variants.index(variant)
+            axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
+            mean, low, high = mean_interval(values)
+            axis.hlines(y, low, high, color="0.15", linewidth=1.6)
+            axis.plot([mean], [y], "o", color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
+        axis.set(xlim=(0, 100), ylim=(len(variants) - 0.5, -0.5), xlabel=f"{shown_as} (%)")
+        axis.set_title(wrap(task, 2.1, 9), fontsize=9)
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.grid(axis="x", color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        open_frame(axis)
+    for axis in axes[:, 0]:
+        axis.set_yticks(range(len(variants)), names, fontsize=9)
+    title(figure, "Every seed (strokes), and the mean of the seeds with its 95 % interval")
+    return figure
