@@ -116,7 +116,7 @@ def _report(folders: list[Path], out: Path) -> None:
     from loglinear_jax.analysis.report import Choices, make_report
 
     check_folder(out, "--report")
-    page, problems = make_report(folders, out, Choices(sections=("tables", "curves")))
+    page, problems = make_report(folders, out, Choices(sections=("tables", "rates", "curves")))
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
     print(f"Report: {page}")

@@ -114,7 +114,10 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
 
     before = (runs / "long-killed" / "processes.jsonl").read_bytes()
-    assert sweep(grid, "--only=long*,short") == 0
+    assert sweep(grid, "--only=long*,short", f"--report={tmp_path / 'report'}") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 cell(s): 2 finished\n") and out.endswith(f"{tmp_path}/report/report.html\n")
+    assert {"curves-long-killed.png", "outcomes-short.csv"} <= {path.name for path in (tmp_path / "report").iterdir()}
     assert (runs / "long-killed" / "processes.jsonl").read_bytes() == before
     assert (runs / "short" / "processes.jsonl").read_bytes() == short
     assert len([path for path in (runs / ".sweep").iterdir() if path.name[0].isdecimal()]) == 2
