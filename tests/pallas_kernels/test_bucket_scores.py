@@ -103,6 +103,13 @@ def test_nested_vmap_over_some_arguments_is_a_loop():
     assert all(len(grid) <= 3 for grid in grids(mapped, *arguments))
 
 
+@pytest.mark.parametrize("mode", TOLERANCE)
+def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
+    traced = compiled(implementation="pallas", precision=PRECISIONS[mode]).trace(inputs_of(mode, 1, 300, 1, 6, 32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("gpu.triton") == 2 and "bucket_scores" in text and "bucket_score_gradients" in text
+
+
 def test_what_the_kernels_cannot_run_is_named():
     q, k, log_decay = inputs_of("f32", 1, 20, 1, 1, 8)
     with pytest.raises(
