@@ -27,8 +27,14 @@ def check_config(config: ConfigDict) -> None:
     Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, and sizes for which
     this machine has too little memory.
     """
-    for name, (task, model, train) in _checked_variants(config).items():
-        check_memory(name, MODEL_KINDS[config.model.kind].model, model, task, train)
+    variants = _checked_variants(config)
+    for name, (task, model, train) in variants.items():
+        alike = sum(
+            other[:2] == (task, model) and other[2].but_for_rates == train.but_for_rates for other in variants.values()
+        )
+        check_memory(
+            name, MODEL_KINDS[config.model.kind].model, model, task, train, min(alike, train.rates_at_once or alike)
+        )
 
 
 def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:

@@ -30,23 +30,34 @@ class Part:
 
 
 def check_memory(
-    variant: str, model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings
+    variant: str,
+    model_class: type[nn.Module],
+    model: MixerSettings,
+    task: BaseTask,
+    train: TrainSettings,
+    rates: int = 1,
 ) -> None:
-    """Raises ConfigError, naming the settings to reduce, if training surely takes more memory than there is."""
+    """Raises ConfigError, naming the settings to reduce, if training surely takes more memory than there is. rates: how many
+    learning rates and weight decays are trained in one program."""
     memory = memory_in_bytes()
-    parts = parts_of(model_class, model, task, train)
+    rates = rates if jax.process_count() == 1 else 1  # several processes train one rate after the other
+    parts = parts_of(model_class, model, task, train, rates)
     if memory is not None and sum(part.num_bytes for part in parts) > memory:
         largest = max(parts, key=lambda part: part.num_bytes)
         shown = ", ".join(f"{name}={value}" for name, value in largest.settings.items())
         raise ConfigError(
-            f"{variant}: {largest.name} of {train.num_seeds} seeds alone take {_gib(largest.num_bytes)} GiB, but this "
-            f"machine's devices have {_gib(memory)}: reduce some of {shown}"
+            f"{variant}: {largest.name} of {train.num_seeds} seeds{f' at {rates} rates' if rates > 1 else ''} alone take "
+            f"{_gib(largest.num_bytes)} GiB, but this machine's devices have {_gib(memory)}: reduce some of {shown}"
         )
 
 
-def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings) -> list[Part]:
+def parts_of(
+    model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings, rates: int = 1
+) -> list[Part]:
     """What training holds at the same time, at least."""
-    seeds = {"train.num_seeds": train.num_seeds}
+    replicas, seeds = train.num_seeds * rates, {"train.num_seeds": train.num_seeds}
+    if rates > 1:
+        seeds["train.rates_at_once"] = rates
     sizes = {f"model.{name}": getattr(model, name) for name in ("layers", "hidden", "heads", "head_dim", "key_dim")}
     if "lam_hidden" not in model.unread:
         sizes["model.lam_hidden"] = model.lam_hidden
@@ -76,12 +87,12 @@ def parts_of(model_class: type[nn.Module], model: MixerSettings, task: BaseTask,
     length = {"task.seq_len": task.seq_len}
     values = model.heads * model.head_dim
     return [
-        Part("the parameters", train.num_seeds * COPIES * 4 * count_params(model_class, model), sizes | seeds),
+        Part("the parameters", replicas * COPIES * 4 * count_params(model_class, model), sizes | seeds),
         # Token ids and targets, int32.
-        Part("the sequences", train.num_seeds * round(held) * 8, sequences | length | seeds),
+        Part("the sequences", replicas * round(held) * 8, sequences | length | seeds),
         Part(
             "the activations of one layer",
-            train.num_seeds * tokens * max(model.hidden, values) * width,
+            replicas * tokens * max(model.hidden, values) * width,
             at_once
             | length
             | seeds

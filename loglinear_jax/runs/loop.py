@@ -231,9 +231,7 @@ def trained_together(variant: str, experiments: dict[str, Experiment]) -> list[s
         return [variant]
 
     def but_for_rates(experiment: Experiment) -> Any:
-        train = experiment.train
-        same = dataclasses.replace(train, learning_rate=1.0, weight_decay=0.0)
-        return experiment.model, experiment.task, same, train.weight_decay == 0  # whether AdamW or Adam
+        return experiment.model, experiment.task, experiment.train.but_for_rates
 
     alike = [name for name, other in experiments.items() if but_for_rates(other) == but_for_rates(experiments[variant])]
     return alike[: experiments[variant].train.rates_at_once]

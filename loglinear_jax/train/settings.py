@@ -63,6 +63,11 @@ class TrainSettings:
         return list(range(self.first_seed, self.first_seed + self.num_seeds))
 
     @property
+    def but_for_rates(self) -> tuple[TrainSettings, bool]:
+        """What replicas have in common that one program trains: all but the rates, and whether there is a weight decay."""
+        return dataclasses.replace(self, learning_rate=1.0, weight_decay=0.0), self.weight_decay == 0
+
+    @property
     def unread(self) -> set[str]:
         """The settings that change nothing, given the others."""
         return ({"num_train"} if self.stream else set()) | (set() if self.weight_decay else {"decay_all"})

@@ -413,6 +413,12 @@ def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
     monkeypatch.setattr(sizes, "memory_in_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match="mlp_softplus: .* but this machine's devices have"):
         check_config(config)
+    config.train.learning_rate = [0.001, 0.002, 0.004, 0.008]  # in one program, or two at a time
+    monkeypatch.setattr(sizes, "memory_in_bytes", lambda: 2 * needed)
+    with pytest.raises(ConfigError, match=r"the \w+ .*of 5 seeds at 4 rates alone .* train.rates_at_once=4"):
+        check_config(config)
+    config.train.rates_at_once = 2
+    check_config(config)
 
 
 def test_without_variants_lam_alone_is_trained():
