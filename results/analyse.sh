@@ -27,7 +27,5 @@ analyse interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seed
 analyse interleaved-steps10000 lengths --longest=1024
 analyse interleaved-state32-steps10000 lengths --longest=1024
 analyse interleaved-state32-steps10000-paper lengths --longest=1024
-for group in parity s3; do
-  analyse tracking-$group lengths --longest=256
-done
+analyse tracking-parity lengths --longest=160
 analyse wikitext2-content lengths --longest=4096

@@ -28,7 +28,7 @@ from loglinear_jax.analysis.answer_levels import answer_levels as levels_of_task
 from loglinear_jax.analysis.answer_levels import table as answer_levels_table
 from loglinear_jax.analysis.decays import initial_memory as memory_of
 from loglinear_jax.analysis.labels import setting_of
-from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate, name_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -286,13 +286,16 @@ def gains(results: Results, columns: str, rows: str) -> Rows:
     chosen = [(label, results.matching(runs)) for label, runs, _ in _listed(columns)]
     found = []
     for label, variants, _ in _listed(rows):
-        cells = {"of": label}
+        cells, pair = {"gain": label}, [variant.strip() for variant in variants.split(",")]
+        if len(pair) != 2:
+            raise ConfigError(f"gains: {variants}: expected two variants")
         for column, runs in chosen:
-            ours, others = (_of_one_run(runs, variant.strip()) for variant in variants.split(","))
+            ours, others = (_of_one_run(runs, variant) for variant in pair)
             if ours.seeds != others.seeds:
                 raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
             mean, low, high = mean_difference(*(100 * x.accuracy for x in (ours, others)))
-            cells[column] = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+            interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+            cells[column] = f"{mean:+.1f}{interval}".replace("-", "−")
         found.append(cells)
     return found
 
@@ -304,15 +307,19 @@ def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
 
 def best_rates(results: Results, columns: str, variants: str) -> Rows:
     """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose, of the
-    other half; in the one run of each column that has it."""
+    other half; in the first run of each column that has it at several rates."""
     chosen = [(label, [by_rate(run) for run in results.matching(runs)]) for label, runs, _ in _listed(columns)]
     rows = []
     for variant in variants.split(","):
         cells = {"variant": variant}
         for label, found in chosen:
-            for group in (groups[variant] for groups in found if variant in groups):
+            group = next((groups[variant] for groups in found if variant in groups), None)
+            if group is not None:
                 best, shown = chosen_rate(ACCURACY, group)
-                cells[label] = f"{_mean_and_interval(shown / 100)} at {best.learning_rate:g}"
+                rate = name_of(best, decays=len({at.weight_decay for at in group}) > 1)
+                cells[label] = f"{_mean_and_interval(shown / 100)} at {rate}" if len(shown) else "one seed"
+        if len(cells) == 1:
+            raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
         rows.append(cells)
     return rows
 

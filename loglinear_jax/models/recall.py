@@ -145,7 +145,10 @@ class RecallModel(nn.Module):
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
-        """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
+        """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0.
+
+        Of more than MOST_LOGITS logits in parts, which in bfloat16 are not rounded to it.
+        """
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
         if targets.size * head.shape[1] <= MOST_LOGITS:

@@ -73,8 +73,10 @@ def test_gains_are_paired_by_seed_across_runs(folder):
     [line] = TABLES["gains"](Results(folder), columns="copying = copy-released-seq1024,copy-seq1024", rows=rows)
     outcomes = json.loads((folder / "copy-released-seq1024" / "summary.json").read_text())["variants"]
     ours, others = (np.array(outcomes[name]["best_accuracy"]) for name in ("mlp_softplus", "linear"))
-    assert line["of"] == "MLP over linear"
+    assert line["gain"] == "MLP over linear"
     assert float(line["copying"].split()[0].replace("−", "-")) == pytest.approx(100 * np.mean(ours - others), abs=0.05)
+    with pytest.raises(ConfigError, match="gains: linear: expected two variants"):
+        TABLES["gains"](Results(folder), columns="copying = copy-seq1024", rows="y = linear")
     other_seeds = "x = copy-robust-seq1024-content,copy-seq256"
     with pytest.raises(ConfigError, match="the seeds of content,fixed are not the same"):
         TABLES["gains"](Results(ROOT / "results"), columns=other_seeds, rows="y = content,fixed")

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.page_tables import TABLES, Results
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
+from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import load_task
 from tests.analysis.made_runs import made_run
@@ -44,8 +44,10 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
     assert tables.rates(made_run(tmp_path)) == []
     monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
-    rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear,fixed")
-    assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}, {"variant": "fixed"}]
+    rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
+    assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}]
+    with pytest.raises(ConfigError, match="no run of these columns has fixed at several learning rates"):
+        TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
 
 
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
@@ -53,7 +55,7 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
     swept = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
     again, other = made_run(tmp_path, accuracies={"fixed": [0.1], "rope": [0.25]}), made_run(tmp_path, pairs=8)
-    found, shown_as = tables.accuracies_by_task([swept, again, other])
+    found, shown_as = tables.accuracies_by_task([again, swept, other])
     assert shown_as == "best validation accuracy"
     assert list(found) == [f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8)]
     of_four = {

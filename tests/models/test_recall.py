@@ -262,7 +262,7 @@ def test_losses_over_a_large_vocabulary_are_computed_in_parts(monkeypatch):
     found = []
     for most, at_once in ((10_000, True), (37 * 7, False)):
         monkeypatch.setattr("loglinear_jax.models.recall.MOST_LOGITS", most)
-        lowered = jax.jit(functools.partial(losses)).lower(params)
+        lowered = jax.jit(functools.partial(losses)).lower(params)  # another function for jit: it is traced again
         assert ("2x24x37x" in lowered.as_text()) == at_once
         found.append(lowered.compile()(params))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *found)

@@ -35,7 +35,7 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
                 continue
             values, y = drawn[variant], variants.index(variant)
             axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
-            mean, low, high = mean_interval(values)
+            mean, low, high = mean_interval(values[np.isfinite(values)])
             axis.hlines(y, low, high, color="0.15", linewidth=1.6)
             axis.plot([mean], [y], "o", color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
         axis.set(xlim=(0, 100), ylim=(len(variants) - 0.5, -0.5), xlabel=f"{shown_as} (%)")
@@ -46,5 +46,7 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
         open_frame(axis)
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
-    title(figure, "Every seed (strokes), and the mean of the seeds with its 95 % interval")
+    counts = {len(values) for drawn in panels.values() for values in drawn.values()}
+    seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    title(figure, f"{seeds} seeds each (strokes), and their mean with its 95 % interval")
     return figure

@@ -63,8 +63,8 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
 def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
     """(By task and setting in words, then by variant, the accuracy of each seed in %; what they are, such as "test accuracy").
 
-    Of a variant with several learning rates, that of one half of the seeds, at the rate that the other half choose. Of one
-    that was run twice, the first. Tasks without accuracies are left out.
+    Of a variant with several learning rates, that of one half of the seeds, at the rate that the other half choose; none of one
+    seed. Of a variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
@@ -73,9 +73,10 @@ def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[n
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
         own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
         for variant, shown in at_best_rates(run, own).items():
-            of_task.setdefault(variant, shown)
+            if len(shown) > len(of_task.get(variant, ())):
+                of_task[variant] = shown
     shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
-    return found, shown_as
+    return {task: drawn for task, drawn in found.items() if drawn}, shown_as
 
 
 def changed_settings(runs: Sequence[Run]) -> list[str]:

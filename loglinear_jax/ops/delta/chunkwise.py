@@ -28,7 +28,7 @@ from loglinear_jax.ops.tree import DEFAULT_CHUNK, fitting_chunk_size, into_parts
 
 # Tokens a chunk for keys and values of SMALL_DIM at most: the C × C matrices of a chunk cost more than such states.
 SMALL_DIM, SMALL_CHUNK = 32, 16
-BLOCK_HEIGHT = 4  # of one state's trees: 16 chunks
+BLOCK = 1024  # tokens of each tree, of one state
 
 
 def chunkwise(
@@ -51,11 +51,11 @@ def chunkwise(
 def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
     """The outputs, and the state [B, H, K, V] at the end; as in `gated_delta_attention`.
 
-    A tree over every block of up to 2^BLOCK_HEIGHT chunks, and one state that is carried from block to block.
+    A tree over every BLOCK tokens, and one state that is carried from block to block.
     """
     length, groups = q.shape[1:3]
     chunk_size = _chunk_size(q, v, chunk_size)
-    height = min(tree_heights(-(-length // chunk_size)), BLOCK_HEIGHT)
+    height = min(tree_heights(-(-length // chunk_size)), tree_heights(max(BLOCK // chunk_size, 1)))
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
     q, k, v, log_decay, beta = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta)
