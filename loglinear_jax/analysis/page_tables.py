@@ -128,9 +128,7 @@ def differences(results: Results, runs: str, a: str, b: str) -> Rows:
         for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
             only_a, only_b, p_value = mcnemar(*(o.reached(threshold) for o in pair))
             row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {_short(p_value, 2)}"
-        mean_of, low, high = mean_difference(*(100 * o.accuracy for o in pair))
-        interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
-        rows.append(row | {f"accuracy, {a} − {b}, points": f"{mean_of:+.1f}{interval}".replace("-", "−")})
+        rows.append(row | {f"accuracy, {a} − {b}, points": _points_between(*pair)})
     return rows
 
 
@@ -293,9 +291,7 @@ def gains(results: Results, columns: str, rows: str) -> Rows:
             ours, others = (_of_one_run(runs, variant) for variant in pair)
             if ours.seeds != others.seeds:
                 raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
-            mean, low, high = mean_difference(*(100 * x.accuracy for x in (ours, others)))
-            interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
-            cells[column] = f"{mean:+.1f}{interval}".replace("-", "−")
+            cells[column] = _points_between(ours, others)
         found.append(cells)
     return found
 
@@ -567,6 +563,13 @@ def _matching(results: Results, runs: str, variant: str) -> list[VariantOutcome]
     if variant == "*":
         return [o for run in chosen for o in run.outcomes.values()]
     return [outcome(run, variant) for run in chosen]
+
+
+def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
+    """ "+1.2 [−0.3, +2.7]": the mean difference of two variants' accuracies, paired by seed."""
+    mean, low, high = mean_difference(*(100 * o.accuracy for o in (ours, others)))
+    interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+    return f"{mean:+.1f}{interval}".replace("-", "−")
 
 
 def _mean_and_interval(shares) -> str:

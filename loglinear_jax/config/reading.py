@@ -28,10 +28,9 @@ def check_config(config: ConfigDict) -> None:
     this machine has too little memory.
     """
     variants = _checked_variants(config)
+    programs = [(task, model, train.but_for_rates) for task, model, train in variants.values()]
     for name, (task, model, train) in variants.items():
-        alike = sum(
-            other[:2] == (task, model) and other[2].but_for_rates == train.but_for_rates for other in variants.values()
-        )
+        alike = programs.count((task, model, train.but_for_rates))
         check_memory(
             name, MODEL_KINDS[config.model.kind].model, model, task, train, min(alike, train.rates_at_once or alike)
         )

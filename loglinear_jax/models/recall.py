@@ -151,9 +151,9 @@ class RecallModel(nn.Module):
         """
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
-        if targets.size * head.shape[1] <= MOST_LOGITS:
+        if targets.size <= _tokens_at_once(head):
             return token_losses(_logits(x, head), targets)
-        return chunked_token_losses(x, head, targets, _chunk(head))
+        return chunked_token_losses(x, head, targets, _tokens_at_once(head))
 
     def summed_loss(
         self,
@@ -164,15 +164,15 @@ class RecallModel(nn.Module):
         """The sum of `token_losses`, for training."""
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
-        if targets.size * head.shape[1] <= MOST_LOGITS:
+        if targets.size <= _tokens_at_once(head):
             return jnp.sum(token_losses(_logits(x, head), targets)[0])
-        return summed_loss(x, head, targets, _chunk(head))
+        return summed_loss(x, head, targets, _tokens_at_once(head))
 
 
 def _logits(x, head):
     return jnp.dot(x, head.astype(x.dtype)).astype(jnp.float32)
 
 
-def _chunk(head) -> int:
-    """Tokens whose logits exist at a time."""
+def _tokens_at_once(head) -> int:
+    """How many have logits at the same time."""
     return max(MOST_LOGITS // head.shape[1], 1)

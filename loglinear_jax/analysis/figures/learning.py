@@ -20,6 +20,7 @@ from loglinear_jax.analysis.figures.style import (
     log_ticks,
     new_figure,
     open_frame,
+    percent_panel,
     title,
     wrap,
 )
@@ -168,12 +169,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             (handles[describe_variant(variant)],) = axis.plot(at_90, y, "o", **disc)
             axis.plot(at_99, y, "o", markerfacecolor="none", zorder=3, **disc)
         axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
-        axis.set(xlim=(0, 100), ylim=(top[-1], 0), xlabel="seeds (%)")
-        axis.set_title(wrap(task, 2.9, 10), fontsize=10)
-        axis.xaxis.set_tick_params(labelbottom=True)
-        axis.grid(axis="x", color="0.9", linewidth=0.8)
-        axis.set_axisbelow(True)
-        open_frame(axis)
+        percent_panel(axis, task, 2.9, 10, (top[-1], 0), "seeds")
     for axis in axes[:, 0]:
         axis.set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
         axis.set_ylabel("changed")

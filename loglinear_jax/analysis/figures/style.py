@@ -46,6 +46,16 @@ def open_frame(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def percent_panel(axis: Axes, name: str, width: float, size: int, rows: tuple[float, float], label: str) -> None:
+    """A panel whose rows, from the lowest to the highest place, have values from 0 to 100 %; its name is wrapped to `width`."""
+    axis.set(xlim=(0, 100), ylim=rows, xlabel=f"{label} (%)")
+    axis.set_title(wrap(name, width, size), fontsize=size)
+    axis.xaxis.set_tick_params(labelbottom=True)
+    axis.grid(axis="x", color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+    open_frame(axis)
+
+
 def hide(axes: np.ndarray) -> None:
     """Places of a grid that nothing stands in."""
     for axis in axes:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.figures.style import FULL_WIDTH, hide, new_figure, open_frame, title, wrap
+from loglinear_jax.analysis.figures.style import FULL_WIDTH, hide, new_figure, percent_panel, title, wrap
 from loglinear_jax.analysis.labels import colors_of, describe_variant
 from loglinear_jax.statistics import mean_interval
 
@@ -38,12 +38,7 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
             mean, low, high = mean_interval(values[np.isfinite(values)])
             axis.hlines(y, low, high, color="0.15", linewidth=1.6)
             axis.plot([mean], [y], "o", color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
-        axis.set(xlim=(0, 100), ylim=(len(variants) - 0.5, -0.5), xlabel=f"{shown_as} (%)")
-        axis.set_title(wrap(task, 2.1, 9), fontsize=9)
-        axis.xaxis.set_tick_params(labelbottom=True)
-        axis.grid(axis="x", color="0.9", linewidth=0.8)
-        axis.set_axisbelow(True)
-        open_frame(axis)
+        percent_panel(axis, task, 2.1, 9, (len(variants) - 0.5, -0.5), shown_as)
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
     counts = {len(values) for drawn in panels.values() for values in drawn.values()}

@@ -55,7 +55,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     """
     length, groups = q.shape[1:3]
     chunk_size = _chunk_size(q, v, chunk_size)
-    height = min(tree_heights(-(-length // chunk_size)), tree_heights(max(BLOCK // chunk_size, 1)))
+    height = tree_heights(min(-(-length // chunk_size), max(BLOCK // chunk_size, 1)))
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
     q, k, v, log_decay, beta = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta)
