@@ -7,6 +7,7 @@ Nothing outside knows which Pallas lowering they use.
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
+from pallas_kernels.delta_carry import carry_state
 from pallas_kernels.delta_chunks import delta_chunks, why_delta_unsupported
 from pallas_kernels.delta_tree import join_tree, read_tree
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
@@ -24,6 +25,7 @@ __all__ = [
     "MIN_TILE",
     "UnsupportedError",
     "are_best",
+    "carry_state",
     "chunk_of_scores",
     "chunk_scores",
     "cross_entropy",

@@ -16,7 +16,7 @@ from pallas_kernels.tiles import Launch
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.
 MIN_LOG2_DECAY = -150.0
-# log2 decays are split at this many parts of one: see `decay_in_chunk`.
+# log2 decays are split at this many parts of one: see `log2_decays`.
 COARSE = 2.0**9
 # Range sums over chunks go through masks of at most this many chunks at a time.
 MASK_CHUNKS = 64
@@ -82,12 +82,22 @@ def sum_tokens(x, mask, sizes: Sizes):
 
 def decay_in_chunk(log_decay, sizes: Sizes):
     """The kernels' `decay`, from [B, T, H] natural logs."""
+    return since_chunk_start(log2_decays(log_decay, sizes), sizes)
+
+
+def log2_decays(log_decay, sizes: Sizes):
+    """[P, B, H, T], of each token, in parts whose sums over a chunk are exact; from [B, T, H] natural logs."""
     log2_decay = jnp.maximum(jnp.swapaxes(log_decay, 1, 2) * LOG2_E, MIN_LOG2_DECAY)
     parts = [log2_decay]
     if sizes.decay_parts == 2:
         # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
         coarse = jnp.floor(log2_decay * COARSE) / COARSE
         parts = [coarse, log2_decay - coarse]
+    return jnp.stack(parts)
+
+
+def since_chunk_start(parts, sizes: Sizes):
+    """The kernels' `decay` from `log2_decays`."""
     tokens = np.arange(sizes.chunk)
     return jnp.stack([sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
 

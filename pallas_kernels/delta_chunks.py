@@ -5,7 +5,7 @@ Names and shapes inside, beside those of `chunks` (K, V, C powers of two ≥ 16;
 
   v, o      [B, T, H, V]      what a token reads of its own chunk, in float32
   beta      [B, H, T]         float32
-  lam       [B, H, L, T]      float32, of the levels inside a chunk
+  lam       [B, H, L, T]      float32, of the levels inside a chunk; not there if λ ≡ 1
   reads     [B, H, N, C, K]   what each query makes of a state before its chunk
   lost      [B, H, N, K, K]   a state S before a chunk is γ S - D S after it: D
   states    [B, H, N, K, V]   after a chunk, from its own values alone
@@ -19,6 +19,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -26,12 +27,14 @@ from pallas_kernels.chunks import (
     LOG2_E,
     Sizes,
     Specs,
-    decay_in_chunk,
     decay_parts,
     decay_tile,
     decay_until_end,
     level_tile,
+    log2_decays,
     multiply,
+    since_chunk_start,
+    sum_tokens,
 )
 from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
@@ -43,6 +46,7 @@ MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it mu
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkSizes(Sizes):
     value_dim: int
+    has_lam: bool
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -55,7 +59,7 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
       q, k: [B, T, G, K], v: [B, T, H, V], float32 or bfloat16, all alike; C, K and V up to 64, or 128 in
         bfloat16; C a power of two ≥ 16.
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G. beta: [B, T, H] float32.
-      lam: [B, T, H, bit_length(C)] float32.
+      lam: [B, T, H, bit_length(C)] float32, or None if it is 1 everywhere.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
 
     Returns o [B, T, H, V] in float32, reads [B, H, N, C, K], lost [B, H, N, K, K], states [B, H, N, K, V] in q's dtype.
@@ -75,6 +79,7 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
         heads=heads,
         key_dim=tile_for(key_dim),
         value_dim=tile_for(value_dim),
+        has_lam=lam is not None,
         dtype=str(jnp.dtype(q.dtype)),
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
@@ -83,9 +88,9 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
         pad(q, (3, sizes.key_dim)),
         pad(k, (3, sizes.key_dim)),
         pad(v, (3, sizes.value_dim)),
-        jnp.moveaxis(decay_in_chunk(log_decay, sizes), 0, 1),
+        jnp.moveaxis(log2_decays(log_decay, sizes), 0, 1),
         jnp.swapaxes(beta, 1, 2),
-        jnp.moveaxis(lam, 1, 3),
+        *([] if lam is None else [jnp.moveaxis(lam, 1, 3)]),
     )
     return (
         out[..., :value_dim],
@@ -110,7 +115,7 @@ def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, preci
 
 @functools.cache
 def _differentiable(sizes: ChunkSizes):
-    """The function (q, k, v, decay [B, P, H, T], beta, lam) -> (o, reads, lost, states)."""
+    """The function (q, k, v, log2 decays [B, P, H, T], beta, lam if there is one) -> (o, reads, lost, states)."""
     forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
     backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
 
@@ -146,12 +151,13 @@ class _ChunkSpecs(Specs):
 
     def inputs(self):
         """Of q, k, v, decay, beta, lam."""
-        of_lam = self.lam(self.sizes.levels_inside)
-        return [self.keys(), self.keys(), self.values(), self.decay(), self.by_token(), of_lam]
+        of_lam = [self.lam(self.sizes.levels_inside)] if self.sizes.has_lam else []
+        return [self.keys(), self.keys(), self.values(), self.decay(), self.by_token(), *of_lam]
 
 
-def _forward(q, k, v, decay, beta, lam, *, sizes: ChunkSizes):
+def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     specs = _ChunkSpecs(sizes, DELTA_CHUNKS)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     by_chunk = (chunk, keys), (keys, keys), (keys, values), (chunk, chunk)
@@ -167,38 +173,39 @@ def _forward(q, k, v, decay, beta, lam, *, sizes: ChunkSizes):
         ],
         DELTA_CHUNKS,
         sizes.interpret,
-    )(q, k, v, jnp.moveaxis(decay, 1, 0), beta, lam)
+    )(q, k, v, decay, beta, *lam)
 
 
-def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decay, beta, lam, *, sizes: ChunkSizes):
+def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     specs, launch = _ChunkSpecs(sizes, DELTA_GRADIENTS), DELTA_GRADIENTS
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
-    decay = jnp.moveaxis(decay, 1, 0)
+    decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     pairs, by_keys = specs.by_chunk(chunk, chunk), specs.by_chunk(chunk, keys)
 
     def by_chunk(*shape):
         return jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype)
 
-    dv, d_lam, *of_values = call(
+    results = call(
         functools.partial(_value_gradients_kernel, sizes=sizes),
         "delta_value_gradients",
         specs.grid(sizes.num_chunks),
         [*specs.inputs(), pairs, specs.values(), specs.by_chunk(keys, values)],
-        [specs.values(), specs.by_level(sizes.levels_inside), pairs, pairs, by_keys],
+        [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_keys],
         [
             jax.ShapeDtypeStruct(v.shape, v.dtype),
-            jax.ShapeDtypeStruct(lam.shape, lam.dtype),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in lam),
             by_chunk(chunk, chunk),
             by_chunk(chunk, chunk),
             by_chunk(chunk, keys),
         ],
         launch,
         sizes.interpret,
-    )(q, k, v, decay, beta, lam, inverse, do.astype(q.dtype), d_states)
+    )(q, k, v, decay, beta, *lam, inverse, do.astype(q.dtype), d_states)
+    dv, d_lam, of_values = results[0], results[1:-3], results[-3:]
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
-    dq, dk, d_decay, d_beta = call(
+    dq, dk, d_decay, d_until, d_beta = call(
         functools.partial(_key_gradients_kernel, sizes=sizes),
         "delta_key_gradients",
         specs.grid(sizes.num_chunks),
@@ -206,15 +213,18 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decay, beta, lam,
             *(specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs),
             *(by_keys, specs.by_chunk(keys, keys), pairs, pairs, by_keys),
         ],
-        [specs.partial_keys(), specs.partial_keys(), specs.by_token(), specs.by_token()],
-        [partial, partial, by_token, by_token],
+        [specs.partial_keys(), specs.partial_keys(), *[specs.by_token()] * 3],
+        [partial, partial, by_token, by_token, by_token],
         launch,
         sizes.interpret,
     )(q, k, decay, beta, inverse, d_reads, d_lost, *of_values)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
-    # Of each part, as decay is their sum; and by log2 decay.
-    d_decay = jnp.broadcast_to(d_decay[:, None] / LOG2_E, (sizes.batch, sizes.decay_parts, *d_decay.shape[1:]))
-    return dq, dk, dv, d_decay, d_beta, d_lam
+    # A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as
+    # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
+    token = np.arange(chunk)
+    d_decays = sum_tokens(d_decay, token[:, None] >= token, sizes) + sum_tokens(d_until, token[:, None] < token, sizes)
+    d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
+    return dq, dk, dv, d_decays, d_beta, *d_lam
 
 
 # --- Kernels --------------------------------------------------------------------------------------------------------
@@ -256,6 +266,10 @@ class _Chunk:
             tile = jnp.where(self.level == index, lam_ref[0, index, :][:, None], tile)
         return tile
 
+    def weighted(self, weights, lam_refs):
+        """Times λ; 0 where the key comes later."""
+        return weights * self.lam_tile(*lam_refs) if self.sizes.has_lam else jnp.where(self.level >= 0, weights, 0.0)
+
 
 def _chunk_kernel(
     q_ref,
@@ -263,22 +277,17 @@ def _chunk_kernel(
     v_ref,
     decay_ref,
     beta_ref,
-    lam_ref,
-    out_ref,
-    reads_ref,
-    lost_ref,
-    states_ref,
-    inverse_ref,
-    *,
+    *refs,
     sizes: ChunkSizes,
 ):
+    *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
     beta, dtype = beta_ref[0, :], chunk.dtype
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
     inner, of_queries, to_end = (inverse * beta[None, :]).astype(dtype), chunk.of_queries(), chunk.keys_to_end()
-    weights = (times(of_queries, inner) * chunk.lam_tile(lam_ref)).astype(dtype)
+    weights = chunk.weighted(times(of_queries, inner), lam_refs).astype(dtype)
 
     def of_values(place, _):
         v = v_ref[:, place]
@@ -302,25 +311,18 @@ def _value_gradients_kernel(
     v_ref,
     decay_ref,
     beta_ref,
-    lam_ref,
-    inverse_ref,
-    do_ref,
-    d_states_ref,
-    dv_ref,
-    d_lam_ref,
-    d_inner_ref,
-    d_of_queries_ref,
-    d_to_end_ref,
-    *,
+    *refs,
     sizes: ChunkSizes,
 ):
     """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M, P = Q Kᵀ ∘ Γ and K̃ the parts that come by way of them."""
+    lam_refs, refs = refs[: sizes.has_lam], refs[sizes.has_lam :]
+    inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, d_to_end_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
     dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    weights, lam = times(of_queries, inner), chunk.lam_tile(lam_ref)
-    weighted = (weights * lam).astype(dtype)
+    weights = times(of_queries, inner)
+    weighted = chunk.weighted(weights, lam_refs).astype(dtype)
 
     def of_values(place, carry):
         d_inner, d_pairs, d_to_end = carry
@@ -336,10 +338,11 @@ def _value_gradients_kernel(
     start = zeros, zeros, jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
     d_inner, d_pairs, d_to_end = for_columns(sizes.value_dim, of_values, start)
     d_to_end_ref[:, :] = d_to_end.astype(dtype)
-    d_lam = d_pairs * weights
-    for index in range(sizes.levels_inside):
-        d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
-    d_weights = (d_pairs * lam).astype(dtype)
+    for d_lam_ref in d_lam_refs:
+        d_lam = d_pairs * weights
+        for index in range(sizes.levels_inside):
+            d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
+    d_weights = chunk.weighted(d_pairs, lam_refs).astype(dtype)
     d_of_queries_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
     d_inner_ref[:, :] = (d_inner + times(of_queries, d_weights, transpose_x=True)).astype(dtype)
 
@@ -358,6 +361,7 @@ def _key_gradients_kernel(
     dq_ref,
     dk_ref,
     d_decay_ref,
+    d_until_ref,
     d_beta_ref,
     *,
     sizes: ChunkSizes,
@@ -413,10 +417,8 @@ def _key_gradients_kernel(
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)
     d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))
     # By the logarithms of decays.
-    d_until *= chunk.until_end[:, 0]
-    is_last = lax.iota(jnp.int32, sizes.chunk) == sizes.chunk - 1
-    d_decay += chunk.since_start[:, 0] * d_since - d_until + jnp.where(is_last, jnp.sum(d_until), 0.0)
-    d_decay_ref[0, :] = d_decay
+    d_decay_ref[0, :] = d_decay + chunk.since_start[:, 0] * d_since
+    d_until_ref[0, :] = d_until * chunk.until_end[:, 0]
 
 
 def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):

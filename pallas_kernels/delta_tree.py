@@ -34,8 +34,8 @@ from pallas_kernels.tiles import MIN_TILE, TREE_JOINS, TREE_NODES, TREE_READS, t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TreeSizes:
-    """Sizes of a problem as the kernels see it."""
+class MapSizes:
+    """Sizes of a problem as kernels over maps see it."""
 
     batch: int
     heads: int
@@ -64,7 +64,7 @@ def join_tree(decay, lost, states, *, precision=None):
 
     Raises UnsupportedError where `why_delta_unsupported` gives a reason.
     """
-    sizes = _sizes_for(lost, states, None, precision)
+    sizes = map_sizes(lost, states, None, precision)
     key_dim, value_dim = states.shape[3:]
     lefts, rights = [], []
 
@@ -101,7 +101,7 @@ def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
 
     Raises UnsupportedError where `why_delta_unsupported` gives a reason.
     """
-    sizes = _sizes_for(lost, states, reads.shape[3], precision)
+    sizes = map_sizes(lost, states, reads.shape[3], precision)
     keys, values = sizes.key_dim, sizes.value_dim
     out = _differentiable_reads(sizes)(
         pad(inside, (3, values)),
@@ -114,11 +114,12 @@ def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
     return out[..., : states.shape[-1]]
 
 
-def _sizes_for(lost, states, chunk: int | None, precision) -> TreeSizes:
+def map_sizes(lost, states, chunk: int | None, precision) -> MapSizes:
+    """Those of maps `lost` [B, H, N, K, K] and `states` [B, H, N, K, V]. Raises UnsupportedError."""
     batch, heads, num_chunks, key_dim, value_dim = states.shape
     if reason := why_delta_unsupported(chunk or MIN_TILE, key_dim, value_dim, lost.dtype, precision):
         raise UnsupportedError(reason)
-    return TreeSizes(
+    return MapSizes(
         batch=batch,
         heads=heads,
         num_chunks=num_chunks,
@@ -131,7 +132,7 @@ def _sizes_for(lost, states, chunk: int | None, precision) -> TreeSizes:
 
 
 @functools.cache
-def _differentiable_joins(sizes: TreeSizes):
+def _differentiable_joins(sizes: MapSizes):
     """The function (lost, states, *decays of left nodes by height, *of right nodes) -> (lost, states)."""
     forward = fold_mapped_axes(functools.partial(_join, sizes=sizes))
     backward = fold_mapped_axes(functools.partial(_join_backward, sizes=sizes))
@@ -146,7 +147,7 @@ def _differentiable_joins(sizes: TreeSizes):
 
 
 @functools.cache
-def _differentiable_reads(sizes: TreeSizes):
+def _differentiable_reads(sizes: MapSizes):
     """The function (inside, reads, lam, decay, lost, states) -> o."""
     forward = fold_mapped_axes(functools.partial(_read, sizes=sizes))
     backward = fold_mapped_axes(functools.partial(_read_backward, sizes=sizes))
@@ -164,7 +165,7 @@ def _differentiable_reads(sizes: TreeSizes):
 class _Specs:
     """BlockSpecs of a grid (chunk, batch x head), or with the two the other way round."""
 
-    def __init__(self, sizes: TreeSizes, sequences_first: bool = False):
+    def __init__(self, sizes: MapSizes, sequences_first: bool = False):
         self.sizes, self.sequences_first = sizes, sequences_first
 
     def _where(self, x, y):
@@ -216,7 +217,7 @@ def _run(
     in_specs,
     out_specs,
     out_shape,
-    sizes: TreeSizes,
+    sizes: MapSizes,
     *operands,
     launch=TREE_READS,
     aliases=None,
@@ -228,7 +229,7 @@ def _run(
 # --- Joins ----------------------------------------------------------------------------------------------------------
 
 
-def _join(lost, states, *decays, sizes: TreeSizes):
+def _join(lost, states, *decays, sizes: MapSizes):
     """(lost, states, and of every height D of the right nodes)."""
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
     specs, (_, lost_spec, states_spec) = _Specs(sizes), _Specs(sizes).of_nodes()
@@ -254,7 +255,7 @@ def _join(lost, states, *decays, sizes: TreeSizes):
     return lost, states, *of_right
 
 
-def _join_backward(d_lost, d_states, lost, states, *rights_and_decays, sizes: TreeSizes):
+def _join_backward(d_lost, d_states, lost, states, *rights_and_decays, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
     specs, (_, lost_spec, states_spec) = _Specs(sizes), _Specs(sizes).of_nodes()
     decays = rights_and_decays[-2 * sizes.heights :]
@@ -301,7 +302,7 @@ def _join_kernel(
     of_right_ref,
     *,
     height,
-    sizes: TreeSizes,
+    sizes: MapSizes,
 ):
     """Of the map of the right node after that of the left one, and of the left state by way of the right map."""
     pair, left, right = _children(height)
@@ -311,7 +312,7 @@ def _join_kernel(
     def join(ref, to_ref, own_ref, own_decay):
         def columns(place, _):
             x = ref[left, :, place]
-            joined = right_decay * x.astype(jnp.float32) - _multiply(through, x, sizes)
+            joined = right_decay * x.astype(jnp.float32) - multiply_maps(through, x, sizes)
             own = own_ref[(right, slice(None), place)[-own_ref.ndim :]]
             to_ref[right, :, place] = (joined + own_decay * own.astype(jnp.float32)).astype(x.dtype)
 
@@ -335,7 +336,7 @@ def _join_gradients_kernel(
     d_right_decay_ref,
     *,
     height: int,
-    sizes: TreeSizes,
+    sizes: MapSizes,
 ):
     """From the node that stands where its right child did to both children. That of the right state is the node's."""
     pair, left, right = _children(height)
@@ -350,9 +351,11 @@ def _join_gradients_kernel(
         def columns(place, carry):
             d_through, d_right_decay = carry
             d, x = d_ref[right, :, place], ref[left, :, place]
-            pulled = right_decay * d.astype(jnp.float32) - _multiply(through, d, sizes, transpose_x=True)
+            pulled = right_decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
             to_ref[left, :, place] = (d_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
-            return d_through - _multiply(d, x, sizes, transpose_y=True), d_right_decay + jnp.sum(sum_of_products(d, x))
+            return d_through - multiply_maps(d, x, sizes, transpose_y=True), d_right_decay + jnp.sum(
+                sum_of_products(d, x)
+            )
 
         return for_columns(ref.shape[2], columns, carry)
 
@@ -367,7 +370,7 @@ def _join_gradients_kernel(
 # --- Reads ----------------------------------------------------------------------------------------------------------
 
 
-def _read(inside, reads, lam, decay, lost, states, *, sizes: TreeSizes):
+def _read(inside, reads, lam, decay, lost, states, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
     specs = _Specs(sizes)
     return _run(
@@ -382,7 +385,7 @@ def _read(inside, reads, lam, decay, lost, states, *, sizes: TreeSizes):
     )  # fmt: skip
 
 
-def _read_backward(do, reads, lam, decay, lost, states, *, sizes: TreeSizes):
+def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
     num_sequences, dtype = sizes.batch * sizes.heads, reads.dtype
     chunks = sizes.num_chunks, num_sequences
@@ -428,21 +431,22 @@ def _height(e):
     return 31 - lax.clz(e & -e)
 
 
-def _pull(reads, decay, lost, sizes: TreeSizes):
+def _pull(reads, decay, lost, sizes: MapSizes):
     """By way of a node's map."""
-    return (decay * reads.astype(jnp.float32) - _multiply(reads, lost, sizes)).astype(reads.dtype)
+    return (decay * reads.astype(jnp.float32) - multiply_maps(reads, lost, sizes)).astype(reads.dtype)
 
 
-def _multiply(x, y, sizes: TreeSizes, **transposes):
+def multiply_maps(x, y, sizes: MapSizes, **transposes):
+    """x @ y in float32."""
     return dot(x, y, sizes.precision, sizes.interpret, **transposes)
 
 
-def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref, out_ref, *, sizes: TreeSizes):
+def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref, out_ref, *, sizes: MapSizes):
     chunk = pl.program_id(0)
 
     def read(_, carry):
         end, reads, out = carry
-        out += lam_ref[_height(end), :][:, None] * _multiply(reads, states_ref[end - 1], sizes)
+        out += lam_ref[_height(end), :][:, None] * multiply_maps(reads, states_ref[end - 1], sizes)
         return end & (end - 1), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes), out
 
     start = chunk, reads_ref[:, :], inside_ref[:, :]
@@ -450,7 +454,7 @@ def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref
     out_ref[:, :] = out.astype(out_ref.dtype)
 
 
-def _pull_kernel(reads_ref, decay_ref, lost_ref, pulled_ref, *, sizes: TreeSizes):
+def _pull_kernel(reads_ref, decay_ref, lost_ref, pulled_ref, *, sizes: MapSizes):
     """What a chunk reads each state with, by height."""
     chunk = pl.program_id(0)
 
@@ -473,7 +477,7 @@ def _gradients_kernel(
     d_lam_ref,
     d_pulled_ref,
     *,
-    sizes: TreeSizes,
+    sizes: MapSizes,
 ):
     """From the furthest state to the nearest. d_pulled: by height, of what is pulled through its node."""
     chunk = pl.program_id(0)
@@ -484,9 +488,9 @@ def _gradients_kernel(
         height = 31 - lax.clz(rest)
         end = (chunk >> height) << height
         d_pulled_ref[height, :, :] = d_reads.astype(do.dtype)
-        of_state = _multiply(do, states_ref[end - 1], sizes, transpose_y=True)
+        of_state = multiply_maps(do, states_ref[end - 1], sizes, transpose_y=True)
         d_lam_ref[height, :] = jnp.sum(of_state * pulled_ref[height, :, :].astype(jnp.float32), axis=1)
-        through = decay_ref[end - 1] * d_reads - _multiply(
+        through = decay_ref[end - 1] * d_reads - multiply_maps(
             d_reads.astype(do.dtype), lost_ref[end - 1], sizes, transpose_y=True
         )
         return rest ^ (1 << height), lam_ref[height, :][:, None] * of_state + through
@@ -497,7 +501,7 @@ def _gradients_kernel(
 
 
 def _node_gradients_kernel(
-    do_ref, lam_ref, pulled_ref, d_pulled_ref, d_decay_ref, d_lost_ref, d_states_ref, *, sizes: TreeSizes
+    do_ref, lam_ref, pulled_ref, d_pulled_ref, d_decay_ref, d_lost_ref, d_states_ref, *, sizes: MapSizes
 ):
     """Sums over the chunks that read a node. Nodes that most chunks read come first, so that no program begins late and
     lasts long."""
@@ -513,8 +517,8 @@ def _node_gradients_kernel(
         reads, d_reads = pulled_ref[chunk, height], d_pulled_ref[chunk, height]
         weighted = (lam * do_ref[pl.ds(chunk * sizes.chunk, sizes.chunk), :]).astype(reads.dtype)
         d_decay += jnp.sum(reads.astype(jnp.float32) * d_reads.astype(jnp.float32), axis=0)
-        d_lost -= _multiply(reads, d_reads, sizes, transpose_x=True)
-        return d_decay, d_lost, d_states + _multiply(reads, weighted, sizes, transpose_x=True)
+        d_lost -= multiply_maps(reads, d_reads, sizes, transpose_x=True)
+        return d_decay, d_lost, d_states + multiply_maps(reads, weighted, sizes, transpose_x=True)
 
     keys, values = sizes.key_dim, sizes.value_dim
     zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in ((keys,), (keys, keys), (keys, values)))

@@ -80,6 +80,8 @@ DELTA_GRADIENTS = Launch(1, 4, 1)
 TREE_JOINS = Launch(1, 8, 1)
 TREE_READS = Launch(1, 4, 1)
 TREE_NODES = Launch(1, 8, 1)
+CARRY = Launch(1, 4, 2)
+CARRY_GRADIENTS = Launch(1, 4, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
 START = 1.5  # of a program, in heads' work
 PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=3, outputs=1, state_gradients=1, query_gradients=1, chunk_gradients=1)
@@ -135,6 +137,17 @@ class HopperTiles:
 
         heads = {name: fill(getattr(self, name), at_once) for name, at_once in PROGRAMS_A_MULTIPROCESSOR.items()}
         return dataclasses.replace(self, **(heads | {"state_gradients": self.state_gradients}))  # a warpgroup each
+
+
+def carry_launch(sequences: int, value_dim: int) -> tuple[int, Launch]:
+    """(columns of V a program, the launch) of the kernels that carry a state over the chunks of all heads' sequences.
+
+    Programs are few and long there: smaller ones where they leave multiprocessors idle.
+    """
+    block = value_dim
+    while block > MIN_TILE and sequences * (value_dim // block) < MULTIPROCESSORS:
+        block //= 2
+    return block, CARRY
 
 
 @dataclasses.dataclass(frozen=True)

@@ -236,19 +236,19 @@ FORMS = (
             Form(operation, "parallel", float32_tolerance=1e-5, spreads=("k", "v", "log_decay", "beta")),
             Form(operation, "recurrent"),
             Form(operation, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v", "log_decay", "beta")),
+            Form(
+                operation,
+                "pallas",
+                np.float32,
+                1e-5,
+                1e-5,
+                dims=(16, 24),
+                chunk_sizes=(16, 32),
+                spreads=("k", "v", "log_decay", "beta"),
+            ),
         )
     ),
     # Angles are computed in float32.
-    Form(
-        DELTA,
-        "pallas",
-        np.float32,
-        1e-5,
-        1e-5,
-        dims=(16, 24),
-        chunk_sizes=(16, 32),
-        spreads=("k", "v", "log_decay", "beta"),
-    ),
     Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2, spreads=("v",)),
     Form(SOFTMAX, "recurrent", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
 )

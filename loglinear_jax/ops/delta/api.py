@@ -26,8 +26,7 @@ from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import have_room
 from loglinear_jax.ops.tree import DEFAULT_CHUNK
 
-OneStateImplementation = Literal["parallel", "recurrent", "xla"]
-Implementation = Literal[OneStateImplementation, "pallas"]
+Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
 def log_linear_delta_attention(
@@ -100,18 +99,18 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
     kwargs["initial_state"] = initial_state
-    if lam is not None:
-        implementation = _with_kernels(implementation, q, v, chunk_size, precision)
+    implementation = _with_kernels(implementation, q, v, chunk_size, precision)
     if implementation == "recurrent":
         out, state = recurrent.recurrent(q, k, v, log_decay, beta, lam, **kwargs)
     elif implementation == "parallel":
         inputs = (q, k, v, log_decay, beta)
         out, state = parallel.one_state(*inputs, **kwargs) if lam is None else parallel.parallel(*inputs, lam, **kwargs)
-    elif lam is None:
-        out, state = chunkwise.one_state(q, k, v, log_decay, beta, chunk_size=chunk_size, **kwargs)
     else:
         kwargs |= dict(chunk_size=chunk_size, kernels=implementation == "pallas")
-        out, state = chunkwise.chunkwise(q, k, v, log_decay, beta, lam, **kwargs)
+        inputs = (q, k, v, log_decay, beta)
+        out, state = (
+            chunkwise.one_state(*inputs, **kwargs) if lam is None else chunkwise.chunkwise(*inputs, lam, **kwargs)
+        )
     out = out.astype(out_dtype)
     if lam is not None and initial_state is not None:
         known = have_room(initial_state.position, out.shape[1], room)
@@ -131,7 +130,7 @@ def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation
         raise pallas_kernels.UnsupportedError(reason)
     if implementation is not None or q.dtype != jnp.bfloat16 or q.shape[1] <= chunk:
         return implementation
-    return "pallas" if pallas_kernels.are_best("log_linear_delta_attention", why_not) else None
+    return "pallas" if pallas_kernels.are_best("the delta rule", why_not) else None
 
 
 def log_linear_delta_step(
@@ -165,7 +164,7 @@ def gated_delta_attention(
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
-    implementation: OneStateImplementation | None = None,
+    implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025): S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, and
@@ -186,7 +185,7 @@ def gated_delta_attention(
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
-    check_implementation(implementation, OneStateImplementation)
+    check_implementation(implementation, Implementation)
     out, state = _attend(
         q, k, v, log_decay, beta, None, initial_state,
         return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,

@@ -38,23 +38,38 @@ def chunkwise(
 
     kernels: what is done inside chunks, and reading the tree, by GPU kernels.
     """
-    if kernels:
-        chunk_size = max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
-    else:
-        chunk_size = _chunk_size(q, v, chunk_size)
+    chunk_size = _chunk_size(q, v, chunk_size, kernels)
     sizes = dict(chunk_size=chunk_size, precision=precision)
     aligned = functools.partial(_aligned, return_state=return_state, kernels=kernels, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
     return run_from(initial_state, (q, k, v, log_decay, beta, lam), aligned, return_state, precision, read)
 
 
-def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
-    """The outputs, and the state [B, H, K, V] at the end; as in `gated_delta_attention`.
+def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None, kernels=False):
+    """The outputs, and the state [B, H, K, V] at the end; as in `gated_delta_attention`."""
+    length = q.shape[1]
+    chunk_size = _chunk_size(q, v, chunk_size, kernels)
+    attend = _one_state_by_kernels if kernels else _one_state_by_products
+    out, state = attend(q, k, v, log_decay, beta, initial_state, chunk_size, precision)
+    return out[:, :length], state if return_state else None
 
-    A tree over every BLOCK tokens, and one state that is carried from block to block.
-    """
+
+def _one_state_by_kernels(q, k, v, log_decay, beta, initial_state, chunk_size: int, precision):
+    """(outputs of whole chunks, the state after them)."""
+    whole = -(-q.shape[1] // chunk_size) * chunk_size
+    q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
+    sizes = dict(chunk_size=chunk_size, precision=precision)
+    out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
+    first = initial_state
+    if first is None:
+        first = jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype)
+    decay = _decay_of_chunks(log_decay, chunk_size)
+    return pallas_kernels.carry_state(out, reads, decay, lost, states, first, precision=precision)
+
+
+def _one_state_by_products(q, k, v, log_decay, beta, initial_state, chunk_size: int, precision):
+    """As `_one_state_by_kernels`. A tree over every BLOCK tokens, and one state that is carried from block to block."""
     length, groups = q.shape[1:3]
-    chunk_size = _chunk_size(q, v, chunk_size)
     height = tree_heights(min(-(-length // chunk_size), max(BLOCK // chunk_size, 1)))
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
@@ -77,11 +92,12 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     state, before = jax.lax.scan(carry, first, by_block)
     reads = block.reads.reshape(*block.reads.shape[:3], len(before), -1, q.shape[-1])
     out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
-    state = state.reshape(state.shape[0], -1, *shape[-2:])
-    return _into_sequence(out, length), state if return_state else None
+    return _into_sequence(out, length), state.reshape(state.shape[0], -1, *shape[-2:])
 
 
-def _chunk_size(q, v, chunk_size: int | None) -> int:
+def _chunk_size(q, v, chunk_size: int | None, kernels: bool) -> int:
+    if kernels:
+        return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
     small = max(q.shape[-1], v.shape[-1]) <= SMALL_DIM
     return fitting_chunk_size(q.shape[1], chunk_size or (SMALL_CHUNK if small else DEFAULT_CHUNK))
 
@@ -229,8 +245,7 @@ def _by_kernels(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_
     if not heights:
         return out, None
     reads, lost, states = of_chunks
-    decay = jnp.exp(jnp.sum(log_decay.reshape(len(q), -1, chunk_size, log_decay.shape[2]), axis=2))
-    nodes = pallas_kernels.join_tree(jnp.swapaxes(decay, 1, 2), lost, states, precision=precision)
+    nodes = pallas_kernels.join_tree(_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
     out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
     decay, lost, states = (x.reshape(len(q), groups, -1, *x.shape[2:]) for x in nodes)
 
@@ -238,6 +253,11 @@ def _by_kernels(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_
         return lambda height: _at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
 
     return out, left_node_of
+
+
+def _decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> Float[Array, "B H N"]:
+    by_chunk = log_decay.reshape(len(log_decay), -1, chunk_size, log_decay.shape[2])
+    return jnp.swapaxes(jnp.exp(jnp.sum(by_chunk, axis=2)), 1, 2)
 
 
 def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, precision):

@@ -1,0 +1,111 @@
+"""The kernels that carry one state of the delta rule from chunk to chunk against its definition in float64: in Pallas's
+interpreter, or on a GPU if there is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels
+from loglinear_jax import gated_delta_attention
+from pallas_kernels.tiles import MIN_TILE, MULTIPROCESSORS, carry_launch
+from tests.ops.inputs import random_inputs
+from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+
+
+def draw(batch, heads, num_chunks, chunk, key_dim, value_dim, dtype=np.float32):
+    rng, by_chunk = np.random.default_rng(0), (batch, heads, num_chunks)
+    inside = rng.normal(size=(batch, num_chunks * chunk, heads, value_dim))
+    reads = rng.normal(size=(*by_chunk, chunk, key_dim))
+    lost = 0.5 * rng.normal(size=(*by_chunk, key_dim, key_dim)) / key_dim**0.5
+    states = rng.normal(size=(*by_chunk, key_dim, value_dim))
+    first = rng.normal(size=(batch, heads, key_dim, value_dim))
+    arrays = inside, reads, rng.uniform(0.8, 1, by_chunk), lost, states, first
+    dtypes = np.float32, dtype, np.float32, dtype, dtype, np.float32
+    return [jnp.asarray(x, np.float32).astype(d) for x, d in zip(arrays, dtypes, strict=True)]
+
+
+def definition(inside, reads, decay, lost, states, state):
+    """One chunk after the other."""
+    size, out = reads.shape[3], []
+    for chunk in range(reads.shape[2]):
+        read = jnp.swapaxes(reads[:, :, chunk] @ state, 1, 2)
+        out.append(inside[:, chunk * size : (chunk + 1) * size] + read)
+        state = decay[:, :, chunk, None, None] * state - lost[:, :, chunk] @ state + states[:, :, chunk]
+    return jnp.concatenate(out, axis=1), state
+
+
+def value_and_gradients(function, inputs):
+    out, vjp = jax.vjp(function, *inputs)
+    rng = np.random.default_rng(1)
+    return *out, *vjp(tuple(jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in out))
+
+
+NAMES = "out", "last", "inside", "reads", "decay", "lost", "states", "first"
+
+
+def check(mode, inputs):
+    run = functools.partial(pallas_kernels.carry_state, precision=PRECISIONS[mode])
+    found = jax.jit(functools.partial(value_and_gradients, run))(inputs)
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        expected = jax.jit(functools.partial(value_and_gradients, definition))(exact)
+        expected = [np.asarray(x) for x in expected]
+    assert [x.dtype for x in found] == [inputs[1].dtype, np.float32, *(x.dtype for x in inputs)]
+    for name, x, wanted in zip(NAMES, found, expected, strict=True):
+        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
+        assert error <= TOLERANCE[mode] * np.linalg.norm(wanted), name
+
+
+SHAPES = {  # B, H, N, C, K, V
+    "dims that are no powers of two": (2, 3, 5, 16, 24, 20),
+    "one chunk": (1, 2, 1, 32, 16, 32),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_float32(shape):
+    check("f32", draw(*SHAPES[shape]))
+
+
+@pytest.mark.parametrize("mode", LOWER)
+def test_other_precisions(mode):
+    check(mode, draw(1, 2, 3, 16, 16, 32, DTYPES[mode]))
+
+
+def test_batched_by_vmap():
+    inputs = draw(3, 2, 3, 16, 16, 16)
+    run = functools.partial(pallas_kernels.carry_state, precision="highest")
+    found = jax.jit(functools.partial(value_and_gradients, jax.vmap(run)))([x[:, None] for x in inputs])
+    for a, b in zip(found, jax.jit(functools.partial(value_and_gradients, run))(inputs), strict=True):
+        np.testing.assert_allclose(a[:, 0], b, rtol=1e-6, atol=1e-6)
+
+
+def test_few_sequences_have_smaller_programs():
+    assert carry_launch(2 * MULTIPROCESSORS, 64)[0] == 64
+    assert carry_launch(1, 64)[0] == MIN_TILE
+    inputs = draw(1, 2, 2, 16, 16, 32)
+    assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *inputs)
+
+
+@pytest.mark.parametrize("mode", TOLERANCE)
+def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
+    q, k, v, log_decay, _ = random_inputs(0, 1, 300, 1, 2, 24, 20, dtype=np.float32)
+    q, k, v = (x.astype(DTYPES[mode]) for x in (q, k, v))
+    settings = dict(implementation="pallas", precision=PRECISIONS[mode], return_state=True)
+    function = functools.partial(gated_delta_attention, **settings)
+    traced = jax.jit(functools.partial(value_and_gradients, function)).trace((q, k, v, log_decay, jnp.exp(log_decay)))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    for kernel in ("delta_chunks", "delta_carry", "delta_carry_back", "delta_map_gradients"):
+        assert kernel in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", TOLERANCE)
+def test_on_a_gpu(mode):
+    dim = 128 if mode == "bf16" else 64
+    check(mode, draw(2, 3, 13, 64, dim, dim, DTYPES[mode]))
