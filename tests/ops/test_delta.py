@@ -1,5 +1,7 @@
 """What the delta rule is for, and what its functions refuse; their values, states and gradients: test_forms.py."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,3 +92,15 @@ def test_a_step_past_the_states_end_is_an_error():
         _, state = log_linear_delta_step(state, *inputs)
     with pytest.raises(ValueError, match="state.levels has 2 levels, room for 2 tokens"):
         log_linear_delta_step(state, *inputs)
+
+
+@pytest.mark.parametrize("operation", [DELTA, GATED_DELTA], ids=lambda operation: operation.name)
+@pytest.mark.parametrize("implementation", ["xla", "parallel"])
+def test_no_solver_of_a_library_is_called(operation, implementation):
+    """On a CPU of two cores LAPACK's, called by several parts of one program, waits for threads for ever."""
+    inputs = operation.inputs(0, 1, 40, 1, 2, 3, 4, dtype=np.float32)
+    attend = functools.partial(operation.function, implementation=implementation)
+    gradient = jax.grad(lambda inputs: jnp.sum(attend(*inputs)))
+    text = jax.jit(gradient).lower(inputs).as_text()
+    assert "stablehlo.dot_general" in text
+    assert "triangular" not in text and "custom_call" not in text

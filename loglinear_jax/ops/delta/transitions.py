@@ -7,8 +7,6 @@ W = M diag(Γ₀) K, Γ₀ the decay since the start, K̃ the keys decayed to th
 
 from __future__ import annotations
 
-import functools
-
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -113,14 +111,28 @@ def transitions(
 
 @jax.custom_jvp
 def _inverse(system: Float[Array, "*N C C"]) -> Float[Array, "*N C C"]:
-    """Of matrices with ones on the diagonal and zeros above."""
-    identity = jnp.broadcast_to(jnp.eye(system.shape[-1], dtype=system.dtype), system.shape)
-    return jax.scipy.linalg.solve_triangular(system, identity, lower=True, unit_diagonal=True)
+    """Of matrices with ones on the diagonal and zeros above: of [[A, 0], [B, D]] it is [[A⁻¹, 0], [-D⁻¹ B A⁻¹, D⁻¹]], for
+    blocks on the diagonal that grow from one element to the whole."""
+    *batch, size, _ = system.shape
+    whole = 1 << (size - 1).bit_length()
+    system = jnp.pad(system, [(0, 0)] * len(batch) + [(0, whole - size)] * 2)
+    inverse = jnp.ones((*batch, whole, 1, 1), system.dtype)
+    for block in (1 << i for i in range((size - 1).bit_length())):
+        pairs = whole // (2 * block)
+        tiles = system.reshape(*batch, pairs, 2, block, pairs, 2, block)[..., :, 1, :, :, 0, :]
+        below = jnp.moveaxis(jnp.diagonal(tiles, axis1=-4, axis2=-2), -1, -3)
+        first, last = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        corner = -_product(last, _product(below, first))
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
+    return inverse[..., 0, :size, :size]
+
+
+def _product(x, y):
+    return jnp.einsum("...ij,...jk->...ik", x, y, precision="highest")
 
 
 @_inverse.defjvp
 def _inverse_jvp(primals, tangents):
-    """By two products, where that of a solver would solve again."""
     inverse = _inverse(*primals)
-    product = functools.partial(jnp.einsum, "...ij,...jk->...ik", precision="highest")
-    return inverse, -product(inverse, product(jnp.tril(tangents[0], -1), inverse))
+    return inverse, -_product(inverse, _product(jnp.tril(tangents[0], -1), inverse))
