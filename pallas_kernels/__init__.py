@@ -19,7 +19,7 @@ from pallas_kernels.support import (
     runs_on_gpu,
     why_unsupported,
 )
-from pallas_kernels.tiles import MIN_TILE, chunk_of_scores
+from pallas_kernels.tiles import MIN_TILE, chunk_of_scores, delta_chunk
 
 __all__ = [
     "MIN_TILE",
@@ -29,6 +29,7 @@ __all__ = [
     "chunk_of_scores",
     "chunk_scores",
     "cross_entropy",
+    "delta_chunk",
     "delta_chunks",
     "fenwick_attention",
     "interpret",

@@ -234,30 +234,31 @@ class _Chunk:
     """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
 
     def __init__(self, q_ref, k_ref, decay_ref, sizes: ChunkSizes):
-        self.q, self.k, self.sizes = q_ref[:, :], k_ref[:, :], sizes
-        self.dtype = self.k.dtype
+        self.q_ref, self.k_ref, self.sizes, self.dtype = q_ref, k_ref, sizes, k_ref.dtype
         parts = decay_parts(decay_ref, 0, slice(None), sizes)
         last = decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
         self.level = level_tile(sizes.chunk)
         self.between = decay_tile(parts)  # [C, C], decay from one token to another
-        self.since_start = jnp.exp2(sum(parts))[:, None]
-        self.until_end = decay_until_end(parts, last)[:, None]
+        self.since_start, self.until_end = jnp.exp2(sum(parts)), decay_until_end(parts, last)  # [C]
 
     def similar(self):
         """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
-        products = multiply(self.k, self.k, self.sizes, transpose_y=True)
-        return jnp.where(self.level > 0, products * self.between, 0.0)
+        return jnp.where(self.level > 0, self._products(self.k_ref) * self.between, 0.0)
 
     def of_queries(self):
         """[C, C]: Q Kᵀ ∘ Γ."""
-        products = multiply(self.q, self.k, self.sizes, transpose_y=True)
-        return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
+        return jnp.where(self.level >= 0, self._products(self.q_ref) * self.between, 0.0).astype(self.dtype)
 
-    def keys_since_start(self):
-        return (self.since_start * self.k).astype(self.dtype)
+    def _products(self, ref):
+        return multiply(ref[:, :], self.k_ref[:, :], self.sizes, transpose_y=True)
 
-    def keys_to_end(self):
-        return (self.until_end * self.k).astype(self.dtype)
+    def from_start(self, pairs):
+        """pairs [C, C] diag(Γ₀), which is to meet K: what is as wide as K is not kept beside it."""
+        return (pairs * self.since_start[None, :]).astype(self.dtype)
+
+    def to_end(self, rows):
+        """rows [C, any] decayed to the end, in float32: K̃ᵀ x is Kᵀ of this of x, and K̃ x this of K x."""
+        return self.until_end[:, None] * rows
 
     def lam_tile(self, lam_ref):
         """λ of each pair's level; 0 where the key comes later."""
@@ -286,21 +287,23 @@ def _chunk_kernel(
     beta, dtype = beta_ref[0, :], chunk.dtype
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
-    inner, of_queries, to_end = (inverse * beta[None, :]).astype(dtype), chunk.of_queries(), chunk.keys_to_end()
+    inner, of_queries = inverse * beta[None, :], chunk.of_queries()
+    inner, from_start = inner.astype(dtype), chunk.from_start(inner)
     weights = chunk.weighted(times(of_queries, inner), lam_refs).astype(dtype)
 
     def of_values(place, _):
         v = v_ref[:, place]
         out_ref[:, place] = times(weights, v)
-        written = times(inner, v).astype(dtype)
-        states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
+        written = chunk.to_end(times(inner, v)).astype(dtype)
+        states_ref[:, place] = times(k_ref[:, :], written, transpose_x=True).astype(dtype)
 
     for_columns(sizes.value_dim, of_values, None)
 
     def of_keys(place, _):
-        erase = times(inner, (chunk.since_start * k_ref[:, place]).astype(dtype)).astype(dtype)
-        lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
-        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(of_queries, erase)).astype(dtype)
+        erase = times(from_start, k_ref[:, place])
+        lost_ref[:, place] = times(k_ref[:, :], chunk.to_end(erase).astype(dtype), transpose_x=True).astype(dtype)
+        reads = chunk.since_start[:, None] * q_ref[:, place] - times(of_queries, erase.astype(dtype))
+        reads_ref[:, place] = reads.astype(dtype)
 
     for_columns(sizes.key_dim, of_keys, None)
 
@@ -319,7 +322,7 @@ def _value_gradients_kernel(
     inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, d_to_end_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    dtype, of_queries = chunk.dtype, chunk.of_queries()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
     weights = times(of_queries, inner)
     weighted = chunk.weighted(weights, lam_refs).astype(dtype)
@@ -327,7 +330,7 @@ def _value_gradients_kernel(
     def of_values(place, carry):
         d_inner, d_pairs, d_to_end = carry
         v, do, d_states = v_ref[:, place], do_ref[:, place], d_states_ref[:, place]
-        d_written = times(to_end, d_states).astype(dtype)
+        d_written = chunk.to_end(times(k_ref[:, :], d_states)).astype(dtype)
         dv = times(inner, d_written, transpose_x=True) + times(weighted, do, transpose_x=True)
         dv_ref[:, place] = dv.astype(dv_ref.dtype)
         d_inner += times(d_written, v, transpose_y=True)
@@ -369,26 +372,25 @@ def _key_gradients_kernel(
     """Of D = K̃ᵀ W, reads = diag(Γ₀) Q - P W and W = M diag(Γ₀) K, and then of all that comes by way of M and P."""
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    dtype, of_queries = chunk.dtype, chunk.of_queries()
     beta, inverse = beta_ref[0, :], inverse_ref[:, :]
-    inner = (inverse * beta[None, :]).astype(dtype)
-
-    def keys_since_start(place):
-        return (chunk.since_start * k_ref[:, place]).astype(dtype)
+    inner = inverse * beta[None, :]
+    inner, from_start = inner.astype(dtype), chunk.from_start(inner)
 
     def d_erase(place):
         d_of_reads = times(of_queries, d_reads_ref[:, place], transpose_x=True)
-        return (times(to_end, d_lost_ref[:, place]) - d_of_reads).astype(dtype)
+        return (chunk.to_end(times(k_ref[:, :], d_lost_ref[:, place])) - d_of_reads).astype(dtype)
 
     def of_pairs(place, carry):
-        d_inner, d_of_queries = carry
-        since_start = keys_since_start(place)
-        erase = times(inner, since_start).astype(dtype)
+        d_from_start, d_of_queries = carry
+        k = k_ref[:, place]
+        erase = times(from_start, k).astype(dtype)
         d_of_queries -= times(d_reads_ref[:, place], erase, transpose_y=True)
-        return d_inner + times(d_erase(place), since_start, transpose_y=True), d_of_queries
+        return d_from_start + times(d_erase(place), k, transpose_y=True), d_of_queries
 
-    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
-    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
+    start = jnp.zeros(chunk.level.shape, jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
+    d_from_start, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
+    d_inner = d_inner_ref[:, :].astype(jnp.float32) + d_from_start * chunk.since_start[None, :]
 
     # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal
     similar = chunk.similar()
@@ -401,24 +403,24 @@ def _key_gradients_kernel(
     d_decay = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
     d_similar = (d_similar * chunk.between).astype(dtype)
     d_of_queries = (d_of_queries * chunk.between).astype(dtype)
-    erase = times(inner, chunk.keys_since_start()).astype(dtype)
+    erase = times(from_start, k_ref[:, :]).astype(dtype)
 
     def of_keys(place, carry):
         d_since, d_until = carry
         q, k, d_reads = q_ref[:, place], k_ref[:, place], d_reads_ref[:, place].astype(jnp.float32)
         d_since_start = times(inner, d_erase(place), transpose_x=True)
         d_to_end = d_to_end_ref[:, place].astype(jnp.float32) + times(erase, d_lost_ref[place, :], transpose_y=True)
-        dk = chunk.since_start * d_since_start + chunk.until_end * d_to_end + times(d_similar, k)
+        dk = chunk.since_start[:, None] * d_since_start + chunk.to_end(d_to_end) + times(d_similar, k)
         dk += times(d_similar, k, transpose_x=True) + times(d_of_queries, q, transpose_x=True)
         dk_ref[:, place] = dk.astype(dk_ref.dtype)
-        dq_ref[:, place] = (chunk.since_start * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
+        dq_ref[:, place] = (chunk.since_start[:, None] * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
         return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
 
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)
     d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))
     # By the logarithms of decays.
-    d_decay_ref[0, :] = d_decay + chunk.since_start[:, 0] * d_since
-    d_until_ref[0, :] = d_until * chunk.until_end[:, 0]
+    d_decay_ref[0, :] = d_decay + chunk.since_start * d_since
+    d_until_ref[0, :] = d_until * chunk.until_end
 
 
 def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):

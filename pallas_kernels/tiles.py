@@ -139,6 +139,11 @@ class HopperTiles:
         return dataclasses.replace(self, **(heads | {"state_gradients": self.state_gradients}))  # a warpgroup each
 
 
+def delta_chunk(dtype) -> int:
+    """Tokens a chunk of the kernels of the delta rule."""
+    return 64 if jnp.dtype(dtype).itemsize == 2 else 32
+
+
 def carry_launch(sequences: int, value_dim: int) -> tuple[int, Launch]:
     """(columns of V a program, the launch) of the kernels that carry a state over the chunks of all heads' sequences.
 

@@ -24,7 +24,6 @@ from loglinear_jax.ops.delta import chunkwise, parallel, recurrent
 from loglinear_jax.ops.heads import accumulation_dtype
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import have_room
-from loglinear_jax.ops.tree import DEFAULT_CHUNK
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
@@ -62,7 +61,7 @@ def log_linear_delta_attention(
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
       implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
-        gradients only), or None: "pallas" for bfloat16 on a GPU where it can run, "xla" elsewhere.
+        gradients only), or None: "pallas" on a GPU where it can run, "xla" elsewhere.
 
     Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
     has more).
@@ -119,16 +118,15 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
 
 
 def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation | None:
-    """The implementation, with the kernels where they are known to be the best, which is in bfloat16. Raises UnsupportedError
-    where they are asked for and cannot run."""
-    chunk = chunk_size or DEFAULT_CHUNK
+    """The implementation, with the kernels where they can run. Raises UnsupportedError where they are asked for and cannot."""
+    chunk = chunk_size or pallas_kernels.delta_chunk(q.dtype)
 
     def why_not():
         return pallas_kernels.why_delta_unsupported(chunk, q.shape[-1], v.shape[-1], q.dtype, precision)
 
     if implementation == "pallas" and (reason := why_not()):
         raise pallas_kernels.UnsupportedError(reason)
-    if implementation is not None or q.dtype != jnp.bfloat16 or q.shape[1] <= chunk:
+    if implementation is not None or q.shape[1] <= chunk:
         return implementation
     return "pallas" if pallas_kernels.are_best("the delta rule", why_not) else None
 
