@@ -1,5 +1,5 @@
 """Bucket scores of the tokens of every chunk by one kernel, with its gradient: products of queries with keys inside a chunk,
-summed by level, and with the sums of keys that the chunk reads.
+summed by level, and with the sums of keys that the chunk reads, of several heads in one product.
 
 What is built of sums of keys from the keys is left to plain JAX: there are T / C of them, not T.
 
@@ -35,7 +35,9 @@ from pallas_kernels.chunks import (
 )
 from pallas_kernels.common import call, fold_mapped_axes, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
-from pallas_kernels.tiles import Launch, ScoreTiles, tile_for
+from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, tile_for
+
+READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
 
 
 def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
@@ -121,11 +123,13 @@ def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
     specs = Specs(sizes, launch)
     per_head = (sizes.batch, sizes.heads)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32)
+    by_token = jax.ShapeDtypeStruct((*per_head, sizes.length), jnp.float32)
     out_specs = [specs.partial_keys(), specs.partial_keys(), specs.by_token()]
-    out_shape = [partial, partial, jax.ShapeDtypeStruct((*per_head, sizes.length), jnp.float32)]
+    out_shape = [partial, partial, by_token]
     if sizes.heights:
         _, since_spec = _tree_specs(sizes, specs)
         out_specs += [
+            specs.by_token(),
             pl.BlockSpec(
                 (None, launch.heads, None, sizes.heights, sizes.key_dim),
                 lambda x, y, z: (*specs.batch_and_heads(y, z), x, 0, 0),
@@ -134,6 +138,7 @@ def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
         ]
         read = (*per_head, sizes.num_chunks, sizes.heights)
         out_shape += [
+            by_token,
             jax.ShapeDtypeStruct((*read, sizes.key_dim), jnp.float32),
             jax.ShapeDtypeStruct(read, jnp.float32),
         ]
@@ -148,16 +153,19 @@ def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
         sizes.interpret,
     )(q, k, jnp.moveaxis(decay, 1, 0), *tree_and_d_scores)
     dq, dk = (jnp.sum(x, axis=0).astype(q.dtype) for x in (dq, dk))
-    # Of each part, as decay is their sum; and by log2 decay.
-    d_decay = jnp.broadcast_to(d_decay[:, None] / LOG2_E, decay.shape)
     if sizes.heights:
-        d_read, d_since = d_tree
-        return dq, dk, d_decay, _sum_over_readers(d_read, sizes).astype(q.dtype), d_since / LOG2_E
-    return dq, dk, d_decay
+        of_read, d_read, d_since = d_tree
+        d_decay += of_read
+        d_tree = _sum_over_readers(d_read, sizes).astype(q.dtype), d_since / LOG2_E
+    # Of each part, as decay is their sum; and by log2 decay.
+    return dq, dk, jnp.broadcast_to(d_decay[:, None] / LOG2_E, decay.shape), *d_tree
 
 
 def _sum_over_readers(d_read, sizes: Sizes):
-    """Gradients of `sums` from those of what each chunk reads, [B, H, N, heights, K]: of each node, its sibling's chunks'."""
+    """Gradients of `sums` from those of what each chunk reads, [B, H, N, heights, K]: of each node, its sibling's chunks'.
+
+    Where a chunk reads nothing d_read may hold anything.
+    """
     whole = 1 << sizes.heights
     d_sums = []
     for height in range(sizes.heights):
@@ -170,32 +178,55 @@ def _sum_over_readers(d_read, sizes: Sizes):
 # --- Kernels --------------------------------------------------------------------------------------------------------
 
 
-def _what_is_read(sums_ref, since_ref, head, chunk, decay, sizes: Sizes):
-    """(sums [heights, K] that a chunk reads, their decay to each token [heights, C]), with 0 where it reads none; heights up to
-    the size of a tile."""
-    rows = tile_for(sizes.heights)
+class _Reads:
+    """What a chunk reads of the tree for several heads, from `first` on: a row for every height of every head.
 
-    def row(columns):
-        return lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
+    A head's rows are rounded up to a power of two, and the rows of all to a tile. `exists`: which rows are heights of heads;
+    `reads`: for which of them the chunk reads a node. sums [rows, K] and decay [rows, C] of the others are 0.
+    """
 
-    height = row(sizes.key_dim)
-    # Left nodes of the heights below this one, then those of it up to the one that the chunk reads.
-    whole = 1 << sizes.heights
-    node = whole - (whole >> height) + (chunk >> (height + 1))
-    column = lax.broadcasted_iota(jnp.int32, (rows, sizes.key_dim), 1)
-    read = triton.load(sums_ref.at[head, node, column], mask=(chunk >> height) & 1 == 1, other=0.0)
-    index = lax.iota(jnp.int32, rows)
-    since = triton.load(since_ref.at[head, index], mask=index < sizes.heights, other=0.0)
-    kept = jnp.exp2(since[:, None] + sum(decay)[None, :])
-    return read, jnp.where((chunk >> row(sizes.chunk)) & 1 == 1, kept, 0.0)
+    def __init__(self, sums_ref, since_ref, decay_ref, chunk, first, sizes: Sizes, launch: Launch):
+        rows_of_head = _rows_of_head(sizes)
+        row = lax.iota(jnp.int32, _heads_at_once(sizes, launch) * rows_of_head)
+        self.head, self.height = first + (row >> rows_of_head.bit_length() - 1), row & rows_of_head - 1
+        self.exists = (self.head < launch.heads) & (self.height < sizes.heights)
+        self.reads = self.exists & ((chunk >> self.height) & 1 == 1)
+        self.token = lax.iota(jnp.int32, sizes.chunk)[None, :]
+        self.column = lax.iota(jnp.int32, sizes.key_dim)[None, :]
+        # Left nodes of the heights below this one, then those of it up to the one that the chunk reads.
+        whole = 1 << sizes.heights
+        node = whole - (whole >> self.height) + (chunk >> (self.height + 1))
+        self.sums = self.load(sums_ref.at[self.head[:, None], node[:, None], self.column])
+        since = triton.load(since_ref.at[self.head, self.height], mask=self.reads, other=0.0)
+        parts = [self.load(decay_ref.at[part, self.head[:, None], self.token]) for part in range(sizes.decay_parts)]
+        # The selection keeps Triton from computing this anew in the layout of every product that it is for.
+        self.decay = jnp.where(self.reads[:, None], jnp.exp2(since[:, None] + sum(parts)), 0.0)
+        self.level = sizes.levels_inside + self.height
+
+    def load(self, rows):
+        return triton.load(rows, mask=self.reads[:, None], other=0.0)
+
+    def scores(self, ref):
+        """The rows of ref [heads, levels, C] that are of these heads and heights."""
+        return ref.at[self.head[:, None], self.level[:, None], self.token]
 
 
-def _rows_of_heights(ref, head, sizes: Sizes):
-    """(the part of ref [heads, levels, C] of the heights as [heights, C], which of that there is)."""
-    rows = tile_for(sizes.heights)
-    row = lax.broadcasted_iota(jnp.int32, (rows, sizes.chunk), 0)
-    token = lax.broadcasted_iota(jnp.int32, (rows, sizes.chunk), 1)
-    return ref.at[head, sizes.levels_inside + row, token], row < sizes.heights
+def _rows_of_head(sizes: Sizes) -> int:
+    return 1 << (sizes.heights - 1).bit_length()
+
+
+def _heads_at_once(sizes: Sizes, launch: Launch) -> int:
+    """A power of two, of heads whose rows make tiles of READ_BYTES; of more than the launch has, to fill the smallest tile."""
+    rows = _rows_of_head(sizes)
+    row_bytes = max(sizes.key_dim * jnp.dtype(sizes.dtype).itemsize, sizes.chunk * 4)
+    most = READ_BYTES // (row_bytes * rows)
+    return max(min(most, 1 << (launch.heads - 1).bit_length()), MIN_TILE // rows, 1)
+
+
+def _for_heads_at_once(body, carry, sizes: Sizes, launch: Launch):
+    """body(the first of some heads, carry) for all."""
+    heads = _heads_at_once(sizes, launch)
+    return lax.fori_loop(0, pl.cdiv(launch.heads, heads), lambda i, carry: body(i * heads, carry), carry)
 
 
 def _scores_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch):
@@ -205,22 +236,24 @@ def _scores_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch)
     products = multiply(q, k_ref[:, :], sizes, transpose_y=True)
     level = level_tile(sizes.chunk)
 
-    def one_head(head, _):
-        decay = decay_parts(decay_ref, head, slice(None), sizes)
-        weights = products * decay_tile(decay)
+    def inside(head, _):
+        weights = products * decay_tile(decay_parts(decay_ref, head, slice(None), sizes))
         for index in range(sizes.levels_inside):
             scores_ref[head, index, :] = jnp.sum(jnp.where(level == index, weights, 0.0), axis=1)
-        if sizes.heights:
-            read, kept = _what_is_read(*tree_refs, head, chunk, decay, sizes)
-            window, exists = _rows_of_heights(scores_ref, head, sizes)
-            triton.store(window, kept * multiply(read, q, sizes, transpose_y=True), mask=exists)
 
-    lax.fori_loop(0, launch.heads, one_head, None)
+    def between(first, _):
+        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
+        scores = read.decay * multiply(read.sums, q, sizes, transpose_y=True)
+        triton.store(read.scores(scores_ref), scores, mask=read.exists[:, None])
+
+    lax.fori_loop(0, launch.heads, inside, None)
+    if sizes.heights:
+        _for_heads_at_once(between, None, sizes, launch)
 
 
 def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch):
     if sizes.heights:
-        sums_ref, since_ref, d_scores_ref, dq_ref, dk_ref, d_decay_ref, d_read_ref, d_since_ref = refs
+        *tree_refs, d_scores_ref, dq_ref, dk_ref, d_decay_ref, of_read_ref, d_read_ref, d_since_ref = refs
     else:
         d_scores_ref, dq_ref, dk_ref, d_decay_ref = refs
     chunk = pl.program_id(0)
@@ -228,34 +261,36 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
     products = multiply(q, k, sizes, transpose_y=True)
     level = level_tile(sizes.chunk)
 
-    def one_head(head, carry):
-        d_products, dq = carry
-        decay = decay_parts(decay_ref, head, slice(None), sizes)
+    def inside(head, d_products):
         d_weights = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32)
         for index in range(sizes.levels_inside):
             d_weights = jnp.where(level == index, d_scores_ref[head, index, :][:, None], d_weights)
-        d_weights *= decay_tile(decay)
+        d_weights *= decay_tile(decay_parts(decay_ref, head, slice(None), sizes))
         # Without the diagonal, through which no decay passes.
         of_decay = jnp.where(level > 0, d_weights * products, 0.0)
-        d_decay = jnp.sum(of_decay, axis=1) - jnp.sum(of_decay, axis=0)
-        if sizes.heights:
-            read, kept = _what_is_read(sums_ref, since_ref, head, chunk, decay, sizes)
-            window, exists = _rows_of_heights(d_scores_ref, head, sizes)
-            d_read = kept * triton.load(window, mask=exists, other=0.0)  # [heights, C]
-            of_decay = d_read * multiply(read, q, sizes, transpose_y=True)
-            d_decay += jnp.sum(of_decay, axis=0)
-            d_read = d_read.astype(sizes.dtype)
-            dq += multiply(d_read, read, sizes, transpose_x=True)
-            index = lax.iota(jnp.int32, read.shape[0])
-            triton.store(d_since_ref.at[head, index], jnp.sum(of_decay, axis=1), mask=index < sizes.heights)
-            row, column = (lax.broadcasted_iota(jnp.int32, read.shape, axis) for axis in (0, 1))
-            d_sums = multiply(d_read, q, sizes)
-            triton.store(d_read_ref.at[head, row, column], d_sums, mask=row < sizes.heights)
-        d_decay_ref[head, :] = d_decay
-        return d_products + d_weights, dq
+        d_decay_ref[head, :] = jnp.sum(of_decay, axis=1) - jnp.sum(of_decay, axis=0)
+        return d_products + d_weights
 
-    zeros = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32), jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
-    d_products, dq = lax.fori_loop(0, launch.heads, one_head, zeros)
-    d_products = d_products.astype(sizes.dtype)
-    dq_ref[:, :] = dq + multiply(d_products, k, sizes)
+    def between(first, dq):
+        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
+        d_read = read.decay * read.load(read.scores(d_scores_ref))  # [rows, C]
+        of_decay = d_read * multiply(read.sums, q, sizes, transpose_y=True)
+        d_since = jnp.sum(of_decay, axis=1)
+        triton.store(d_since_ref.at[read.head, read.height], d_since, mask=read.exists)
+        # Of decay inside the chunk, which comes after that since the node.
+        by_head = jnp.sum(of_decay.reshape(-1, _rows_of_head(sizes), sizes.chunk), axis=1)
+        head = first + lax.broadcasted_iota(jnp.int32, by_head.shape, 0)
+        triton.store(of_read_ref.at[head, read.token], by_head, mask=head < launch.heads)
+        d_read = d_read.astype(sizes.dtype)
+        d_sums = multiply(d_read, q, sizes)
+        window = d_read_ref.at[read.head[:, None], read.height[:, None], read.column]
+        triton.store(window, d_sums, mask=read.reads[:, None])
+        return dq + multiply(d_read, read.sums, sizes, transpose_x=True)
+
+    zeros = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32)
+    d_products = lax.fori_loop(0, launch.heads, inside, zeros).astype(sizes.dtype)
     dk_ref[:, :] = multiply(d_products, q, sizes, transpose_x=True)
+    dq = multiply(d_products, k, sizes)
+    if sizes.heights:
+        dq = _for_heads_at_once(between, dq, sizes, launch)
+    dq_ref[:, :] = dq

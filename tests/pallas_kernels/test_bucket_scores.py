@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import pallas_kernels
 from loglinear_jax import bucket_scores
+from pallas_kernels.tiles import Launch, ScoreTiles
 from tests.ops.inputs import random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
@@ -33,11 +34,11 @@ def compiled(**kwargs):
     return jax.jit(scores_and_gradients)
 
 
-def check(mode, inputs, **kwargs):
+def check(mode, inputs, against="parallel", **kwargs):
     got = compiled(implementation="pallas", precision=PRECISIONS[mode], **kwargs)(inputs)
     with jax.enable_x64(True):
         exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected = jax.tree.map(np.asarray, compiled(implementation="parallel")(exact))
+        expected = jax.tree.map(np.asarray, compiled(implementation=against)(exact))
     assert got[0].dtype == jnp.float32 and [x.dtype for x in got[1:]] == [x.dtype for x in inputs]
     for name, x, wanted in zip(("scores", "q", "k", "log_decay"), got, expected, strict=True):
         assert np.isfinite(np.asarray(x, np.float32)).all(), name
@@ -59,6 +60,39 @@ SHAPES = {  # batch, length, groups, heads, K
 def test_full_float32(shape):
     sizes, kwargs = SHAPES[shape]
     check("f32", inputs_of("f32", *sizes), **kwargs)
+
+
+# Chunks of a sequence, its heads, and K: how many heads' sums are read at once depends on all three.
+READS = {
+    "fewer rows than a tile has, height 1": (2, 1, 16),
+    "rows of heads that there are not, 2 heights": (3, 3, 16),
+    "several programs, 3 heights of 4": (7, 48, 128),
+    "half of the last heads are not there, 5 heights of 8": (17, 6, 128),
+    "as many heads as fit, 8 heights": (129, 4, 128),
+    "a head at a time, 9 heights of 16": (257, 3, 256),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_heads_whose_sums_are_read_at_once(reads):
+    chunks, heads, key_dim = READS[reads]
+    inputs = inputs_of("f32", 1, 16 * chunks - 3, 1, heads, key_dim, min_decay=-0.02)
+    check("f32", inputs, against="xla", chunk_size=16)
+
+
+@pytest.mark.parametrize("tiles", [(1, 3), (2, 6), (3, 2), (6, 1)])
+def test_tiles_change_nothing(tiles):
+    chunks, size = 5, 16
+    q, k, log_decay = inputs_of("f32", 1, chunks * size, 1, 6, 128, min_decay=-0.1)
+    sums = [jax.random.normal(jax.random.key(nodes), (1, 6, nodes, 128)) for nodes in (3, 1, 1)]
+
+    def run(tiles):
+        score = functools.partial(pallas_kernels.chunk_scores, chunk_size=size, precision="highest", tiles=tiles)
+        scores, vjp = jax.vjp(score, q, k, log_decay, sums)
+        return scores, *jax.tree.leaves(vjp(jnp.cos(scores)))
+
+    for x, expected in zip(run(ScoreTiles(*(Launch(heads, 4, 1) for heads in tiles))), run(None), strict=True):
+        assert relative_error(x, expected) < 1e-5
 
 
 @pytest.mark.parametrize("min_decay", [-2.0, -50.0])
