@@ -14,6 +14,7 @@ from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
     are_best,
+    in_full_float32,
     interpret,
     interpreting,
     runs_on_gpu,
@@ -32,6 +33,7 @@ __all__ = [
     "delta_chunk",
     "delta_chunks",
     "fenwick_attention",
+    "in_full_float32",
     "interpret",
     "interpreting",
     "join_tree",

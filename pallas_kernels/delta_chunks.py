@@ -38,7 +38,7 @@ from pallas_kernels.chunks import (
 )
 from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
-from pallas_kernels.tiles import DELTA_CHUNKS, DELTA_GRADIENTS, MIN_TILE, tile_for
+from pallas_kernels.tiles import MIN_TILE, Launch, delta_launch, tile_for
 
 MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it multiplies in shared memory
 
@@ -47,6 +47,10 @@ MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it mu
 class ChunkSizes(Sizes):
     value_dim: int
     has_lam: bool
+
+    @property
+    def launch(self) -> Launch:
+        return delta_launch(self.chunk, self.key_dim, self.value_dim)
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -158,7 +162,7 @@ class _ChunkSpecs(Specs):
 def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
-    specs = _ChunkSpecs(sizes, DELTA_CHUNKS)
+    specs = _ChunkSpecs(sizes, sizes.launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     by_chunk = (chunk, keys), (keys, keys), (keys, values), (chunk, chunk)
     return call(
@@ -171,14 +175,14 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
             jax.ShapeDtypeStruct(v.shape, jnp.float32),
             *(jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype) for shape in by_chunk),
         ],
-        DELTA_CHUNKS,
+        sizes.launch,
         sizes.interpret,
     )(q, k, v, decay, beta, *lam)
 
 
 def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    specs, launch = _ChunkSpecs(sizes, DELTA_GRADIENTS), DELTA_GRADIENTS
+    specs = _ChunkSpecs(sizes, sizes.launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     pairs, by_keys = specs.by_chunk(chunk, chunk), specs.by_chunk(chunk, keys)
@@ -199,7 +203,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
             by_chunk(chunk, chunk),
             by_chunk(chunk, keys),
         ],
-        launch,
+        sizes.launch,
         sizes.interpret,
     )(q, k, v, decay, beta, *lam, inverse, do.astype(q.dtype), d_states)
     dv, d_lam, of_values = results[0], results[1:-3], results[-3:]
@@ -215,7 +219,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         ],
         [specs.partial_keys(), specs.partial_keys(), *[specs.by_token()] * 3],
         [partial, partial, by_token, by_token, by_token],
-        launch,
+        sizes.launch,
         sizes.interpret,
     )(q, k, decay, beta, inverse, d_reads, d_lost, *of_values)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
@@ -234,31 +238,30 @@ class _Chunk:
     """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
 
     def __init__(self, q_ref, k_ref, decay_ref, sizes: ChunkSizes):
-        self.q_ref, self.k_ref, self.sizes, self.dtype = q_ref, k_ref, sizes, k_ref.dtype
+        self.q, self.k, self.sizes = q_ref[:, :], k_ref[:, :], sizes
+        self.dtype = self.k.dtype
         parts = decay_parts(decay_ref, 0, slice(None), sizes)
         last = decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
         self.level = level_tile(sizes.chunk)
         self.between = decay_tile(parts)  # [C, C], decay from one token to another
-        self.since_start, self.until_end = jnp.exp2(sum(parts)), decay_until_end(parts, last)  # [C]
+        self.since_start = jnp.exp2(sum(parts))[:, None]
+        self.until_end = decay_until_end(parts, last)[:, None]
 
     def similar(self):
         """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
-        return jnp.where(self.level > 0, self._products(self.k_ref) * self.between, 0.0)
+        products = multiply(self.k, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level > 0, products * self.between, 0.0)
 
     def of_queries(self):
         """[C, C]: Q Kᵀ ∘ Γ."""
-        return jnp.where(self.level >= 0, self._products(self.q_ref) * self.between, 0.0).astype(self.dtype)
+        products = multiply(self.q, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
 
-    def _products(self, ref):
-        return multiply(ref[:, :], self.k_ref[:, :], self.sizes, transpose_y=True)
+    def keys_since_start(self):
+        return (self.since_start * self.k).astype(self.dtype)
 
-    def from_start(self, pairs):
-        """pairs [C, C] diag(Γ₀), which is to meet K: what is as wide as K is not kept beside it."""
-        return (pairs * self.since_start[None, :]).astype(self.dtype)
-
-    def to_end(self, rows):
-        """rows [C, any] decayed to the end, in float32: K̃ᵀ x is Kᵀ of this of x, and K̃ x this of K x."""
-        return self.until_end[:, None] * rows
+    def keys_to_end(self):
+        return (self.until_end * self.k).astype(self.dtype)
 
     def lam_tile(self, lam_ref):
         """λ of each pair's level; 0 where the key comes later."""
@@ -287,23 +290,21 @@ def _chunk_kernel(
     beta, dtype = beta_ref[0, :], chunk.dtype
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
-    inner, of_queries = inverse * beta[None, :], chunk.of_queries()
-    inner, from_start = inner.astype(dtype), chunk.from_start(inner)
+    inner, of_queries, to_end = (inverse * beta[None, :]).astype(dtype), chunk.of_queries(), chunk.keys_to_end()
     weights = chunk.weighted(times(of_queries, inner), lam_refs).astype(dtype)
 
     def of_values(place, _):
         v = v_ref[:, place]
         out_ref[:, place] = times(weights, v)
-        written = chunk.to_end(times(inner, v)).astype(dtype)
-        states_ref[:, place] = times(k_ref[:, :], written, transpose_x=True).astype(dtype)
+        written = times(inner, v).astype(dtype)
+        states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
 
     for_columns(sizes.value_dim, of_values, None)
 
     def of_keys(place, _):
-        erase = times(from_start, k_ref[:, place])
-        lost_ref[:, place] = times(k_ref[:, :], chunk.to_end(erase).astype(dtype), transpose_x=True).astype(dtype)
-        reads = chunk.since_start[:, None] * q_ref[:, place] - times(of_queries, erase.astype(dtype))
-        reads_ref[:, place] = reads.astype(dtype)
+        erase = times(inner, (chunk.since_start * k_ref[:, place]).astype(dtype)).astype(dtype)
+        lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
+        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(of_queries, erase)).astype(dtype)
 
     for_columns(sizes.key_dim, of_keys, None)
 
@@ -322,7 +323,7 @@ def _value_gradients_kernel(
     inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, d_to_end_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries = chunk.dtype, chunk.of_queries()
+    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
     weights = times(of_queries, inner)
     weighted = chunk.weighted(weights, lam_refs).astype(dtype)
@@ -330,7 +331,7 @@ def _value_gradients_kernel(
     def of_values(place, carry):
         d_inner, d_pairs, d_to_end = carry
         v, do, d_states = v_ref[:, place], do_ref[:, place], d_states_ref[:, place]
-        d_written = chunk.to_end(times(k_ref[:, :], d_states)).astype(dtype)
+        d_written = times(to_end, d_states).astype(dtype)
         dv = times(inner, d_written, transpose_x=True) + times(weighted, do, transpose_x=True)
         dv_ref[:, place] = dv.astype(dv_ref.dtype)
         d_inner += times(d_written, v, transpose_y=True)
@@ -372,25 +373,26 @@ def _key_gradients_kernel(
     """Of D = K̃ᵀ W, reads = diag(Γ₀) Q - P W and W = M diag(Γ₀) K, and then of all that comes by way of M and P."""
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries = chunk.dtype, chunk.of_queries()
+    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
     beta, inverse = beta_ref[0, :], inverse_ref[:, :]
-    inner = inverse * beta[None, :]
-    inner, from_start = inner.astype(dtype), chunk.from_start(inner)
+    inner = (inverse * beta[None, :]).astype(dtype)
+
+    def keys_since_start(place):
+        return (chunk.since_start * k_ref[:, place]).astype(dtype)
 
     def d_erase(place):
         d_of_reads = times(of_queries, d_reads_ref[:, place], transpose_x=True)
-        return (chunk.to_end(times(k_ref[:, :], d_lost_ref[:, place])) - d_of_reads).astype(dtype)
+        return (times(to_end, d_lost_ref[:, place]) - d_of_reads).astype(dtype)
 
     def of_pairs(place, carry):
-        d_from_start, d_of_queries = carry
-        k = k_ref[:, place]
-        erase = times(from_start, k).astype(dtype)
+        d_inner, d_of_queries = carry
+        since_start = keys_since_start(place)
+        erase = times(inner, since_start).astype(dtype)
         d_of_queries -= times(d_reads_ref[:, place], erase, transpose_y=True)
-        return d_from_start + times(d_erase(place), k, transpose_y=True), d_of_queries
+        return d_inner + times(d_erase(place), since_start, transpose_y=True), d_of_queries
 
-    start = jnp.zeros(chunk.level.shape, jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
-    d_from_start, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
-    d_inner = d_inner_ref[:, :].astype(jnp.float32) + d_from_start * chunk.since_start[None, :]
+    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
+    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
 
     # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal
     similar = chunk.similar()
@@ -403,24 +405,24 @@ def _key_gradients_kernel(
     d_decay = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
     d_similar = (d_similar * chunk.between).astype(dtype)
     d_of_queries = (d_of_queries * chunk.between).astype(dtype)
-    erase = times(from_start, k_ref[:, :]).astype(dtype)
+    erase = times(inner, chunk.keys_since_start()).astype(dtype)
 
     def of_keys(place, carry):
         d_since, d_until = carry
         q, k, d_reads = q_ref[:, place], k_ref[:, place], d_reads_ref[:, place].astype(jnp.float32)
         d_since_start = times(inner, d_erase(place), transpose_x=True)
         d_to_end = d_to_end_ref[:, place].astype(jnp.float32) + times(erase, d_lost_ref[place, :], transpose_y=True)
-        dk = chunk.since_start[:, None] * d_since_start + chunk.to_end(d_to_end) + times(d_similar, k)
+        dk = chunk.since_start * d_since_start + chunk.until_end * d_to_end + times(d_similar, k)
         dk += times(d_similar, k, transpose_x=True) + times(d_of_queries, q, transpose_x=True)
         dk_ref[:, place] = dk.astype(dk_ref.dtype)
-        dq_ref[:, place] = (chunk.since_start[:, None] * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
+        dq_ref[:, place] = (chunk.since_start * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
         return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
 
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)
     d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))
     # By the logarithms of decays.
-    d_decay_ref[0, :] = d_decay + chunk.since_start * d_since
-    d_until_ref[0, :] = d_until * chunk.until_end
+    d_decay_ref[0, :] = d_decay + chunk.since_start[:, 0] * d_since
+    d_until_ref[0, :] = d_until * chunk.until_end[:, 0]
 
 
 def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):

@@ -75,8 +75,6 @@ class Tiles:
         )
 
 
-DELTA_CHUNKS = Launch(1, 4, 1)
-DELTA_GRADIENTS = Launch(1, 4, 1)
 TREE_JOINS = Launch(1, 8, 1)
 TREE_READS = Launch(1, 4, 1)
 TREE_NODES = Launch(1, 8, 1)
@@ -139,9 +137,17 @@ class HopperTiles:
         return dataclasses.replace(self, **(heads | {"state_gradients": self.state_gradients}))  # a warpgroup each
 
 
-def delta_chunk(dtype) -> int:
+def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
     """Tokens a chunk of the kernels of the delta rule."""
-    return 64 if jnp.dtype(dtype).itemsize == 2 else 32
+    if jnp.dtype(dtype).itemsize == 2:
+        return 64
+    return 16 if max(key_dim, value_dim) <= 16 else 32
+
+
+def delta_launch(*tile: int) -> Launch:
+    """Of what happens inside chunks, by the sizes of a chunk, K and V: no more warps than such tiles keep busy."""
+    largest = max(tile)
+    return Launch(1, 1 if largest <= 16 else 2 if largest <= 32 else 4, 1)
 
 
 def carry_launch(sequences: int, value_dim: int) -> tuple[int, Launch]:

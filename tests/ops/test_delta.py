@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels
 from loglinear_jax import (
     gated_delta_attention,
     init_fenwick_state,
     log_linear_delta_attention,
     log_linear_delta_step,
 )
+from loglinear_jax.ops.delta import api
 
 from .forms import DELTA, FORMS, GATED_DELTA
 from .inputs import in_float64, relative_error
@@ -70,6 +72,18 @@ def test_bad_arguments_are_named(operation, implementation):
     ):
         with pytest.raises(ValueError, match=message):
             operation.function(**dict(implementation=implementation) | inputs | changes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "expected"),
+    [(jnp.bfloat16, None, "pallas"), (np.float32, "tensorfloat32", "pallas"), (np.float32, "highest", None)],
+)
+def test_kernels_are_taken_where_they_are_the_best(monkeypatch, dtype, precision, expected):
+    monkeypatch.setattr(pallas_kernels, "are_best", lambda what, why_not: True)
+    q, _, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, 24, dtype=dtype)
+    assert api._with_kernels(None, q, v, None, precision) == expected
+    assert api._with_kernels("xla", q, v, None, precision) == "xla"
+    assert api._with_kernels(None, q[:, :16], v[:, :16], None, precision) is None
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")

@@ -61,7 +61,7 @@ def log_linear_delta_attention(
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
       implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
-        gradients only), or None: "pallas" on a GPU where it can run, "xla" elsewhere.
+        gradients only), or None: "pallas" on a GPU in bfloat16 and TF32 where it can run, "xla" elsewhere.
 
     Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
     has more).
@@ -118,15 +118,16 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
 
 
 def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation | None:
-    """The implementation, with the kernels where they can run. Raises UnsupportedError where they are asked for and cannot."""
-    chunk = chunk_size or pallas_kernels.delta_chunk(q.dtype)
+    """The implementation, with the kernels where they are the best: they are not in full float32, backward. Raises
+    UnsupportedError where they are asked for and cannot run."""
+    chunk = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], q.dtype)
 
     def why_not():
         return pallas_kernels.why_delta_unsupported(chunk, q.shape[-1], v.shape[-1], q.dtype, precision)
 
     if implementation == "pallas" and (reason := why_not()):
         raise pallas_kernels.UnsupportedError(reason)
-    if implementation is not None or q.shape[1] <= chunk:
+    if implementation or q.shape[1] <= chunk or pallas_kernels.in_full_float32(q.dtype, precision):
         return implementation
     return "pallas" if pallas_kernels.are_best("the delta rule", why_not) else None
 

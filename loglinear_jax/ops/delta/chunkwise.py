@@ -97,7 +97,7 @@ def _one_state_by_products(q, k, v, log_decay, beta, initial_state, chunk_size: 
 
 def _chunk_size(q, v, chunk_size: int | None, kernels: bool) -> int:
     if kernels:
-        chunk_size = chunk_size or pallas_kernels.delta_chunk(q.dtype)
+        chunk_size = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], q.dtype)
         return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
     small = max(q.shape[-1], v.shape[-1]) <= SMALL_DIM
     return fitting_chunk_size(q.shape[1], chunk_size or (SMALL_CHUNK if small else DEFAULT_CHUNK))
