@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, get_args
 
@@ -179,7 +180,11 @@ class TokenMixer(nn.Module):
             self.sow("intermediates", name, value)
         decoding = cache is not None or max_length is not None
         if not traits.levels:
-            attend = gated_delta_attention if traits.erases else gated_linear_attention
+            attend = gated_linear_attention
+            if traits.erases:
+                # A chunk of a kernel would be mostly empty for one token.
+                form = self.implementation if cache is None or q.shape[1] > 1 else None
+                attend = functools.partial(gated_delta_attention, implementation=form)
             return attend(
                 q, k, v, log_decay, *betas, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
@@ -395,12 +400,14 @@ class MixerSettings:
     def unread(self) -> set[str]:
         """The settings that change nothing, given the others."""
         of_delta = set() if self.traits.erases else {"beta_max"}
+        has_forms = self.has_lam or self.traits.erases
+        has_chunks = self.has_states and not (has_forms and self.implementation in ("parallel", "recurrent"))
+        of_forms = (set() if has_forms else {"implementation"}) | (set() if has_chunks else {"chunk_size"})
         if not self.has_lam:
-            of_lam = {"lam", "lam_hidden", "lam_activation", "init_scheme", "implementation"}
-            return of_lam | of_delta | (set() if self.has_states else {"chunk_size"})
+            return {"lam", "lam_hidden", "lam_activation", "init_scheme"} | of_delta | of_forms
         own = {"hidden": "lam_hidden", "activation": "lam_activation", "init_scheme": "init_scheme"}
         unread = {name for argument, name in own.items() if argument not in lam_arguments(self.lam)}
-        return unread | of_delta | ({"chunk_size"} if self.implementation in ("parallel", "recurrent") else set())
+        return unread | of_delta | of_forms
 
     def token_mixer(self, **more: Any) -> TokenMixer:
         """The TokenMixer of these settings, called "mixer"."""

@@ -318,6 +318,7 @@ def test_a_lam_that_no_variant_uses_is_refused():
         ({"variants": "linear,fixed", "lam_hidden": 32}, "model.lam_hidden=32 has no effect: every variant .linear, fixed."),
         ({"variants": "linear", "lam_activation": "identity"}, "model.lam_activation=identity has no effect"),
         ({"variants": "mixer=linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
+        ({"variants": "mixer=delta", "implementation": "recurrent", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"variants": "mixer=softmax", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"implementation": "parallel", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"variants": "lam_hidden=32,lam_hidden=64", "lam_hidden": 16}, "model.lam_hidden=16 has no effect"),

@@ -289,3 +289,16 @@ def test_a_model_reads_like_the_attention_it_wraps():
     np.testing.assert_allclose(sown["intermediates"]["layer_0"]["mixer"]["lam_value"][0], lam, rtol=1e-5)
     expected = log_linear_attention(q, k, v, log_decay, jnp.asarray(lam), implementation="parallel")
     np.testing.assert_allclose(captured["out"], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("mixer", ["delta", "gated_delta", "log_linear_delta"])
+def test_the_delta_rule_takes_the_form_that_is_asked_for(mixer):
+    """A scan over tokens is there with "recurrent" alone; the logits are the same."""
+    logits = {}
+    for implementation, scans in (("recurrent", True), ("parallel", False)):
+        settings = RecallSettings(**(SMALL | dict(mixer=mixer, lam="fixed", implementation=implementation)))
+        model = RecallModel(settings)
+        params = model.init(jax.random.key(1), TOKENS)
+        assert ("scan" in str(jax.make_jaxpr(model.apply)(params, TOKENS))) == scans
+        logits[implementation] = model.apply(params, TOKENS)
+    np.testing.assert_allclose(logits["recurrent"], logits["parallel"], atol=1e-5)
