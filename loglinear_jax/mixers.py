@@ -182,8 +182,7 @@ class TokenMixer(nn.Module):
         if not traits.levels:
             attend = gated_linear_attention
             if traits.erases:
-                # A chunk of a kernel would be mostly empty for one token.
-                form = self.implementation if cache is None or q.shape[1] > 1 else None
+                form = "recurrent" if cache is not None and q.shape[1] == 1 else self.implementation
                 attend = functools.partial(gated_delta_attention, implementation=form)
             return attend(
                 q, k, v, log_decay, *betas, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
@@ -337,7 +336,7 @@ class MixerSettings:
     implementation: str | None = setting(
         None,
         "form of the attention, and of what λ looks at: "
-        f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
+        f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works; not of `linear`, `softmax`",
     )
     dtype: str = "float32"
     # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of

@@ -8,13 +8,12 @@ from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
 from pallas_kernels.delta_carry import carry_state
-from pallas_kernels.delta_chunks import delta_chunks, why_delta_unsupported
+from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
 from pallas_kernels.delta_tree import join_tree, read_tree
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
     are_best,
-    in_full_float32,
     interpret,
     interpreting,
     runs_on_gpu,
@@ -32,8 +31,8 @@ __all__ = [
     "cross_entropy",
     "delta_chunk",
     "delta_chunks",
+    "delta_kernels_pay",
     "fenwick_attention",
-    "in_full_float32",
     "interpret",
     "interpreting",
     "join_tree",

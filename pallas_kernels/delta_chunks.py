@@ -105,7 +105,7 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
 
 
 def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, precision=None) -> str | None:
-    """Why `delta_chunks` and `read_tree` would raise UnsupportedError here; None if they would run."""
+    """Why the kernels of the delta rule would raise UnsupportedError here; None if they would run."""
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels of the delta rule take float32 and bfloat16"
     most = MAX_DIMS[jnp.dtype(dtype).itemsize]
@@ -115,6 +115,14 @@ def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, preci
     if chunk < MIN_TILE or chunk & (chunk - 1):
         return f"chunk_size is {chunk}: the kernels of the delta rule take powers of two from {MIN_TILE}"
     return why_not_precise(dtype, precision) or why_cannot_run()
+
+
+def delta_kernels_pay(key_dim: int, value_dim: int, dtype, precision=None) -> bool:
+    """Whether the kernels of the delta rule were faster than plain JAX, forward and backward, where they were timed: in
+    bfloat16, and in TF32 for small keys and values. In full float32 they are slower backward."""
+    if dtype == jnp.float32:
+        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= 32
+    return dtype == jnp.bfloat16
 
 
 @functools.cache

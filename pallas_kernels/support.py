@@ -226,8 +226,3 @@ def dot_mode(dtype, precision) -> str | None:
         return "tf32"
     name = getattr(precision, "name", str(precision)).upper()
     return _F32_MODES.get({"FLOAT32": "HIGHEST", "TENSORFLOAT32": "HIGH", "FASTEST": "DEFAULT"}.get(name, name))
-
-
-def in_full_float32(dtype, precision=None) -> bool:
-    """Whether matrix products of this dtype are asked for in full float32."""
-    return dot_mode(dtype, precision) == "f32"

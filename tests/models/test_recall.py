@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels
 from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
-from loglinear_jax.mixers import init_dt_bias
+from loglinear_jax.mixers import init_dt_bias, unit
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.ops.softmax import rotate_by_position, softmax_attention
 
@@ -302,3 +303,24 @@ def test_the_delta_rule_takes_the_form_that_is_asked_for(mixer):
         assert ("scan" in str(jax.make_jaxpr(model.apply)(params, TOKENS))) == scans
         logits[implementation] = model.apply(params, TOKENS)
     np.testing.assert_allclose(logits["recurrent"], logits["parallel"], atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["recurrent", "pallas"])
+def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
+    """A first part of the sequence by the form, then token after token: what the whole gives."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 20, 2, 16)), jnp.float32) for _ in range(3))
+    dt, b = (jnp.asarray(rng.normal(size=(1, 20, 2)), jnp.float32) for _ in range(2))
+    inputs = q, unit(k), v, dt, None, b
+    settings = RecallSettings(**(SMALL | dict(mixer="gated_delta", implementation=implementation)))
+    mixer = settings.token_mixer()
+    with pallas_kernels.interpret(), jax.default_matmul_precision("highest"):
+        params = mixer.init(jax.random.key(0), *inputs)
+        whole = mixer.apply(params, *inputs)
+        out, cache = mixer.apply(params, *(x if x is None else x[:, :18] for x in inputs), max_length=20)
+        outs = [out]
+        for token in (18, 19):
+            one = (x if x is None else x[:, token : token + 1] for x in inputs)
+            out, cache = mixer.apply(params, *one, cache=cache)
+            outs.append(out)
+    np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)

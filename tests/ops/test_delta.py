@@ -75,15 +75,31 @@ def test_bad_arguments_are_named(operation, implementation):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision", "expected"),
-    [(jnp.bfloat16, None, "pallas"), (np.float32, "tensorfloat32", "pallas"), (np.float32, "highest", None)],
+    ("dtype", "dim", "precision", "expected"),
+    [
+        (jnp.bfloat16, 24, None, "pallas"),
+        (np.float32, 24, "default", "pallas"),  # on a GPU that is TF32
+        (np.float32, 24, "tensorfloat32", "pallas"),
+        (np.float32, 24, "highest", None),
+        (np.float32, 48, None, None),
+        (np.float16, 24, None, None),
+        (jnp.bfloat16, 160, None, None),
+    ],
 )
-def test_kernels_are_taken_where_they_are_the_best(monkeypatch, dtype, precision, expected):
-    monkeypatch.setattr(pallas_kernels, "are_best", lambda what, why_not: True)
-    q, _, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, 24, dtype=dtype)
-    assert api._with_kernels(None, q, v, None, precision) == expected
-    assert api._with_kernels("xla", q, v, None, precision) == "xla"
-    assert api._with_kernels(None, q[:, :16], v[:, :16], None, precision) is None
+def test_kernels_are_taken_where_they_pay(monkeypatch, dtype, dim, precision, expected):
+    monkeypatch.setattr(pallas_kernels, "are_best", lambda what, why_not: why_not() is None)
+    q, _, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, dim, dtype=dtype)
+    with pallas_kernels.interpret():  # in which kernels can run
+        assert api._with_kernels(None, q, v, None, precision) == expected
+        assert api._with_kernels("xla", q, v, None, precision) == "xla"
+        assert api._with_kernels(None, q[:, :16], v[:, :16], None, precision) is None
+
+
+def test_a_chunk_longer_than_the_sequence_is_no_longer_than_it_has_to_be():
+    inputs = GATED_DELTA.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
+    with pallas_kernels.interpret():
+        out = gated_delta_attention(*inputs, implementation="pallas", chunk_size=128)
+    assert relative_error(out, gated_delta_attention(*inputs, implementation="recurrent")) < 1e-5
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")

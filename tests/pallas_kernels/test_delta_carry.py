@@ -92,6 +92,31 @@ def test_few_sequences_have_smaller_programs():
     assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *inputs)
 
 
+def test_programs_of_all_columns(monkeypatch):
+    """As where there are many sequences; and more columns than gradients take at a time."""
+    monkeypatch.setattr("pallas_kernels.tiles.MULTIPROCESSORS", 1)
+    inputs = draw(1, 2, 2, 16, 16, 128, jnp.bfloat16)
+    assert (1, 2) in grids(pallas_kernels.carry_state, *inputs)
+    check("bf16", inputs)
+
+
+def test_states_that_are_forgotten():
+    inputs = draw(1, 2, 3, 16, 16, 16)
+    inputs[2] = inputs[2].at[:, :, 1].set(0.0).at[:, 0, 2].set(1e-30)
+    check("f32", inputs)
+
+
+def test_vmap_over_some_arguments():
+    """The others are the same for all."""
+    inputs = draw(1, 2, 2, 16, 16, 16)
+    lost = jnp.stack([inputs[3], -inputs[3]])
+    run = functools.partial(pallas_kernels.carry_state, precision="highest")
+    found = jax.vmap(run, in_axes=(None, None, None, 0, None, None))(*inputs[:3], lost, *inputs[4:])
+    for index in range(2):
+        for a, b in zip(found, run(*inputs[:3], lost[index], *inputs[4:]), strict=True):
+            np.testing.assert_allclose(a[index], b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", TOLERANCE)
 def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
     q, k, v, log_decay, _ = random_inputs(0, 1, 300, 1, 2, 24, 20, dtype=np.float32)

@@ -61,7 +61,7 @@ def log_linear_delta_attention(
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
       implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
-        gradients only), or None: "pallas" on a GPU in bfloat16 and TF32 where it can run, "xla" elsewhere.
+        gradients only), or None: on a GPU "pallas" in bfloat16, and in TF32 for K and V to 32; "xla" elsewhere.
 
     Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
     has more).
@@ -118,16 +118,15 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
 
 
 def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation | None:
-    """The implementation, with the kernels where they are the best: they are not in full float32, backward. Raises
-    UnsupportedError where they are asked for and cannot run."""
-    chunk = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], q.dtype)
+    """The implementation, with the kernels where they pay. Raises UnsupportedError where they are asked for and cannot run."""
+    chunk, dims = chunkwise.chunk_size_for(q, v, chunk_size, kernels=True), (q.shape[-1], v.shape[-1])
 
     def why_not():
-        return pallas_kernels.why_delta_unsupported(chunk, q.shape[-1], v.shape[-1], q.dtype, precision)
+        return pallas_kernels.why_delta_unsupported(chunk, *dims, q.dtype, precision)
 
     if implementation == "pallas" and (reason := why_not()):
         raise pallas_kernels.UnsupportedError(reason)
-    if implementation or q.shape[1] <= chunk or pallas_kernels.in_full_float32(q.dtype, precision):
+    if implementation or q.shape[1] <= chunk or not pallas_kernels.delta_kernels_pay(*dims, q.dtype, precision):
         return implementation
     return "pallas" if pallas_kernels.are_best("the delta rule", why_not) else None
 
@@ -176,7 +175,8 @@ def gated_delta_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
-        not a power of two, or an unknown implementation.
+        not a power of two, or an unknown implementation; UnsupportedError (a ValueError) where the kernels are asked for and
+        cannot run.
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     arrays["beta"] = (beta, "B T H")

@@ -1,10 +1,10 @@
-"""The chunkwise form in plain JAX: inside chunks of C tokens the WY form of `transitions`, between them the binary tree of
-`loglinear_jax.ops.tree`, whose nodes hand on states by maps in place of decays. O(T log T); O(T) for one state.
+"""The chunkwise form, in plain JAX or by GPU kernels: inside chunks of C tokens the WY form of `transitions`, between them the
+binary tree of `loglinear_jax.ops.tree`, whose nodes hand on states by maps in place of decays. O(T log T); O(T) for one state.
 
 A query reads a state of some chunks before by way of the maps between. They are not applied to the states, each of which
 many chunks read, but to what the queries read with: once a height, for all states that begin before the chunk's node there.
 
-Runs on any backend; differentiated by JAX.
+In plain JAX it runs on any backend, and is differentiated by JAX.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def chunkwise(
 
     kernels: what is done inside chunks, and reading the tree, by GPU kernels.
     """
-    chunk_size = _chunk_size(q, v, chunk_size, kernels)
+    chunk_size = chunk_size_for(q, v, chunk_size, kernels)
     sizes = dict(chunk_size=chunk_size, precision=precision)
     aligned = functools.partial(_aligned, return_state=return_state, kernels=kernels, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
@@ -48,7 +48,7 @@ def chunkwise(
 def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None, kernels=False):
     """The outputs, and the state [B, H, K, V] at the end; as in `gated_delta_attention`."""
     length = q.shape[1]
-    chunk_size = _chunk_size(q, v, chunk_size, kernels)
+    chunk_size = chunk_size_for(q, v, chunk_size, kernels)
     attend = _one_state_by_kernels if kernels else _one_state_by_products
     out, state = attend(q, k, v, log_decay, beta, initial_state, chunk_size, precision)
     return out[:, :length], state if return_state else None
@@ -92,10 +92,11 @@ def _one_state_by_products(q, k, v, log_decay, beta, initial_state, chunk_size: 
     state, before = jax.lax.scan(carry, first, by_block)
     reads = block.reads.reshape(*block.reads.shape[:3], len(before), -1, q.shape[-1])
     out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
-    return _into_sequence(out, length), state.reshape(state.shape[0], -1, *shape[-2:])
+    return _into_sequence(out, whole), state.reshape(state.shape[0], -1, *shape[-2:])
 
 
-def _chunk_size(q, v, chunk_size: int | None, kernels: bool) -> int:
+def chunk_size_for(q, v, chunk_size: int | None, kernels: bool) -> int:
+    """Tokens a chunk, for q [B, T, G, K] and v [B, T, H, V]; chunk_size, or if None what suits the shapes."""
     if kernels:
         chunk_size = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], q.dtype)
         return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
