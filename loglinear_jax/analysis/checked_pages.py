@@ -99,12 +99,13 @@ def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: l
         if name in page_tables.SLOW and not slow:
             return match[0]
         make = _function(page_tables.TABLES, name)
-        rows, note = results.on_one_set(lambda runs: make(runs, **options))
+        rows, tested = results.on_one_set(lambda runs: make(runs, **options))
     except (ConfigError, TypeError, ValueError, OSError) as error:
         problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
         return match[0]
     table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
-    below = f"{note}\n\n" if note and name not in page_tables.WITHOUT_ACCURACIES else ""
+    note = page_tables.note_below(name, rows, tested)
+    below = f"{note}\n\n" if note else ""
     return f"{match['first']}\n{table}\n\n{below}{match['last']}"
 
 

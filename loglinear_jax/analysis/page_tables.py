@@ -64,9 +64,9 @@ class Results:
             self._read[name] = read_run(self.folder / name)
         return self._given.setdefault(name, self._read[name])
 
-    def on_one_set(self, make: Callable[[Results], Made]) -> tuple[Made, str]:
-        """What `make` makes of some of these runs, with accuracies that may be compared; and a sentence on what they are, ""
-        if none of the runs has a test."""
+    def on_one_set(self, make: Callable[[Results], Made]) -> tuple[Made, VariantOutcome | None]:
+        """What `make` makes of some of these runs, with accuracies that may be compared; and an outcome whose notes say what
+        they are, None if none of the runs has a test."""
         results = copy.copy(self)
         results._given = {}
         made = make(results)
@@ -79,7 +79,7 @@ class Results:
                 results._given[name] = dataclasses.replace(run, summary=summary)
             made = make(results)
         tested = [key for key, o in outcomes.items() if o.score is ACCURACY and o.test_accuracy is not None]
-        return made, compared[tested[0]].shown_note if tested else ""
+        return made, compared[tested[0]] if tested else None
 
 
 def outcome(run: Run, variant: str) -> VariantOutcome:
@@ -154,6 +154,9 @@ def _converged_cell(run: Run, variant: str, o: VariantOutcome) -> str:
     return f"{o.num_converged}/{len(o.seeds)} = {o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
 
 
+SOLVED = "≥ 99 %"  # in the heads of columns that count such seeds
+
+
 def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
     median = "" if o.median_solved_step is None else f"; {o.median_solved_step:,.0f}"
     return f"{o.num_solved}/{len(o.seeds)}{median}"
@@ -170,7 +173,7 @@ COLUMNS: dict[str, tuple[str, Cell]] = {
     "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
     "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
     "converged": ("≥ 90 %", _converged_cell),
-    "solved": ("≥ 99 %; median step", _solved_cell),
+    "solved": (f"{SOLVED}; median step", _solved_cell),
     "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
 }
 
@@ -473,6 +476,14 @@ SLOW = {"initial_memory", "by_memory"}  # made only if asked for: they draw ever
 WITHOUT_ACCURACIES = {
     "solved_by_pairs", "answer_levels", "looks", "lengths", "variation_of_lam", "perplexities", "losses_by_position", "time"
 }  # of summaries  # fmt: skip
+
+
+def note_below(name: str, rows: Rows, tested: VariantOutcome | None) -> str:
+    """What stands below a table of that name: which accuracies it shows. tested: as from `Results.on_one_set`."""
+    if tested is None or name in WITHOUT_ACCURACIES:
+        return ""
+    counts_solved = name == "shares_by_pairs" or any(SOLVED in column for row in rows for column in row)
+    return tested.solved_note if counts_solved else tested.shown_note
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------

@@ -140,10 +140,14 @@ class VariantOutcome:
         """The same as a sentence for below a table."""
         if self.score is not ACCURACY or self.test_accuracy is None:
             return f"{self.score.name.capitalize()}: each seed's best in validation."
-        return (
-            "Accuracy: on each seed's test set, with the parameters that validation chose; seeds at "
-            f"≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation."
-        )
+        return "Accuracy: on each seed's test set, with the parameters that validation chose."
+
+    @property
+    def solved_note(self) -> str:
+        """The same for below a table that counts seeds which solved their task, with a sentence on those."""
+        if self.score is not ACCURACY or self.test_accuracy is None:
+            return self.shown_note
+        return f"{self.shown_note} Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation."
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json: the fields, OF_SOME only if they are set, and what follows from them."""

@@ -38,7 +38,7 @@ def outcomes(run: Run) -> Table:
                 "the_paper": published[variant],
             }
         )
-    note = _first(variants).shown_note
+    note = _first(variants).solved_note
     if run.task.score.thresholds:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):

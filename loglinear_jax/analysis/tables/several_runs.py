@@ -141,7 +141,7 @@ def _against_settings(
         rows.setdefault(changes, {"changed": changes or "nothing"})[variant] = cell
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
-        f"{outcome.shown_note} Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step "
+        f"{outcome.solved_note} Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step "
         "at which those did. Changed: against the default settings, as far as these runs differ"
     )
     title = f"{task}: {outcome.shown_as}, by what is changed"
@@ -212,7 +212,7 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     how = "mean ± std" if field == "seq_len" else "mean (peak)"
     notes.insert(
         0,
-        f"{outcome.shown_note} Shown: {how} of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
+        f"{outcome.solved_note} Shown: {how} of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
         f"their share, and 99 %. Runs: {', '.join(run.name for run in runs)}",
     )
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
