@@ -182,8 +182,7 @@ class TokenMixer(nn.Module):
         if not traits.levels:
             attend = gated_linear_attention
             if traits.erases:
-                form = "recurrent" if cache is not None and q.shape[1] == 1 else self.implementation
-                attend = functools.partial(gated_delta_attention, implementation=form)
+                attend = functools.partial(gated_delta_attention, implementation=self._form(q, cache))
             return attend(
                 q, k, v, log_decay, *betas, initial_state=cache, return_state=decoding, chunk_size=self.chunk_size
             )
@@ -209,6 +208,10 @@ class TokenMixer(nn.Module):
         else:
             states = states.replace(levels=states.levels[:, :, : before.states.levels.shape[2]])
         return out, states if key_sums is None else LookingCache(states, key_sums)
+
+    def _form(self, q, before: MixerCache | None) -> str | None:
+        """The implementation for these tokens: a step for one token after others."""
+        return "recurrent" if before is not None and q.shape[1] == 1 else self.implementation
 
     def _decays(self, v, dt) -> tuple[Float[Array, "B T H"], Float[Array, "B T H V"]]:
         """(log decays, 0 where the mixer has none; the values, multiplied by their step sizes where they are to be)."""
@@ -269,7 +272,7 @@ class TokenMixer(nn.Module):
         found = bucket_scores(
             unit(q), unit(k), log_decay,
             num_levels=levels, initial_state=sums, return_state=remember,
-            implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
+            implementation=self._form(q, before),
         )  # fmt: skip
         scores, key_sums = found if remember else (found, None)
         self.sow("intermediates", "bucket_scores", scores)
@@ -335,8 +338,8 @@ class MixerSettings:
     chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
     implementation: str | None = setting(
         None,
-        "form of the attention, and of what λ looks at: "
-        f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works; not of `linear`, `softmax`",
+        "form of the attention, and of what λ looks at (`linear` and `softmax` have one form): "
+        f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
     dtype: str = "float32"
     # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of

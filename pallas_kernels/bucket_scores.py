@@ -164,7 +164,7 @@ def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
 def _sum_over_readers(d_read, sizes: Sizes):
     """Gradients of `sums` from those of what each chunk reads, [B, H, N, heights, K]: of each node, its sibling's chunks'.
 
-    Where a chunk reads nothing d_read may hold anything.
+    d_read is not set at the heights where a chunk reads no node, and not used there.
     """
     whole = 1 << sizes.heights
     d_sums = []

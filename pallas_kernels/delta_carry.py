@@ -22,8 +22,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common import call, fold_mapped_axes, for_columns, pad
-from pallas_kernels.delta_tree import MapSizes, map_sizes, multiply_maps
-from pallas_kernels.tiles import CARRY_GRADIENTS, carry_launch
+from pallas_kernels.delta_tree import MapSizes, MapSpecs, map_sizes, multiply_maps
+from pallas_kernels.tiles import CARRY, CARRY_GRADIENTS, carry_columns
 
 
 def carry_state(inside, reads, decay, lost, states, first, *, precision=None):
@@ -73,33 +73,28 @@ def _differentiable(sizes: MapSizes):
 # --- Launching ------------------------------------------------------------------------------------------------------
 
 
-class _Specs:
+class _Specs(MapSpecs):
     """BlockSpecs of a grid (block of values, batch x head), each program of which goes over all chunks."""
 
-    def __init__(self, sizes: MapSizes, value_block: int):
-        self.sizes, self.value_block = sizes, value_block
+    def __init__(self, sizes: MapSizes):
+        super().__init__(sizes)
+        self.columns = carry_columns(sizes.batch * sizes.heads, sizes.value_dim)
 
     def grid(self):
-        return self.sizes.value_dim // self.value_block, self.sizes.batch * self.sizes.heads
-
-    def of_sequence(self, *shape: int):
-        """[B, H, ...]."""
-        return pl.BlockSpec(
-            (None, None, *shape), lambda x, y: (y // self.sizes.heads, y % self.sizes.heads, *[0] * len(shape))
-        )
+        return self.sizes.value_dim // self.columns, self.sizes.batch * self.sizes.heads
 
     def states(self, *chunks: int):
-        """[K, V of a block] of one state, or of those of `chunks`."""
+        """[K, columns of V] of one state, or of those of `chunks`."""
         zeros = [0] * (len(chunks) + 1)
         return pl.BlockSpec(
-            (None, None, *chunks, self.sizes.key_dim, self.value_block),
+            (None, None, *chunks, self.sizes.key_dim, self.columns),
             lambda x, y: (y // self.sizes.heads, y % self.sizes.heads, *zeros, x),
         )
 
-    def values(self):
-        """[T, V of a block] of o and the like."""
+    def tokens(self):
+        """[T, columns of V] of o and the like."""
         return pl.BlockSpec(
-            (None, self.sizes.num_chunks * self.sizes.chunk, None, self.value_block),
+            (None, self.sizes.num_chunks * self.sizes.chunk, None, self.columns),
             lambda x, y: (y // self.sizes.heads, 0, y % self.sizes.heads, x),
         )
 
@@ -115,55 +110,46 @@ class _Specs:
 
 def _forward(inside, reads, decay, lost, states, first, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
-    value_block, launch = carry_launch(sizes.batch * sizes.heads, sizes.value_dim)
-    specs = _Specs(sizes, value_block)
+    specs = _Specs(sizes)
     of_chunks = specs.states(sizes.num_chunks)
     return call(
         functools.partial(_carry_kernel, sizes=sizes),
         "delta_carry",
         specs.grid(),
-        [specs.values(), *specs.maps(), of_chunks, specs.states()],
-        [specs.values(), specs.states(), of_chunks],
+        [specs.tokens(), *specs.maps(), of_chunks, specs.states()],
+        [specs.tokens(), specs.states(), of_chunks],
         [
             jax.ShapeDtypeStruct(x.shape, d)
             for x, d in ((inside, reads.dtype), (first, jnp.float32), (states, states.dtype))
         ],
-        launch,
+        CARRY,
         sizes.interpret,
     )(inside, reads, decay, lost, states, first)
 
 
 def _backward(do, d_last, reads, decay, lost, before, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
-    value_block, launch = carry_launch(sizes.batch * sizes.heads, sizes.value_dim)
-    specs = _Specs(sizes, value_block)
+    specs = _Specs(sizes)
     of_chunks = specs.states(sizes.num_chunks)
     d_states, d_first = call(
         functools.partial(_carry_back_kernel, sizes=sizes),
         "delta_carry_back",
         specs.grid(),
-        [specs.values(), specs.states(), *specs.maps()],
+        [specs.tokens(), specs.states(), *specs.maps()],
         [of_chunks, specs.states()],
         [jax.ShapeDtypeStruct(before.shape, before.dtype), jax.ShapeDtypeStruct(d_last.shape, jnp.float32)],
-        launch,
+        CARRY,
         sizes.interpret,
     )(do, d_last, reads, decay, lost)
 
-    def of_chunk(*shape: int):
-        return pl.BlockSpec(
-            (None, None, None, *shape), lambda x, y: (y // sizes.heads, y % sizes.heads, x, *[0] * len(shape))
-        )
-
-    states = of_chunk(sizes.key_dim, sizes.value_dim)
-    by_token = pl.BlockSpec(
-        (None, sizes.chunk, None, sizes.value_dim), lambda x, y: (y // sizes.heads, x, y % sizes.heads, 0)
-    )
+    specs = MapSpecs(sizes)
+    keys, values = sizes.key_dim, sizes.value_dim
     d_reads, d_decay, d_lost = call(
         functools.partial(_map_gradients_kernel, sizes=sizes),
         "delta_map_gradients",
         (sizes.num_chunks, sizes.batch * sizes.heads),
-        [by_token, states, states],
-        [of_chunk(sizes.chunk, sizes.key_dim), of_chunk(), of_chunk(sizes.key_dim, sizes.key_dim)],
+        [specs.values(), specs.of_chunk(keys, values), specs.of_chunk(keys, values)],
+        [specs.of_chunk(sizes.chunk, keys), specs.of_chunk(), specs.of_chunk(keys, keys)],
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (reads, decay, lost)],
         CARRY_GRADIENTS,
         sizes.interpret,

@@ -162,7 +162,7 @@ def _differentiable_reads(sizes: MapSizes):
 # --- Launching ------------------------------------------------------------------------------------------------------
 
 
-class _Specs:
+class MapSpecs:
     """BlockSpecs of a grid (chunk, batch x head), or with the two the other way round."""
 
     def __init__(self, sizes: MapSizes, sequences_first: bool = False):
@@ -232,7 +232,7 @@ def _run(
 def _join(lost, states, *decays, sizes: MapSizes):
     """(lost, states, and of every height D of the right nodes)."""
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
-    specs, (_, lost_spec, states_spec) = _Specs(sizes), _Specs(sizes).of_nodes()
+    specs, (_, lost_spec, states_spec) = MapSpecs(sizes), MapSpecs(sizes).of_nodes()
     of_right = []
     for height in range(sizes.heights):
         pairs = sizes.num_chunks >> (height + 1)
@@ -257,7 +257,7 @@ def _join(lost, states, *decays, sizes: MapSizes):
 
 def _join_backward(d_lost, d_states, lost, states, *rights_and_decays, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
-    specs, (_, lost_spec, states_spec) = _Specs(sizes), _Specs(sizes).of_nodes()
+    specs, (_, lost_spec, states_spec) = MapSpecs(sizes), MapSpecs(sizes).of_nodes()
     decays = rights_and_decays[-2 * sizes.heights :]
     d_decays = [jnp.zeros_like(x) for x in decays]
     for height in reversed(range(len(rights_and_decays) - len(decays))):
@@ -353,9 +353,8 @@ def _join_gradients_kernel(
             d, x = d_ref[right, :, place], ref[left, :, place]
             pulled = right_decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
             to_ref[left, :, place] = (d_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
-            return d_through - multiply_maps(d, x, sizes, transpose_y=True), d_right_decay + jnp.sum(
-                sum_of_products(d, x)
-            )
+            d_through -= multiply_maps(d, x, sizes, transpose_y=True)
+            return d_through, d_right_decay + jnp.sum(sum_of_products(d, x))
 
         return for_columns(ref.shape[2], columns, carry)
 
@@ -372,7 +371,7 @@ def _join_gradients_kernel(
 
 def _read(inside, reads, lam, decay, lost, states, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
-    specs = _Specs(sizes)
+    specs = MapSpecs(sizes)
     return _run(
         _read_kernel,
         "tree_reads",
@@ -389,7 +388,7 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=reads.shape[0])
     num_sequences, dtype = sizes.batch * sizes.heads, reads.dtype
     chunks = sizes.num_chunks, num_sequences
-    specs = _Specs(sizes)
+    specs = MapSpecs(sizes)
     of_reads = specs.of_chunk(sizes.chunk, sizes.key_dim)
     by_height = sizes.heights, sizes.chunk, sizes.key_dim
     kept = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.num_chunks, *by_height), dtype)
@@ -410,7 +409,7 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
     )  # fmt: skip
     read = jnp.arange(sizes.num_chunks) >> jnp.arange(sizes.heights)[:, None] & 1 == 1
     d_lam = jnp.where(jnp.repeat(read, sizes.chunk, axis=1), d_lam, 0.0)
-    specs = _Specs(sizes, sequences_first=True)
+    specs = MapSpecs(sizes, sequences_first=True)
     all_kept = specs.of_sequence(sizes.num_chunks, *by_height)
     d_decay, d_lost, d_states = _run(
         _node_gradients_kernel,

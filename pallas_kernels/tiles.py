@@ -150,15 +150,15 @@ def delta_launch(*tile: int) -> Launch:
     return Launch(1, 1 if largest <= 16 else 2 if largest <= 32 else 4, 1)
 
 
-def carry_launch(sequences: int, value_dim: int) -> tuple[int, Launch]:
-    """(columns of V a program, the launch) of the kernels that carry a state over the chunks of all heads' sequences.
+def carry_columns(sequences: int, value_dim: int) -> int:
+    """Columns of V a program of the kernels that carry a state over the chunks of all heads' sequences.
 
     Programs are few and long there: smaller ones where they leave multiprocessors idle.
     """
     block = value_dim
     while block > MIN_TILE and sequences * (value_dim // block) < MULTIPROCESSORS:
         block //= 2
-    return block, CARRY
+    return block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -197,34 +197,17 @@ class Form:
         return f"{self.operation.name}-{self.name}"
 
 
+# Compiled on a GPU, elsewhere in Pallas's interpreter.
+KERNELS = dict(dtype=np.float32, tolerance=1e-5, gradient_tolerance=1e-5, dims=(16, 24), chunk_sizes=(16, 32))
 FORMS = (
     Form(LOG_LINEAR, "parallel", spreads=("k", "v")),
     Form(LOG_LINEAR, "recurrent"),
     Form(LOG_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
-    # The kernels: compiled on a GPU, elsewhere in Pallas's interpreter.
-    Form(
-        LOG_LINEAR,
-        "pallas",
-        np.float32,
-        1e-5,
-        1e-5,
-        dims=(16, 24),
-        chunk_sizes=(16, 32),
-        spreads=("k", "v", "log_decay"),
-    ),
+    Form(LOG_LINEAR, "pallas", spreads=("k", "v", "log_decay"), **KERNELS),
     Form(BUCKET_SCORES, "parallel"),
     Form(BUCKET_SCORES, "recurrent"),
     Form(BUCKET_SCORES, "xla", chunk_sizes=(4, 1, 8, 32)),
-    Form(
-        BUCKET_SCORES,
-        "pallas",
-        np.float32,
-        1e-5,
-        1e-5,
-        dims=(16, 24),
-        chunk_sizes=(16, 32),
-        spreads=("log_decay",),
-    ),
+    Form(BUCKET_SCORES, "pallas", spreads=("log_decay",), **KERNELS),
     Form(GATED_LINEAR, "parallel", spreads=("k", "v")),
     Form(GATED_LINEAR, "recurrent"),
     Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
@@ -236,16 +219,7 @@ FORMS = (
             Form(operation, "parallel", float32_tolerance=1e-5, spreads=("k", "v", "log_decay", "beta")),
             Form(operation, "recurrent"),
             Form(operation, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v", "log_decay", "beta")),
-            Form(
-                operation,
-                "pallas",
-                np.float32,
-                1e-5,
-                1e-5,
-                dims=(16, 24),
-                chunk_sizes=(16, 32),
-                spreads=("k", "v", "log_decay", "beta"),
-            ),
+            Form(operation, "pallas", spreads=("k", "v", "log_decay", "beta"), **KERNELS),
         )
     ),
     # Angles are computed in float32.

@@ -10,9 +10,19 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax import gated_delta_attention
-from pallas_kernels.tiles import MIN_TILE, MULTIPROCESSORS, carry_launch
+from pallas_kernels.tiles import MIN_TILE, MULTIPROCESSORS, carry_columns
 from tests.ops.inputs import random_inputs
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
+from tests.pallas_kernels.modes import (
+    DTYPES,
+    LOWER,
+    PRECISIONS,
+    TOLERANCE,
+    assert_exact_enough,
+    exact_results,
+    grids,
+    results,
+    value_and_gradients,
+)
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -39,26 +49,14 @@ def definition(inside, reads, decay, lost, states, state):
     return jnp.concatenate(out, axis=1), state
 
 
-def value_and_gradients(function, inputs):
-    out, vjp = jax.vjp(function, *inputs)
-    rng = np.random.default_rng(1)
-    return *out, *vjp(tuple(jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in out))
-
-
 NAMES = "out", "last", "inside", "reads", "decay", "lost", "states", "first"
 
 
 def check(mode, inputs):
     run = functools.partial(pallas_kernels.carry_state, precision=PRECISIONS[mode])
-    found = jax.jit(functools.partial(value_and_gradients, run))(inputs)
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected = jax.jit(functools.partial(value_and_gradients, definition))(exact)
-        expected = [np.asarray(x) for x in expected]
+    found = results(run, inputs)
     assert [x.dtype for x in found] == [inputs[1].dtype, np.float32, *(x.dtype for x in inputs)]
-    for name, x, wanted in zip(NAMES, found, expected, strict=True):
-        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
-        assert error <= TOLERANCE[mode] * np.linalg.norm(wanted), name
+    assert_exact_enough(mode, NAMES, found, exact_results(definition, inputs))
 
 
 SHAPES = {  # B, H, N, C, K, V
@@ -80,14 +78,14 @@ def test_other_precisions(mode):
 def test_batched_by_vmap():
     inputs = draw(3, 2, 3, 16, 16, 16)
     run = functools.partial(pallas_kernels.carry_state, precision="highest")
-    found = jax.jit(functools.partial(value_and_gradients, jax.vmap(run)))([x[:, None] for x in inputs])
-    for a, b in zip(found, jax.jit(functools.partial(value_and_gradients, run))(inputs), strict=True):
+    found = results(jax.vmap(run), [x[:, None] for x in inputs])
+    for a, b in zip(found, results(run, inputs), strict=True):
         np.testing.assert_allclose(a[:, 0], b, rtol=1e-6, atol=1e-6)
 
 
 def test_few_sequences_have_smaller_programs():
-    assert carry_launch(2 * MULTIPROCESSORS, 64)[0] == 64
-    assert carry_launch(1, 64)[0] == MIN_TILE
+    assert carry_columns(2 * MULTIPROCESSORS, 64) == 64
+    assert carry_columns(1, 64) == MIN_TILE
     inputs = draw(1, 2, 2, 16, 16, 32)
     assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *inputs)
 

@@ -12,7 +12,7 @@ import pallas_kernels
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.delta.transitions import transitions
 from loglinear_jax.ops.levels import level_of_pairs, select_level
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE
+from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, assert_exact_enough, exact_results, results
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 CHUNK = 32
@@ -50,26 +50,15 @@ def by_matrices(q, k, v, log_decay, beta, lam=None, *, chunk):
     return out, *(x[:, :, 0] for x in (run.reads, run.maps("highest").lost, states))
 
 
-def value_and_gradients(function, inputs):
-    out, vjp = jax.vjp(function, *inputs)
-    rng = np.random.default_rng(1)
-    return *out, *vjp(tuple(jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in out))
-
-
 def check(mode, inputs, chunk=CHUNK):
     def run(q, k, v, log_decay, beta, lam=None):
         settings = dict(chunk_size=chunk, precision=PRECISIONS[mode])
         return pallas_kernels.delta_chunks(q, k, v, log_decay, beta, lam, **settings)
 
-    found = jax.jit(functools.partial(value_and_gradients, run))(inputs)
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        definition = functools.partial(value_and_gradients, functools.partial(by_matrices, chunk=chunk))
-        expected = jax.tree.map(np.asarray, jax.jit(definition)(exact))
+    found = results(run, inputs)
+    expected = exact_results(functools.partial(by_matrices, chunk=chunk), inputs)
     assert [x.dtype for x in found] == [np.float32, *[inputs[0].dtype] * 3, *(x.dtype for x in inputs)]
-    for name, x, wanted in zip(NAMES[: len(found)], found, expected, strict=True):
-        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
-        assert error <= TOLERANCE[mode] * (1e-3 + np.linalg.norm(wanted)), name
+    assert_exact_enough(mode, NAMES[: len(found)], found, expected, floor=1e-3)
 
 
 SHAPES = {  # B, N, G, H, K, V
@@ -100,9 +89,8 @@ def test_chunk_sizes(mode, chunk):
 def test_batched_by_vmap():
     inputs = draw(3, 2, 1, 2, 16, 16)
     run = functools.partial(pallas_kernels.delta_chunks, chunk_size=CHUNK, precision="highest")
-    found = jax.jit(functools.partial(value_and_gradients, jax.vmap(run)))([x[:, None] for x in inputs])
-    whole = jax.jit(functools.partial(value_and_gradients, run))(inputs)
-    for a, b in zip(found, whole, strict=True):
+    found = results(jax.vmap(run), [x[:, None] for x in inputs])
+    for a, b in zip(found, results(run, inputs), strict=True):
         np.testing.assert_allclose(a[:, 0], b, rtol=1e-6, atol=1e-6)
 
 

@@ -11,7 +11,16 @@ import pytest
 import pallas_kernels
 from loglinear_jax import log_linear_delta_attention
 from tests.ops.inputs import random_inputs
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE
+from tests.pallas_kernels.modes import (
+    DTYPES,
+    LOWER,
+    PRECISIONS,
+    TOLERANCE,
+    assert_exact_enough,
+    exact_results,
+    results,
+    value_and_gradients,
+)
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -45,12 +54,6 @@ def definition(inside, reads, lam, decay, lost, states):
     return jnp.concatenate(out, axis=1)
 
 
-def value_and_gradients(function, inputs):
-    out, vjp = jax.vjp(function, *inputs)
-    rng = np.random.default_rng(1)
-    return out, vjp(jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), out))
-
-
 def joined(decay, lost, states):
     """Every node from its chunks, one after the other."""
     results = []
@@ -70,16 +73,10 @@ def joined(decay, lost, states):
 
 
 def check(mode, inputs, function=pallas_kernels.read_tree, definition=definition):
-    run = functools.partial(function, precision=PRECISIONS[mode])
-    found = jax.tree.leaves(jax.jit(functools.partial(value_and_gradients, run))(inputs))
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected = jax.tree.leaves(jax.jit(functools.partial(value_and_gradients, definition))(exact))
-        expected = [np.asarray(x) for x in expected]
+    found = results(functools.partial(function, precision=PRECISIONS[mode]), inputs)
+    expected = exact_results(definition, inputs)
     assert [x.dtype for x in found[-len(inputs) :]] == [x.dtype for x in inputs]
-    for index, (x, wanted) in enumerate(zip(found, expected, strict=True)):
-        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
-        assert error <= TOLERANCE[mode] * (1e-3 + np.linalg.norm(wanted)), index
+    assert_exact_enough(mode, range(len(found)), found, expected, floor=1e-3)
 
 
 SHAPES = {  # B, H, N, C, K, V
@@ -110,10 +107,9 @@ def test_batched_by_vmap(function):
     inputs = draw(3, 2, 5, 16, 16, 16)
     if function is pallas_kernels.join_tree:
         inputs = inputs[3:]
-    run = jax.jit(functools.partial(value_and_gradients, jax.vmap(functools.partial(function, precision="highest"))))
-    whole = jax.jit(functools.partial(value_and_gradients, functools.partial(function, precision="highest")))
-    found = jax.tree.leaves(run([x[:, None] for x in inputs]))
-    for a, b in zip(found, jax.tree.leaves(whole(inputs)), strict=True):
+    run = functools.partial(function, precision="highest")
+    found = results(jax.vmap(run), [x[:, None] for x in inputs])
+    for a, b in zip(found, results(run, inputs), strict=True):
         np.testing.assert_allclose(a[:, 0], b, rtol=1e-6, atol=1e-6)
 
 

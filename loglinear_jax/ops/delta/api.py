@@ -99,17 +99,15 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
         initial_state = initial_state.astype(dtype)
     kwargs["initial_state"] = initial_state
     implementation = _with_kernels(implementation, q, v, chunk_size, precision)
+    inputs = q, k, v, log_decay, beta
     if implementation == "recurrent":
-        out, state = recurrent.recurrent(q, k, v, log_decay, beta, lam, **kwargs)
+        out, state = recurrent.recurrent(*inputs, lam, **kwargs)
     elif implementation == "parallel":
-        inputs = (q, k, v, log_decay, beta)
         out, state = parallel.one_state(*inputs, **kwargs) if lam is None else parallel.parallel(*inputs, lam, **kwargs)
     else:
         kwargs |= dict(chunk_size=chunk_size, kernels=implementation == "pallas")
-        inputs = (q, k, v, log_decay, beta)
-        out, state = (
-            chunkwise.one_state(*inputs, **kwargs) if lam is None else chunkwise.chunkwise(*inputs, lam, **kwargs)
-        )
+        attend, more = (chunkwise.one_state, ()) if lam is None else (chunkwise.chunkwise, (lam,))
+        out, state = attend(*inputs, *more, **kwargs)
     out = out.astype(out_dtype)
     if lam is not None and initial_state is not None:
         known = have_room(initial_state.position, out.shape[1], room)
