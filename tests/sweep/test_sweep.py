@@ -23,7 +23,7 @@ from loglinear_jax.sweep.states import State, track
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY
 
-STEPS = {"endless": 20_000, "long": 800, "short": 20}
+STEPS = {"endless": 20_000, "long": 1_200, "short": 20}
 
 EVERY = {"eval_every": 20, "checkpoint_every": 100}
 OWN = {"variants", "train.num_steps", *(f"train.{name}" for name in EVERY)}
@@ -57,15 +57,15 @@ def sweep(grid, *arguments):
     return main(["sweep", str(grid), f"--out={grid.parent / 'runs'}", *arguments])
 
 
-def meanwhile(workdir, lines, act):
-    """Calls act(process number of the cell) once metrics.jsonl has so many lines."""
+def meanwhile(workdir, number, signal_it, processes=1):
+    """Calls signal_it(process number of the cell) once so many processes have trained in it, and a checkpoint of step `number`
+    or later is on disk."""
 
     def wait():
         deadline = time.monotonic() + 200
-        metrics = workdir / "metrics.jsonl"
         while time.monotonic() < deadline:
-            if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
-                return act(int(re.search(r"process (\d+)", (workdir / "lock").read_text())[1]))
+            if max(saved(workdir), default=-1) >= number and len(starts(workdir)) == processes:
+                return signal_it(int(re.search(r"process (\d+)", (workdir / "lock").read_text())[1]))
             time.sleep(0.01)
 
     thread = threading.Thread(target=wait)
@@ -78,13 +78,18 @@ def starts(workdir):
     return [json.loads(line)["from_step"] for line in (workdir / "processes.jsonl").read_text().splitlines()]
 
 
+def saved(workdir):
+    """The steps of the checkpoints that are complete."""
+    return [int(path.name) for path in (workdir / "checkpoints").glob("linear/*") if path.name.isdecimal()]
+
+
 def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     """The first start: one cell is killed, one fails, one ends well. The second: the killed one goes on from its checkpoint, is
     preempted, put back in the queue, and goes on from where it was. The third has nothing to do."""
     grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
     (runs / "short-other").mkdir(parents=True)
     (runs / "short-other" / "notes.txt").write_text("")
-    killing = meanwhile(runs / "long-killed", 7, lambda process: os.kill(process, signal.SIGKILL))
+    killing = meanwhile(runs / "long-killed", 100, lambda process: os.kill(process, signal.SIGKILL))
     assert sweep(grid, "--workers=3") == 1
     killing.join()
     out, err = capsys.readouterr()
@@ -104,13 +109,14 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     assert [line.split("  ")[0] for line in lines[:-1]] == ["interrupted", "not started", "finished"]
     assert lines[-1] == "3 cell(s): 1 finished, 1 interrupted, 1 not started"
 
-    preempting = meanwhile(runs / "long-killed", 14, lambda process: os.kill(process, signal.SIGUSR2))
+    reached = max(saved(runs / "long-killed")) + 100
+    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=2)
     short = (runs / "short" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short") == 0
     preempting.join()
     assert capsys.readouterr().out == "2 cell(s): 2 finished\n"
     first, second, third = starts(runs / "long-killed")
-    assert first == 0 and second in (100, 200, 300, 400) and third >= 280 and third % 5 == 0
+    assert first == 0 and second == reached - 100 and third >= reached and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
 
     before = (runs / "long-killed" / "processes.jsonl").read_bytes()
@@ -133,7 +139,7 @@ def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        meanwhile(runs / "endless", 2, lambda _: os.killpg(process.pid, signal.SIGINT))
+        meanwhile(runs / "endless", 100, lambda _: os.killpg(process.pid, signal.SIGINT))
         out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert out == (
@@ -141,9 +147,9 @@ def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
         "3 cell(s): 1 interrupted, 1 in use, 1 not started\n"
     )
     assert "Stopping: running cells save and end" in err and "endless: interrupted after " in err
-    steps = [int(path.name) for path in (runs / "endless/checkpoints/linear").iterdir() if path.name.isdecimal()]
+    last = max(saved(runs / "endless"))
     (log,) = (path.read_text() for path in (runs / ".sweep").rglob("*_log.err"))
-    assert max(steps) >= 40 and f"linear: stopping at step {max(steps)}\n" in log
+    assert last >= 100 and f"linear: stopping at step {last}\n" in log
 
 
 def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
