@@ -14,7 +14,7 @@ from loglinear_jax import (
     log_linear_delta_attention,
     log_linear_delta_step,
 )
-from loglinear_jax.ops.delta import api
+from loglinear_jax.ops.delta import pallas
 
 from .forms import DELTA, FORMS, GATED_DELTA
 from .inputs import in_float64, relative_error
@@ -77,22 +77,21 @@ def test_bad_arguments_are_named(operation, implementation):
 @pytest.mark.parametrize(
     ("dtype", "dim", "precision", "expected"),
     [
-        (jnp.bfloat16, 24, None, "pallas"),
-        (np.float32, 24, "default", "pallas"),  # on a GPU that is TF32
-        (np.float32, 24, "tensorfloat32", "pallas"),
-        (np.float32, 24, "highest", None),
-        (np.float32, 48, None, None),
-        (np.float16, 24, None, None),
-        (jnp.bfloat16, 160, None, None),
+        (jnp.bfloat16, 24, None, True),
+        (np.float32, 24, "default", True),  # on a GPU that is TF32
+        (np.float32, 24, "tensorfloat32", True),
+        (np.float32, 24, "highest", False),
+        (np.float32, 48, None, False),
+        (np.float16, 24, None, False),
+        (jnp.bfloat16, 160, None, False),
     ],
 )
 def test_kernels_are_taken_where_they_pay(monkeypatch, dtype, dim, precision, expected):
     monkeypatch.setattr(pallas_kernels, "are_best", lambda what, why_not: why_not() is None)
-    q, _, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, dim, dtype=dtype)
+    q, k, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, dim, dtype=dtype)
     with pallas_kernels.interpret():  # in which kernels can run
-        assert api._with_kernels(None, q, v, None, precision) == expected
-        assert api._with_kernels("xla", q, v, None, precision) == "xla"
-        assert api._with_kernels(None, q[:, :16], v[:, :16], None, precision) is None
+        assert pallas.is_best(q, k, v, precision=precision) == expected
+        assert not pallas.is_best(q[:, :16], k[:, :16], v[:, :16], precision=precision)  # one chunk
 
 
 def test_a_chunk_longer_than_the_sequence_is_no_longer_than_it_has_to_be():

@@ -12,6 +12,7 @@ from loglinear_jax import log_linear_attention
 from loglinear_jax.ops.log_linear import pallas
 from pallas_kernels import support
 
+from .forms import FORMS
 from .inputs import random_inputs, relative_error
 
 HAS_GPU = jax.default_backend() == "gpu"
@@ -27,6 +28,18 @@ def test_without_a_gpu_nothing_is_chosen_silently():
         log_linear_attention(*inputs)
         with pallas_kernels.interpret():  # which is for tests: it must be named to be used
             assert not pallas.is_best(*inputs[:3])
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.parametrize(
+    "operation", [form.operation for form in FORMS if form.name == "pallas"], ids=lambda operation: operation.name
+)
+def test_after_the_interpreter_kernels_are_refused_again(operation):
+    inputs = operation.inputs(0, 1, 20, 1, 1, 16, 16, dtype=np.float32)
+    with pallas_kernels.interpret():
+        operation.function(*inputs, implementation="pallas", chunk_size=16)
+    with pytest.raises(ValueError, match="JAX runs on cpu"):
+        operation.function(*inputs, implementation="pallas", chunk_size=16)
 
 
 def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +11,18 @@ from jaxtyping import Array, Float
 import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
-    check_chunk_size,
-    check_implementation,
+    Implementation,
+    check_attention_settings,
     check_initial_state,
     check_shapes,
     check_step_state,
 )
 from loglinear_jax.ops.continuation import take_step, with_more_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
-from loglinear_jax.ops.delta import chunkwise, parallel, recurrent
+from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
 from loglinear_jax.ops.heads import accumulation_dtype
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import have_room
-
-Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
 def log_linear_delta_attention(
@@ -72,42 +69,50 @@ def log_linear_delta_attention(
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     check_shapes(**arrays, beta=(beta, "B T H"), lam=(lam, "B T H L"))
     batch, length, heads, value_dim = v.shape
-    check_chunk_size(chunk_size)
-    check_implementation(implementation, Implementation)
+    check_attention_settings(chunk_size, implementation)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
     out, state = _attend(
         q, k, v, log_decay, beta, lam, initial_state,
-        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=_chosen(implementation, q, k, v, chunk_size, precision),
+        interpreted=pallas_kernels.interpreting(),
     )  # fmt: skip
     return (out, state) if return_state else out
 
 
-@functools.partial(jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision"))
-def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision):
+def _chosen(implementation, q, k, v, chunk_size, precision) -> Implementation:
+    """The implementation, or the best that works here. Raises UnsupportedError if kernels are asked for and cannot run."""
+    if implementation == "pallas" and (reason := pallas.why_unsupported(q, k, v, chunk_size, precision)):
+        raise pallas_kernels.UnsupportedError(reason)
+    return implementation or ("pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla")
+
+
+@functools.partial(
+    jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision", "interpreted")
+)
+def _attend(
+    q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
+):
     """Of both functions: lam is None for one state."""
+    del interpreted  # but it must not be that of an earlier call
     dtype, out_dtype = accumulation_dtype(q, k, v), v.dtype
     log_decay, beta = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY), beta.astype(dtype)
     q, k, v = (x.astype(jnp.result_type(q, k, v)) for x in (q, k, v))
-    kwargs = dict(return_state=return_state, precision=precision)
+    inputs, sizes = [q, k, v, log_decay, beta], {}
     if lam is not None:
         lam = lam.astype(dtype)
         room = capacity(lam.shape[-1])
         if initial_state is not None:
             initial_state = with_more_levels(initial_state, lam.shape[-1], dtype)
             lam = pad_to(lam, initial_state.levels.shape[2], axis=3)
+        inputs.append(lam)
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
-    kwargs["initial_state"] = initial_state
-    implementation = _with_kernels(implementation, q, v, chunk_size, precision)
-    inputs = q, k, v, log_decay, beta
-    if implementation == "recurrent":
-        out, state = recurrent.recurrent(*inputs, lam, **kwargs)
-    elif implementation == "parallel":
-        out, state = parallel.one_state(*inputs, **kwargs) if lam is None else parallel.parallel(*inputs, lam, **kwargs)
-    else:
-        kwargs |= dict(chunk_size=chunk_size, kernels=implementation == "pallas")
-        attend, more = (chunkwise.one_state, ()) if lam is None else (chunkwise.chunkwise, (lam,))
-        out, state = attend(*inputs, *more, **kwargs)
+    if implementation in ("xla", "pallas"):
+        sizes["chunk_size"] = chunk_size
+    out, state = _FORMS[implementation, lam is not None](
+        *inputs, initial_state=initial_state, return_state=return_state, precision=precision, **sizes
+    )
     out = out.astype(out_dtype)
     if lam is not None and initial_state is not None:
         known = have_room(initial_state.position, out.shape[1], room)
@@ -115,18 +120,17 @@ def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk
     return out, state
 
 
-def _with_kernels(implementation, q, v, chunk_size, precision) -> Implementation | None:
-    """The implementation, with the kernels where they pay. Raises UnsupportedError where they are asked for and cannot run."""
-    chunk, dims = chunkwise.chunk_size_for(q, v, chunk_size, kernels=True), (q.shape[-1], v.shape[-1])
-
-    def why_not():
-        return pallas_kernels.why_delta_unsupported(chunk, *dims, q.dtype, precision)
-
-    if implementation == "pallas" and (reason := why_not()):
-        raise pallas_kernels.UnsupportedError(reason)
-    if implementation or q.shape[1] <= chunk or not pallas_kernels.delta_kernels_pay(*dims, q.dtype, precision):
-        return implementation
-    return "pallas" if pallas_kernels.are_best("the delta rule", why_not) else None
+# By implementation, and whether there are levels.
+_FORMS = {
+    ("parallel", True): parallel.parallel,
+    ("parallel", False): parallel.one_state,
+    ("recurrent", True): recurrent.recurrent,
+    ("recurrent", False): recurrent.one_state,
+    ("xla", True): chunkwise.chunkwise,
+    ("xla", False): chunkwise.one_state,
+    ("pallas", True): pallas.pallas,
+    ("pallas", False): pallas.one_state,
+}
 
 
 def log_linear_delta_step(
@@ -181,10 +185,11 @@ def gated_delta_attention(
     if initial_state is not None:
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
-    check_chunk_size(chunk_size)
-    check_implementation(implementation, Implementation)
+    check_attention_settings(chunk_size, implementation)
     out, state = _attend(
         q, k, v, log_decay, beta, None, initial_state,
-        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=_chosen(implementation, q, k, v, chunk_size, precision),
+        interpreted=pallas_kernels.interpreting(),
     )  # fmt: skip
     return (out, state) if return_state else out

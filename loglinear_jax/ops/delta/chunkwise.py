@@ -1,10 +1,10 @@
-"""The chunkwise form, in plain JAX or by GPU kernels: inside chunks of C tokens the WY form of `transitions`, between them the
-binary tree of `loglinear_jax.ops.tree`, whose nodes hand on states by maps in place of decays. O(T log T); O(T) for one state.
+"""The chunkwise form: inside chunks of C tokens the WY form of `transitions`, between them the binary tree of
+`loglinear_jax.ops.tree`, whose nodes hand on states by maps in place of decays. O(T log T); O(T) for one state.
 
 A query reads a state of some chunks before by way of the maps between. They are not applied to the states, each of which
 many chunks read, but to what the queries read with: once a height, for all states that begin before the chunk's node there.
 
-In plain JAX it runs on any backend, and is differentiated by JAX.
+Plain JAX: it runs on any backend, and is differentiated by JAX. `pallas` does parts of it by GPU kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-import pallas_kernels
 from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, tree_heights
 from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Maps, transitions
@@ -31,45 +30,31 @@ SMALL_DIM, SMALL_CHUNK = 32, 16
 BLOCK = 1024  # tokens of each tree, of one state
 
 
-def chunkwise(
-    q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None, kernels=False
-):
-    """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks.
+def chunkwise(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+    """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
+    return by_chunks(
+        _attend,
+        (q, k, v, log_decay, beta, lam),
+        initial_state,
+        return_state,
+        chunk_size_for(q, v, chunk_size),
+        precision,
+    )
 
-    kernels: what is done inside chunks, and reading the tree, by GPU kernels.
-    """
-    chunk_size = chunk_size_for(q, v, chunk_size, kernels)
+
+def by_chunks(attend: Callable, inputs, initial_state, return_state, chunk_size: int, precision):
+    """(outputs, the state at the end), from what whole chunks from position 0 on give by `attend`, with the arguments and the
+    results of `_attend`."""
     sizes = dict(chunk_size=chunk_size, precision=precision)
-    aligned = functools.partial(_aligned, return_state=return_state, kernels=kernels, **sizes)
+    aligned = functools.partial(_aligned, attend=attend, return_state=return_state, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
-    return run_from(initial_state, (q, k, v, log_decay, beta, lam), aligned, return_state, precision, read)
+    return run_from(initial_state, inputs, aligned, return_state, precision, read)
 
 
-def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None, kernels=False):
-    """The outputs, and the state [B, H, K, V] at the end; as in `gated_delta_attention`."""
-    length = q.shape[1]
-    chunk_size = chunk_size_for(q, v, chunk_size, kernels)
-    attend = _one_state_by_kernels if kernels else _one_state_by_products
-    out, state = attend(q, k, v, log_decay, beta, initial_state, chunk_size, precision)
-    return out[:, :length], state if return_state else None
-
-
-def _one_state_by_kernels(q, k, v, log_decay, beta, initial_state, chunk_size: int, precision):
-    """(outputs of whole chunks, the state after them)."""
-    whole = -(-q.shape[1] // chunk_size) * chunk_size
-    q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
-    sizes = dict(chunk_size=chunk_size, precision=precision)
-    out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
-    first = initial_state
-    if first is None:
-        first = jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype)
-    decay = _decay_of_chunks(log_decay, chunk_size)
-    return pallas_kernels.carry_state(out, reads, decay, lost, states, first, precision=precision)
-
-
-def _one_state_by_products(q, k, v, log_decay, beta, initial_state, chunk_size: int, precision):
-    """As `_one_state_by_kernels`. A tree over every BLOCK tokens, and one state that is carried from block to block."""
+def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
+    """As `gated_delta_attention`: a tree over every BLOCK tokens, and one state that is carried from block to block."""
     length, groups = q.shape[1:3]
+    chunk_size = chunk_size_for(q, v, chunk_size)
     height = tree_heights(min(-(-length // chunk_size), max(BLOCK // chunk_size, 1)))
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
@@ -92,14 +77,12 @@ def _one_state_by_products(q, k, v, log_decay, beta, initial_state, chunk_size: 
     state, before = jax.lax.scan(carry, first, by_block)
     reads = block.reads.reshape(*block.reads.shape[:3], len(before), -1, q.shape[-1])
     out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
-    return _into_sequence(out, whole), state.reshape(state.shape[0], -1, *shape[-2:])
+    state = state.reshape(state.shape[0], -1, *shape[-2:])
+    return _into_sequence(out, length), state if return_state else None
 
 
-def chunk_size_for(q, v, chunk_size: int | None, kernels: bool) -> int:
+def chunk_size_for(q, v, chunk_size: int | None) -> int:
     """Tokens a chunk, for q [B, T, G, K] and v [B, T, H, V]; chunk_size, or if None what suits the shapes."""
-    if kernels:
-        chunk_size = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], q.dtype)
-        return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
     small = max(q.shape[-1], v.shape[-1]) <= SMALL_DIM
     return fitting_chunk_size(q.shape[1], chunk_size or (SMALL_CHUNK if small else DEFAULT_CHUNK))
 
@@ -180,22 +163,21 @@ def _before(chunk, heights: int, left_node: Callable, precision):
     return since, jnp.stack(states, axis=3)
 
 
-def _at(nodes, place):
+def node_at(nodes, place):
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, axis=3, keepdims=False), nodes)
 
 
 def _left_sibling_of(by_height: Sequence[_Nodes], chunk) -> Callable:
     """`_before`'s `left_node`."""
-    return lambda height: _at((by_height[height].maps, by_height[height].states), left_sibling(chunk, height)[1])
+    return lambda height: node_at((by_height[height].maps, by_height[height].states), left_sibling(chunk, height)[1])
 
 
-def _aligned(q, k, v, log_decay, beta, lam, last, *, chunk_size, return_state, precision, kernels):
+def _aligned(q, k, v, log_decay, beta, lam, last, *, attend, chunk_size, return_state, precision):
     """Outputs [B, T, H, V] of tokens at positions 0 .. T-1 and, if asked, the levels after token `last` (an int, or traced)."""
     length, groups = q.shape[1:3]
     whole = -(-length // chunk_size) * chunk_size
     q, k, v, log_decay, beta, lam = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta, lam))
     inside, heights = min(num_levels(chunk_size), lam.shape[-1]), tree_heights(whole // chunk_size)
-    attend = _by_kernels if kernels else _by_products
     out, left_node_of = attend(q, k, v, log_decay, beta, lam, inside, heights, chunk_size, precision)
     out = out[:, :length]
     if not return_state:
@@ -222,7 +204,7 @@ def _aligned(q, k, v, log_decay, beta, lam, last, *, chunk_size, return_state, p
     return out, levels.reshape(levels.shape[0], -1, *levels.shape[3:])
 
 
-def _by_products(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
     """(outputs [B, T, H, V] of whole chunks, a function of a chunk to `_before`'s `left_node`)."""
     length, groups = q.shape[1:3]
     q, k, v, log_decay, beta, lam = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta, lam)
@@ -236,30 +218,6 @@ def _by_products(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk
     for height, nodes in enumerate(by_height):
         out += lam[..., inside + height, None] * _read(height, nodes.reads, nodes.states, precision)
     return _into_sequence(out, length), functools.partial(_left_sibling_of, by_height)
-
-
-def _by_kernels(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
-    """As `_by_products`."""
-    groups = q.shape[2]
-    sizes = dict(chunk_size=chunk_size, precision=precision)
-    lam = pad_to(lam, num_levels(chunk_size) + heights, axis=3)
-    out, *of_chunks = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, lam[..., : num_levels(chunk_size)], **sizes)
-    if not heights:
-        return out, None
-    reads, lost, states = of_chunks
-    nodes = pallas_kernels.join_tree(_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
-    out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
-    decay, lost, states = (x.reshape(len(q), groups, -1, *x.shape[2:]) for x in nodes)
-
-    def left_node_of(chunk):
-        return lambda height: _at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
-
-    return out, left_node_of
-
-
-def _decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> Float[Array, "B H N"]:
-    by_chunk = log_decay.reshape(len(log_decay), -1, chunk_size, log_decay.shape[2])
-    return jnp.swapaxes(jnp.exp(jnp.sum(by_chunk, axis=2)), 1, 2)
 
 
 def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, precision):

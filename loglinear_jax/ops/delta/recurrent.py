@@ -38,20 +38,25 @@ def _overwritten(states, k, log_decay, beta, precision):
 
 
 def recurrent(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
-    """`step` over every token by `lax.scan`; `one_state_step` where lam is None. Shapes and errors as in
-    `log_linear_delta_attention` and `gated_delta_attention`."""
-    batch, _, heads, value_dim = v.shape
-    dtype = accumulation_dtype(q, k, v)
-    tokens = [q, k, v, log_decay, beta] + ([] if lam is None else [lam])
-    if initial_state is None and lam is None:
-        initial_state = jnp.zeros((batch, heads, q.shape[-1], value_dim), dtype)
-    elif initial_state is None:
-        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
-    take = one_state_step if lam is None else step
+    """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_delta_attention`."""
+    if initial_state is None:
+        sizes = len(v), v.shape[2], q.shape[-1], v.shape[-1], capacity(lam.shape[-1])
+        initial_state = init_fenwick_state(*sizes, accumulation_dtype(q, k, v))
+    return _over_tokens(step, initial_state, (q, k, v, log_decay, beta, lam), return_state, precision)
 
+
+def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, precision=None):
+    """`one_state_step` over every token by `lax.scan`. Shapes and errors as in `gated_delta_attention`."""
+    if initial_state is None:
+        initial_state = jnp.zeros((len(v), v.shape[2], q.shape[-1], v.shape[-1]), accumulation_dtype(q, k, v))
+    return _over_tokens(one_state_step, initial_state, (q, k, v, log_decay, beta), return_state, precision)
+
+
+def _over_tokens(take, state, tokens, return_state, precision):
     def body(state, token):
         out, state = take(state, *token, precision=precision)
         return state, out
 
-    state, out = jax.lax.scan(body, initial_state, [jnp.moveaxis(x.astype(dtype), 1, 0) for x in tokens])
+    dtype = accumulation_dtype(*tokens[:3])
+    state, out = jax.lax.scan(body, state, [jnp.moveaxis(x.astype(dtype), 1, 0) for x in tokens])
     return jnp.moveaxis(out, 0, 1), state if return_state else None

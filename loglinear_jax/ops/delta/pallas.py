@@ -1,0 +1,84 @@
+"""The chunkwise form by the GPU kernels of pallas_kernels, and what they leave to plain JAX: states in and out, but for one
+state."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+import pallas_kernels
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.ops.delta.chunkwise import by_chunks, node_at
+from loglinear_jax.ops.delta.transitions import Maps
+from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.tree import fitting_chunk_size
+
+
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
+    """Whether `pallas` is the form to choose: on a GPU, for more than one chunk, where it was faster than plain JAX, unless it
+    cannot run, of which there is one warning for each reason."""
+    dtype = jnp.result_type(q, k, v)
+    if q.shape[1] <= chunk_size_for(q, v, dtype, chunk_size):
+        return False
+    if not pallas_kernels.delta_kernels_pay(q.shape[-1], v.shape[-1], dtype, precision):
+        return False
+    return pallas_kernels.are_best("the delta rule", lambda: why_unsupported(q, k, v, chunk_size, precision))
+
+
+def why_unsupported(q, k, v, chunk_size=None, precision=None) -> str | None:
+    """Why the kernels cannot run for these inputs; None if they can."""
+    dtype = jnp.result_type(q, k, v)
+    size = chunk_size_for(q, v, dtype, chunk_size)
+    return pallas_kernels.why_delta_unsupported(size, q.shape[-1], v.shape[-1], dtype, precision)
+
+
+def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
+    """Tokens a chunk, for q [B, T, G, K] and v [B, T, H, V]; chunk_size, or if None what suits the shapes."""
+    chunk_size = chunk_size or pallas_kernels.delta_chunk(q.shape[-1], v.shape[-1], dtype)
+    return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
+
+
+def pallas(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+    """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
+    chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
+    return by_chunks(_attend, (q, k, v, log_decay, beta, lam), initial_state, return_state, chunk_size, precision)
+
+
+def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
+    """As `gated_delta_attention`, whose arguments these are after its checks."""
+    length = q.shape[1]
+    chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
+    whole = -(-length // chunk_size) * chunk_size
+    q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
+    sizes = dict(chunk_size=chunk_size, precision=precision)
+    out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
+    if initial_state is None:
+        initial_state = jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype)
+    decay = _decay_of_chunks(log_decay, chunk_size)
+    out, state = pallas_kernels.carry_state(out, reads, decay, lost, states, initial_state, precision=precision)
+    return out[:, :length], state if return_state else None
+
+
+def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+    """As the `attend` of `chunkwise.by_chunks`."""
+    groups = q.shape[2]
+    lam = pad_to(lam, num_levels(chunk_size) + heights, axis=3)
+    out, *of_chunks = pallas_kernels.delta_chunks(
+        q, k, v, log_decay, beta, lam[..., : num_levels(chunk_size)], chunk_size=chunk_size, precision=precision
+    )
+    if not heights:
+        return out, None
+    reads, lost, states = of_chunks
+    nodes = pallas_kernels.join_tree(_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
+    out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
+    decay, lost, states = (x.reshape(len(q), groups, -1, *x.shape[2:]) for x in nodes)
+
+    def left_node_of(chunk):
+        return lambda height: node_at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
+
+    return out, left_node_of
+
+
+def _decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> Float[Array, "B H N"]:
+    by_chunk = log_decay.reshape(len(log_decay), -1, chunk_size, log_decay.shape[2])
+    return jnp.swapaxes(jnp.exp(jnp.sum(by_chunk, axis=2)), 1, 2)
