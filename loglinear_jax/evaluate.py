@@ -55,11 +55,6 @@ def window_losses(
     flat_params(model, params)
     length = size - 1
 
-    @functools.partial(jax.jit, donate_argnums=(3,))
-    def losses_of(params, tokens, targets, caches):
-        room = length if caches is None else None
-        return model.apply(params, tokens, targets, caches, room, method="continued_losses")
-
     losses = np.empty((num, length), np.float32)
     part = min(PROMPT_TOKENS, length)
     together = max(PROMPT_TOKENS // part, 1)
@@ -68,9 +63,16 @@ def window_losses(
         for first in range(0, length, part):
             end = min(first + part, length)
             tokens, targets = windows[some, first:end], windows[some, first + 1 : end + 1]
-            losses[some, first:end], caches = losses_of(params, tokens, targets, caches)
+            losses[some, first:end], caches = _losses_of(
+                params, tokens, targets, caches, model=model, room=length if caches is None else None
+            )
             tick(tokens.size)
     return losses
+
+
+@functools.partial(jax.jit, static_argnames=("model", "room"), donate_argnums=(3,))
+def _losses_of(params, tokens, targets, caches, *, model, room):
+    return model.apply(params, tokens, targets, caches, room, method="continued_losses")
 
 
 def perplexity_by_position(losses: Float[np.ndarray, "N T"]) -> list[Span]:

@@ -82,8 +82,8 @@ def stream(
         raise SettingError(f"top_p must be a number above 0 and at most 1, got {top_p!r}")
     m.check_decoding(max_length)
     flat_params(model, params)
-    choose = functools.partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
-    return _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token)
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    return _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stop_token)
 
 
 def _is_number(value: Any) -> bool:
@@ -96,22 +96,26 @@ def _check_whole(name: str, value: Any, least: int, most: int) -> None:
         raise SettingError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
 
 
-def _stream(model, params, prompt, num_tokens, max_length, choose, seed, stop_token):
-    @jax.jit
-    def start(weights, prompt, key):
-        logits, caches = model.apply(params_of(weights), prompt, max_length, method="prefill")
-        return choose(key, logits), jnp.isfinite(logits).all(), caches
+# Compiled once for a model, the shapes and the settings, however often text is generated.
+@functools.partial(jax.jit, static_argnames=("model", "max_length", "temperature", "top_k", "top_p"))
+def _start(weights, prompt, key, *, model, max_length, **sampling):
+    logits, caches = model.apply(params_of(weights), prompt, max_length, method="prefill")
+    return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
 
-    @functools.partial(jax.jit, donate_argnums=(2,))
-    def advance(weights, tokens, caches, key):
-        logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
-        return choose(key, logits), jnp.isfinite(logits).all(), caches
 
+@functools.partial(jax.jit, static_argnames=("model", "temperature", "top_k", "top_p"), donate_argnums=(2,))
+def _advance(weights, tokens, caches, key, *, model, **sampling):
+    logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
+    return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
+
+
+def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stop_token):
+    advance = functools.partial(_advance, model=model, **sampling)
     weights = decoding_weights(model, params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     stopped = np.zeros(prompt.shape[0], bool)
     part = max(PROMPT_TOKENS // len(prompt), 1)
-    token, finite, caches = start(weights, prompt[:, :part], keys[0])
+    token, finite, caches = _start(weights, prompt[:, :part], keys[0], model=model, max_length=max_length, **sampling)
     for first in range(part, prompt.shape[1], part):
         token, finite, caches = advance(weights, prompt[:, first : first + part], caches, keys[0])
     for index in range(num_tokens):

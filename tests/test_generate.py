@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.generate import generate, sample, stream
+from loglinear_jax.generate import _advance, _start, generate, sample, stream
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -41,6 +41,13 @@ def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     expected = generate(model, params, prompt, 12, temperature=0)
     monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)  # four of each sequence
     np.testing.assert_array_equal(generate(model, params, prompt, 12, temperature=0), expected)
+
+
+def test_what_is_compiled_serves_the_next_call(params):
+    first = generate(MODEL, params, PROMPT, 12, seed=3)
+    compiled = _start._cache_size(), _advance._cache_size()
+    np.testing.assert_array_equal(generate(LanguageModel(SETTINGS), params, PROMPT, 12, seed=3), first)
+    assert (_start._cache_size(), _advance._cache_size()) == compiled
 
 
 def test_a_lam_without_levels_goes_on_beyond_the_trained_length():

@@ -5,8 +5,8 @@ A *run* is a folder, a *variant* one trained setting in it, a *record* one line 
 
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
-from loglinear_jax.runs.loop import RunResult, run
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.runs.training import RunResult, run
 
 __all__ = [
     "NoReadableCheckpoint",

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from loglinear_jax.distributed import is_main, to_host
+from loglinear_jax.distributed import is_main
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.writing import writing
 from loglinear_jax.tasks import Score
-from loglinear_jax.train import SeedState
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,9 @@ class DivergedSeeds:
     def __init__(self, variant: str, numbers: list[int]):
         self._variant, self._numbers, self._reported = variant, numbers, set()
 
-    def report(self, state: SeedState) -> None:
-        for seed, step in zip(self._numbers, to_host(state.diverged_step), strict=True):
+    def report(self, diverged_steps: Int[np.ndarray, " seeds"]) -> None:
+        """diverged_steps: of each seed, -1 if it has not."""
+        for seed, step in zip(self._numbers, diverged_steps, strict=True):
             if step >= 0 and seed not in self._reported:
                 self._reported.add(seed)
                 log.warning(

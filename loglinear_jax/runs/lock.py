@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -21,6 +22,7 @@ from loglinear_jax.runs.writing import CannotWrite, writing
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 1.0  # seconds: for so long at most a process that only asks, by `is_held`, may be in the way
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -36,7 +38,7 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
         if tries and (lock := _opened(file)) is not None:
             stack.enter_context(lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_at_last(lock)
             except BlockingIOError:
                 lock.seek(0)
                 holder = lock.read().strip() or "another process"
@@ -52,6 +54,18 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
         if any_process(holder is not None):
             raise ConfigError(f"workdir {file.parent} is in use: {holder or 'another process'} trains in it")
         yield
+
+
+def _lock_at_last(lock: TextIO) -> None:
+    """Raises BlockingIOError if another process has held it all the while."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def is_held(file: Path) -> bool:

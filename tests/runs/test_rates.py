@@ -8,7 +8,7 @@ import pytest
 
 from loglinear_jax.config import variant_names
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.runs import load_run, loop, read_run
+from loglinear_jax.runs import load_run, read_run, training
 from loglinear_jax.train import ManySeeds
 from tests.runs.tiny import TINY
 
@@ -37,8 +37,8 @@ def train_with_an_interruption(workdir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ManySeeds, "evaluate_and_record", dies)
         with pytest.raises(RuntimeError, match="killed"):
-            loop.run(config(RATES), workdir)
-        loop.run(config(RATES), workdir)
+            training.run(config(RATES), workdir)
+        training.run(config(RATES), workdir)
     assert set(replicas) == {2 * len(RATES)}  # seeds times rates, in both processes
 
 
@@ -56,7 +56,7 @@ def test_each_rate_ends_as_it_would_alone(tmp_path):
     assert VARIANTS == ["linear+train.learning_rate=0.02", "linear+train.learning_rate=0.001"]
     together = tmp_path / "together"
     train_with_an_interruption(together)
-    loop.run(config(RATES[1:]), tmp_path / "alone")
+    training.run(config(RATES[1:]), tmp_path / "alone")
     assert_same(together, VARIANTS[1], tmp_path / "alone", "linear")
     steps = [outcome.last_step for outcome in read_run(together).outcomes.values()]
     assert len(set(steps)) == 2, "they were to stop at different steps"
@@ -66,21 +66,21 @@ def test_each_rate_ends_as_it_would_alone(tmp_path):
     (tmp_path / "run/summary.json").unlink()
     newest = max((tmp_path / "run/checkpoints" / VARIANTS[1]).iterdir(), key=lambda path: int(path.name))
     shutil.rmtree(newest)
-    loop.run(config(RATES), tmp_path / "run")
+    training.run(config(RATES), tmp_path / "run")
     for variant in VARIANTS:
         assert_same(tmp_path / "run", variant, together, variant)
 
 
 def test_what_one_program_trains():
-    experiments, _ = loop.checked_experiments(
+    experiments, _ = training.checked_experiments(
         config([0.02, 0.01, 0.001], "--config.variants=linear,fixed", "--config.train.weight_decay=0,0.1")
     )
     names = list(experiments)
     assert len(names) == 2 * 3 * 2
     linear = [name for name in names if name.startswith("linear")]
     without = [name for name in linear if name.endswith("weight_decay=0.0")]
-    assert loop.trained_together(linear[0], experiments) == without  # Adam; the others are AdamW's
+    assert training.trained_together(linear[0], experiments) == without  # Adam; the others are AdamW's
     few = {name: x for name, x in experiments.items() if name != without[1]}
-    assert loop.trained_together(without[0], few) == [without[0], without[2]]
+    assert training.trained_together(without[0], few) == [without[0], without[2]]
     one = config(RATES, "--config.train.rates_at_once=1")
-    assert loop.trained_together(VARIANTS[0], loop.checked_experiments(one)[0]) == VARIANTS[:1]
+    assert training.trained_together(VARIANTS[0], training.checked_experiments(one)[0]) == VARIANTS[:1]

@@ -14,8 +14,7 @@ import pytest
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, default_config
-from loglinear_jax.runs import load_run, read_run
-from loglinear_jax.runs import loop as experiment
+from loglinear_jax.runs import load_run, read_run, training
 from loglinear_jax.runs.provenance import config_sha256
 from loglinear_jax.train import ManySeeds
 from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
@@ -265,10 +264,10 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     rows_to_train = ManySeeds.rows_to_train
     monkeypatch.setattr(ManySeeds, "rows_to_train", lambda *a: sizes.append(rows_to_train(*a)) or sizes[-1])
     every, some = tmp_path / "every", tmp_path / "some"
-    experiment.run(config, every)
+    training.run(config, every)
     assert not sizes  # so short a run does not compile again
     monkeypatch.setattr("loglinear_jax.runs.idle_seeds.steps_worth_compiling", lambda: 5)
-    experiment.run(config, some)
+    training.run(config, some)
     curves = [read_run(path).metrics("linear") for path in (every, some)]
     stopped = np.isnan(curves[0]["train_loss"][-1])
     assert 0 < stopped.sum() < 8 and any(rows is not None and rows.size <= 4 for rows in sizes)
@@ -281,6 +280,6 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
         for path in (resumed / "checkpoints" / "linear").glob(f"{step}*"):
             shutil.rmtree(path)
     sizes.clear()
-    experiment.run(config, resumed, retrain=True)
+    training.run(config, resumed, retrain=True)
     assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
     assert_same_run(some, resumed, ["linear"])

@@ -1,10 +1,16 @@
 """Files of a run's folder."""
 
+import contextlib
 import errno
+import fcntl
 import os
+import threading
+import time
 
 import pytest
 
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs import lock
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import CannotWrite, keep_aside, replace_file, writing
 
@@ -76,3 +82,22 @@ def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
     with pytest.raises(CannotWrite, match=r"metrics\.jsonl can't be written: Disk quota exceeded \("):
         Workdir(tmp_path).append_metrics(record(5))
+
+
+def test_a_process_that_asks_whether_a_folder_is_in_use_is_in_no_runs_way(tmp_path):
+    """A sweep asks so for every cell, while others begin."""
+    directory = Workdir(tmp_path)
+    with directory.lock_file.open("a+") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.2, lambda: fcntl.flock(asking, fcntl.LOCK_UN)).start()
+        with directory.hold():
+            assert directory.is_in_use()
+
+
+def test_a_run_is_in_the_way_however_long_another_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    with Workdir(tmp_path / "run").hold():
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=f"is in use: process {os.getpid()} on"), contextlib.ExitStack() as stack:
+            stack.enter_context(Workdir(tmp_path / "run").hold())
+        assert time.monotonic() - began >= 0.1

@@ -15,7 +15,7 @@ import pytest
 from loglinear_jax.analysis import load_run
 from loglinear_jax.config import ConfigError, build, language_config, read_config
 from loglinear_jax.losses import token_losses
-from loglinear_jax.runs import loop as experiment
+from loglinear_jax.runs import training
 from tests.text.conftest import make_text
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps(known))
     config.task.corpus = str(path)
     with pytest.raises(ConfigError, match=r"holds a run in which the text was another one"):
-        experiment.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
 
 
 def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
@@ -193,7 +193,7 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     with pytest.raises(ConfigError, match="task.seq_len: 16 → 8"):
         config = read_config(again / "config.json")
         config.task.seq_len = 8
-        experiment.run(config, again)
+        training.run(config, again)
 
 
 def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus, tmp_path):
@@ -203,7 +203,7 @@ def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus
     (again / "corpus.json").write_text("{}")
     (again / "tokenizer.json").write_text("[]")
     config = read_config(again / "config.json")
-    experiment.run(config, again)
+    training.run(config, again)
     assert (again / "corpus.json").read_text() == before and (again / "corpus.json.damaged").read_text() == "{}"
     assert (again / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
     (again / "corpus.json").write_text("{}")
@@ -211,7 +211,7 @@ def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus
     other.write_text(make_text(160))
     config.task.corpus = str(other)
     with pytest.raises(ConfigError, match="the text was another one"):
-        experiment.run(config, again)
+        training.run(config, again)
 
 
 def test_settings_are_checked_before_the_text_is_read(tmp_path):

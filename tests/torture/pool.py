@@ -142,7 +142,7 @@ def _serve(connection: Any, folder: str) -> None:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     from loglinear_jax.commands import main, train  # noqa: F401
-    from loglinear_jax.runs import loop  # noqa: F401
+    from loglinear_jax.runs import training  # noqa: F401
 
     connection.send("ready")
     while (request := connection.recv()) is not None:

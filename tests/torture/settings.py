@@ -20,7 +20,7 @@ from loglinear_jax import runs
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import describe_settings, flat_settings, with_none
 from loglinear_jax.config.files import config_names, get_config, load_config_file, read_config_arguments
-from loglinear_jax.runs.loop import checked_experiments
+from loglinear_jax.runs.training import checked_experiments
 from tests.torture.judge import Outcome, command_ending, line_failure, traceback_failure
 from tests.torture.user_files import MISTAKES, Mistake, write_mistake
 
