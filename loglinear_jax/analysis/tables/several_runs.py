@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import setting_of
@@ -50,7 +51,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
     variant's share of converged seeds; settings with few changes first. All tables are of accuracies on one set."""
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
-    for run in sorted(finished, key=lambda run: tuple(run.config.task.values())):
+    for run in sorted(finished, key=lambda run: _in_order(run.config.task)):
         groups.setdefault(run.task.describe(), []).append(run)
     compared = {task: group for task, group in groups.items() if len(set(changed_settings(group))) > 1}
     chosen, notes = {}, {}  # by task
@@ -58,6 +59,18 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
         chosen[task], notes[task] = _by_changes(group)
     outcomes = on_one_set({(task, *key): run.outcomes[key[1]] for task in chosen for key, run in chosen[task].items()})
     return {task: _against_settings(task, runs, outcomes, notes[task]) for task, runs in chosen.items()}
+
+
+def _in_order(task: ConfigDict) -> tuple:
+    """Sorts settings of tasks by name, then by value: numbers before text, before all else."""
+
+    def comparable(value: Any) -> tuple:
+        if isinstance(value, (bool, int, float)):
+            return (0, value)
+        return (1, value) if isinstance(value, str) else (2, repr(value))
+
+    others = sorted((name, comparable(value)) for name, value in task.items() if name != "name")
+    return task.name, others
 
 
 def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
