@@ -1,8 +1,11 @@
-"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, growth exponents."""
+"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, choices made on other seeds than they are
+reported on, growth exponents."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -54,6 +57,94 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
         vectorized=True,
     ).confidence_interval
     return float(values.mean()), float(found.low), float(found.high)
+
+
+class CrossFit(NamedTuple):
+    """What seeds have at settings that were chosen without them.
+
+    chosen: the row that the first, third, fifth seed and so on choose, which the others report; and the row that the others
+    choose, which the first, third, fifth report. values: each seed's value at the row that it reports; empty for one seed.
+    """
+
+    chosen: tuple[int, int]
+    values: Float[np.ndarray, " seeds"]
+
+
+def cross_fit(values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True) -> CrossFit:
+    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse.
+
+    No seed's value is selected by itself, so the mean over all seeds is not too good, as the best row's mean on the seeds that
+    chose it would be. It is the mean of what half as many seeds choose: where the halves choose different rows it belongs to
+    neither of them, and if the choice is hard it is below the best row's true mean. A row with nan among the choosing seeds is
+    worse than all others.
+    """
+    first = np.arange(values.shape[1]) % 2 == 0
+    if len(first) < 2:
+        only = _best_rows(values[None].mean(2), higher_is_better)[0]
+        return CrossFit((int(only), int(only)), np.zeros(0))
+    by_first, by_others = _best_rows(
+        np.stack([values[:, first].mean(1), values[:, ~first].mean(1)]), higher_is_better
+    ).tolist()
+    return CrossFit((by_first, by_others), np.where(first, values[by_others], values[by_first]))
+
+
+def cross_fit_resamples(
+    values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
+) -> Float[np.ndarray, " resamples"]:
+    """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choice made again in each.
+
+    A seed keeps its half, so that none of them chooses and reports in the same resample. The resamples of a number of seeds are
+    the same in every call, so that what they give for two variants may be subtracted.
+    """
+    first = np.arange(values.shape[1]) % 2 == 0
+    missing = ~np.isfinite(values)
+    filled = np.where(missing, 0.0, values)
+    totals, rows = [], []
+    for half in (first, ~first):
+        weights = _resamples(len(first))[:, half]
+        weights = np.where(weights.any(1, keepdims=True), weights, 1.0)  # once in 2^seeds a half is not drawn at all
+        total = np.where(weights @ missing[:, half].T > 0, np.nan, weights @ filled[:, half].T)
+        rows.append(_best_rows(total / weights.sum(1, keepdims=True), higher_is_better))
+        totals.append((total, weights.sum(1)))
+    ((total_first, num_first), (total_others, num_others)), each = totals, np.arange(RESAMPLES)
+    return (total_first[each, rows[1]] + total_others[each, rows[0]]) / (num_first + num_others)
+
+
+def cross_fit_interval(
+    values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
+) -> tuple[float, float, float]:
+    """(mean of `cross_fit` over all seeds, low, high) with the 95 % interval of `cross_fit_resamples`, which holds the choice's
+    own uncertainty too. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, the mean for one seed.
+
+    Of made bimodal seeds at six settings it holds the expected mean in 97 % of cases or more where several settings are about
+    as good. Like every bootstrap it holds it in fewer where most seeds do the same: if 90 % of them converge at one setting and
+    few at the others, in 66 % of cases with 10 seeds, 82 % with 16, 93 % with 64.
+    """
+    fitted = cross_fit(values, higher_is_better).values
+    mean = float(fitted.mean()) if len(fitted) else np.nan
+    if len(fitted) < FEWEST_FOR_INTERVAL:
+        return mean, np.nan, np.nan
+    return mean, *_middle(cross_fit_resamples(values, higher_is_better))
+
+
+def _best_rows(means: Float[np.ndarray, "choices rows"], higher_is_better: bool) -> np.ndarray:
+    """The best row of each choice; one that is not finite is worse than all others."""
+    if not higher_is_better:
+        means = -means
+    return np.where(np.isfinite(means), means, -np.inf).argmax(1)
+
+
+def _middle(resamples: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
+    """What 95 % of the resamples lie between."""
+    low, high = np.percentile(resamples, (2.5, 97.5))
+    return float(low), float(high)
+
+
+@functools.lru_cache(maxsize=4)
+def _resamples(seeds: int) -> Float[np.ndarray, "resamples seeds"]:
+    """How often each seed is drawn in each resample."""
+    drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
+    return drawn.astype(np.float64)
 
 
 def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray, " seeds"]) -> tuple[float, float]:

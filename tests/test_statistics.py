@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from loglinear_jax.statistics import growth_exponent, longer_among, mcnemar, mean_difference, wilson_interval
+from loglinear_jax.statistics import (
+    RESAMPLES,
+    cross_fit,
+    cross_fit_interval,
+    cross_fit_resamples,
+    growth_exponent,
+    longer_among,
+    mcnemar,
+    mean_difference,
+    mean_interval,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize("successes", [0, 3, 10])
@@ -54,3 +65,38 @@ def test_longer_among_counts_pairs(seeds):
 def test_growth_exponents(power, factor):
     lengths = 2.0 ** np.arange(4, 9)
     assert growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
+
+
+def test_no_seed_chooses_where_it_is_reported():
+    values = np.array([[9.0, 1, 9, 1], [5, 7, 5, 7], [0, 0, 0, 0]])
+    chosen, of_seeds = cross_fit(values)
+    assert chosen == (0, 1) and of_seeds.tolist() == [5, 1, 5, 1]  # the first half's 9 and the others' 7 chose alone
+    chosen, of_seeds = cross_fit(-values, higher_is_better=False)
+    assert chosen == (0, 1) and of_seeds.tolist() == [-5, -1, -5, -1]
+    assert cross_fit(np.array([[1.0], [2.0]])).values.size == 0
+    values[0, 0] = np.nan  # among those that choose
+    assert cross_fit(values).chosen == (1, 1)
+
+
+def test_choosing_among_equals_gains_nothing():
+    values = np.random.default_rng(0).normal(size=(500, 8, 16))
+    best, fitted = values.mean(2).max(1), [cross_fit(of_one).values.mean() for of_one in values]
+    assert best.mean() > 0.3 and abs(np.mean(fitted)) < 0.03
+
+
+def test_resamples_choose_again():
+    """Against a loop over the same resamples."""
+    values = np.random.default_rng(0).normal(size=(3, 11))
+    found = cross_fit_resamples(values)
+    counts = np.random.default_rng(0).multinomial(11, np.full(11, 1 / 11), size=RESAMPLES)
+    for resample in range(50):
+        drawn = [np.repeat(np.arange(half, 11, 2), counts[resample, half::2]) for half in (0, 1)]
+        best = [values[:, half].mean(1).argmax() for half in drawn]
+        expected = np.concatenate([values[best[1], drawn[0]], values[best[0], drawn[1]]]).mean()
+        assert found[resample] == pytest.approx(expected)
+    mean, low, high = cross_fit_interval(values)
+    assert mean == cross_fit(values).values.mean() and low < mean < high
+    assert np.isnan(cross_fit_interval(values[:, :9])[1])  # too few
+    alone = np.random.default_rng(1).normal(size=64)  # nothing to choose: the usual interval
+    assert cross_fit_interval(alone[None]) == pytest.approx(mean_interval(alone), abs=0.02)
+    np.testing.assert_allclose(cross_fit_resamples(-values, higher_is_better=False), -found)

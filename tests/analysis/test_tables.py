@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.page_tables import TABLES, Results
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
 from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.tasks import load_task
+from loglinear_jax.tasks import ACCURACY, load_task
 from tests.analysis.made_runs import made_run
 
 
@@ -40,12 +41,16 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert [row["learning_rate"] for row in every.raw] == [0.001, 0.004, 0.02]
     assert every.raw[0]["mean"] == pytest.approx(72.5) and every.raw[0]["variant"] == "linear"
     (row,) = best.raw  # fixed has one rate alone
-    assert row["learning_rate"] == 0.004 and row["mean"] == pytest.approx(25)  # seeds 1 and 3
+    assert (row["learning_rate"], row["other_learning_rate"], row["num_seeds"]) == (0.004, 0.001, 4)
+    assert row["mean"] == pytest.approx(37.5)  # seeds 1 and 3 at 0.004, seeds 0 and 2 at 0.001
+    assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
+    rates, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
+    assert [at.learning_rate for at in rates] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
     assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
     assert tables.rates(made_run(tmp_path)) == []
     monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
     rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
-    assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}]
+    assert rows == [{"variant": "linear", "MQAR": "37.5 at 0.004 and 0.001"}]
     with pytest.raises(ConfigError, match="no run of these columns has fixed at several learning rates"):
         TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
 
@@ -61,7 +66,7 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     of_four = {
         variant: values.tolist() for variant, values in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
     }
-    assert of_four == {"linear": [20, 30], "fixed": [50] * 4, "rope": [25]}
+    assert of_four == {"linear": [50, 20, 50, 30], "fixed": [50] * 4, "rope": [25]}
     tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
     alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
     assert tables.accuracies_by_task([alone])[1] == "test accuracy"
@@ -73,7 +78,7 @@ def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     run = made_run(tmp_path, accuracies=decays | {"linear+train.learning_rate=0.001": [0.1, 0.1]})
     (row,) = tables.rates(run)[1].raw
     assert (row["num_good"], row["num_rates"], row["window"]) == (2, 4, pytest.approx(10))
-    assert "0.001, decay 0.1, 0.01, decay 0.1" in tables.rates(run)[1].text("github")
+    assert "0.001 (decay 0.1), 0.01 (decay 0.1)" in tables.rates(run)[1].text("github")
 
 
 def test_parts_of_a_test_stand_beside_each_other(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,10 +15,17 @@ from loglinear_jax.analysis.tables.table import Table, with_interval
 from loglinear_jax.config import SWEPT, variant_config
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.statistics import mean_interval
+from loglinear_jax.statistics import cross_fit, cross_fit_interval, mean_interval
 from loglinear_jax.tasks import CONVERGED_ACCURACY, Score
 
 GOOD = 0.9  # of the best mean: what counts as within the window
+
+
+CROSS_FITTED = (
+    "The best rate is chosen on one half of the seeds and reported on the other, and the reverse, so every seed counts once, "
+    "at a rate that was chosen without it. Both rates are shown where the halves choose different ones. Intervals of means are "
+    "bootstrapped over seeds, with the choice made again in each resample, from 10 seeds on."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +43,12 @@ def by_rate(run: Run) -> dict[str, list[AtRate]]:
 
 
 def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, Float[np.ndarray, " seeds"]]:
-    """By variant without its rates, what each seed has: every seed, or at the best of several rates those that did not choose.
+    """By variant without its rates, what each seed has; with several rates, at the one that the other half of the seeds chose.
 
     outcomes: by variant, those of the run with accuracies on the set that is to be shown.
     """
     return {
-        variant: chosen_rate(run.task.score, rates)[1] if len(rates) > 1 else rates[0].outcome.shown
+        variant: chosen_rate(run.task.score, rates).shown if len(rates) > 1 else rates[0].outcome.shown
         for variant, rates in _by_variant(run, outcomes).items()
     }
 
@@ -88,16 +96,25 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
     return Table(f"{describe_run(run)}: {shown_as} at every rate", rows, raw, note)
 
 
+def _raw_rates(chosen: Chosen) -> dict[str, float]:
+    """The rates as plain numbers; twice the same if the halves agree."""
+    first, other = chosen.rates[0], chosen.rates[-1]
+    return {
+        "learning_rate": first.learning_rate,
+        "weight_decay": first.weight_decay,
+        "other_learning_rate": other.learning_rate,
+        "other_weight_decay": other.weight_decay,
+    }
+
+
 def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
     rows, raw, score = [], [], run.task.score
     for variant, group in variants.items():
-        best, others = chosen_rate(score, group)
-        good = within_window(score, np.array([at.outcome.shown for at in group]))
-        row = {"variant": variant, "best rate by every second seed": name_of(best, decays)}
-        mean = low = high = np.nan
-        if len(others):
-            mean, low, high = mean_interval(others)
-        row["mean of the other seeds at it [95 % interval]"] = with_interval(mean, low, high)
+        chosen = chosen_rate(score, group)
+        mean, low, high = chosen_interval(score, group)
+        good = within_window(score, _shown(group))
+        row = {"variant": variant, "seeds": str(len(chosen.shown)), "best rate": name_of(chosen.rates, decays)}
+        row["mean at it [95 % interval]"] = with_interval(mean, low, high)
         row[f"rates within {GOOD:.0%} of the best"] = f"{good.sum()} of {len(group)}: " + ", ".join(
             name_of(at, decays) for at, is_good in zip(group, good, strict=True) if is_good
         )
@@ -105,22 +122,46 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         row["width of the window"] = f"{max(windows) / min(windows):.3g} times"
         rows.append(row)
         raw.append(
-            {"variant": variant, "learning_rate": best.learning_rate, "weight_decay": best.weight_decay}
+            {"variant": variant, "num_seeds": len(chosen.shown)}
+            | _raw_rates(chosen)
             | {"mean": mean, "low": low, "high": high, "num_good": int(good.sum()), "num_rates": len(group)}
             | {"window": max(windows) / min(windows)}
         )
     note = (
-        "The best rate is chosen on one half of the seeds and reported on the other. The window: rates whose mean over all "
+        f"{CROSS_FITTED} The window: rates whose mean over all "
         f"seeds is within {GOOD:.0%} of the best mean; its width is the highest of their learning rates over the lowest."
     )
     return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
 
 
-def chosen_rate(score: Score, group: Sequence[AtRate]) -> tuple[AtRate, Float[np.ndarray, " seeds"]]:
-    """(the rate that is best for the first, third, fifth seed and so on; what the other seeds have at it)."""
-    shown = np.array([at.outcome.shown for at in group])
-    best = best_row(score, shown[:, ::2])
-    return group[best], shown[best, 1::2]
+class Chosen(NamedTuple):
+    """rates: those that the two halves of the seeds choose, one if they agree. shown: what each seed has at the rate that the
+    other half chose, in the order of the seeds; empty for one seed."""
+
+    rates: tuple[AtRate, ...]
+    shown: Float[np.ndarray, " seeds"]
+
+
+def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
+    """The best of a variant's rates, chosen on one half of the seeds and reported on the other, and the reverse.
+
+    Every seed counts once, at a rate that was chosen without it (`cross_fit`): nothing is selected on what is reported. It is
+    the outcome of choosing with half of the seeds, not of one rate: the halves may choose different ones, and then `rates` has
+    both. For the mean with an interval that holds the choice's uncertainty take `chosen_interval`, as `mean_interval(shown)`
+    takes the choice as given.
+    """
+    (by_first, by_others), shown = cross_fit(_shown(group), score.higher_is_better)
+    return Chosen(tuple(group[row] for row in dict.fromkeys((by_first, by_others))), shown)
+
+
+def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
+    """(mean of `chosen_rate` over all seeds, low, high) with a bootstrap interval of 95 %, in which the rate is chosen again in
+    each resample; nan where there are too few seeds."""
+    return cross_fit_interval(_shown(group), score.higher_is_better)
+
+
+def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
+    return np.array([at.outcome.shown for at in group])
 
 
 def best_row(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> int:
@@ -138,6 +179,8 @@ def within_window(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> np.n
     return means >= GOOD * best if score.higher_is_better else means <= best / GOOD
 
 
-def name_of(at: AtRate, decays: bool) -> str:
-    """ "0.001", or "0.001, decay 0.1"."""
-    return f"{at.learning_rate:g}" + (f", decay {at.weight_decay:g}" if decays else "")
+def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:
+    """ "0.001", or "0.001 (decay 0.1)"; of several "0.001 and 0.004"."""
+    if not isinstance(at, AtRate):
+        return " and ".join(name_of(each, decays) for each in at)
+    return f"{at.learning_rate:g}" + (f" (decay {at.weight_decay:g})" if decays else "")

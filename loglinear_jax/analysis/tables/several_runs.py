@@ -76,8 +76,8 @@ def _in_order(task: ConfigDict) -> tuple:
 def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
     """(By task and setting in words, then by variant, the accuracy of each seed in %; what they are, such as "test accuracy").
 
-    Of a variant with several learning rates, that of one half of the seeds, at the rate that the other half choose; none of one
-    seed. Of a variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
+    Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Of a
+    variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
