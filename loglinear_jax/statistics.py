@@ -127,6 +127,41 @@ def cross_fit_interval(
     return mean, *_middle(cross_fit_resamples(values, higher_is_better))
 
 
+def cross_fit_difference(
+    a: Float[np.ndarray, "rows_a seeds"], b: Float[np.ndarray, "rows_b seeds"], higher_is_better: bool = True
+) -> tuple[float, float, float, float]:
+    """(mean of a - b, low, high, p): of the values of `cross_fit`, seed by seed, with the 95 % interval over resamples in which
+    both choose again, and the p-value of `sign_flip`, which takes the choices as given. The interval is nan for fewer than
+    FEWEST_FOR_INTERVAL seeds, everything where a value is missing."""
+    differences = cross_fit(a, higher_is_better).values - cross_fit(b, higher_is_better).values
+    if not len(differences) or not np.isfinite(differences).all():
+        return np.nan, np.nan, np.nan, np.nan
+    low = high = np.nan
+    if len(differences) >= FEWEST_FOR_INTERVAL:
+        low, high = _middle(cross_fit_resamples(a, higher_is_better) - cross_fit_resamples(b, higher_is_better))
+    return float(differences.mean()), low, high, sign_flip(differences)
+
+
+def sign_flip(differences: Float[np.ndarray, " seeds"]) -> float:
+    """Two-sided p that differences paired by seed are as likely to have the other sign (Fisher 1935): the share of the ways to
+    flip their signs whose mean is at least as far from 0. Of all ways up to 13 seeds, else of 10,000 drawn ones, of which p is
+    at least 1e-4."""
+    differences = np.asarray(differences)
+    flipped = np.abs(_signs(len(differences)) @ differences)
+    as_far = flipped >= abs(differences.sum()) - 1e-9 * np.abs(differences).sum()  # the same sum in another order
+    drawn = 2 ** len(differences) > RESAMPLES
+    return float((as_far.sum() + drawn) / (len(as_far) + drawn))
+
+
+@functools.lru_cache(maxsize=4)
+def _signs(seeds: int) -> Float[np.ndarray, "flips seeds"]:
+    if 2**seeds <= RESAMPLES:
+        bits = np.arange(2**seeds)[:, None] >> np.arange(seeds) & 1
+    else:
+        bits = np.random.default_rng(0).integers(2, size=(RESAMPLES, seeds))
+    return 2.0 * bits - 1.0
+
+
 def _best_rows(means: Float[np.ndarray, "choices rows"], higher_is_better: bool) -> np.ndarray:
     """The best row of each choice; one that is not finite is worse than all others."""
     if not higher_is_better:

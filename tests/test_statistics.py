@@ -1,5 +1,7 @@
 """Statistics of many seeds, against their formulas."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from scipy.stats import binom
 from loglinear_jax.statistics import (
     RESAMPLES,
     cross_fit,
+    cross_fit_difference,
     cross_fit_interval,
     cross_fit_resamples,
     growth_exponent,
@@ -16,6 +19,7 @@ from loglinear_jax.statistics import (
     mcnemar,
     mean_difference,
     mean_interval,
+    sign_flip,
     wilson_interval,
 )
 
@@ -100,3 +104,25 @@ def test_resamples_choose_again():
     alone = np.random.default_rng(1).normal(size=64)  # nothing to choose: the usual interval
     assert cross_fit_interval(alone[None]) == pytest.approx(mean_interval(alone), abs=0.02)
     np.testing.assert_allclose(cross_fit_resamples(-values, higher_is_better=False), -found)
+
+
+def test_differences_of_two_choices():
+    rng = np.random.default_rng(0)
+    seeds = rng.normal(size=64)
+    a, b = (seeds + 0.1 * rng.normal(size=(3, 64)) + shift for shift in ([[0], [1], [0]], [[0], [0], [0.5]]))
+    mean, low, high, p = cross_fit_difference(a, b)
+    assert mean == pytest.approx((a[1] - b[2]).mean()) and low < 0.5 < high and high - low < 0.1 and p < 2e-4
+    assert cross_fit_difference(a, a) == (0, 0, 0, 1)
+    mean, low, high, p = cross_fit_difference(a[:, :8], b[:, :8])
+    assert np.isnan(low) and p == 2 / 2**8
+    assert np.isnan(cross_fit_difference(a, np.full_like(b, np.nan))).all()
+
+
+def test_sign_flip_is_exact_for_few_seeds_and_near_it_for_many():
+    differences = np.random.default_rng(0).normal(0.3, 1, 10)
+    flips = [abs(np.dot(signs, differences)) for signs in itertools.product((-1, 1), repeat=10)]
+    assert sign_flip(differences) == np.mean(np.array(flips) >= abs(differences.sum()) - 1e-12)
+    few = np.append(differences, [0] * 4)  # zeros change nothing, but make it draw
+    assert sign_flip(few) == pytest.approx(sign_flip(differences), abs=0.02)
+    assert sign_flip(np.zeros(20)) == 1
+    assert sign_flip(np.ones(20)) == pytest.approx(1e-4, rel=0.01)

@@ -55,6 +55,34 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
         TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
 
 
+def swept(accuracies):
+    """By variant at a rate, from those by variant and rate."""
+    return {f"{name}+train.learning_rate={rate}": x for name, of in accuracies.items() for rate, x in of.items()}
+
+
+def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
+    rng = np.random.default_rng(0)
+    seeds = rng.uniform(0.3, 0.6, 16)
+    linear = {0.001: seeds, 0.004: seeds + 0.3, 0.016: seeds - 0.2}
+    fixed = {0.001: seeds + 0.2, 0.004: seeds, 0.016: seeds - 0.2}
+    variants = swept({"linear": linear, "fixed": fixed}) | {"rope": seeds}
+    run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()}, learning_rate=0.001)
+    pairs = {(row["A"], row["B"]): row for row in tables.differences_at_best_rates(run).raw}
+    assert set(pairs) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
+    found = pairs["linear", "fixed"]
+    assert [found[x] for x in ("mean_difference", "low", "high")] == pytest.approx([10] * 3)
+    assert found["seeds"] == "16" and found["p"] < 2e-4
+    table = tables.differences(run)
+    of_same = {(row["A"].split("=")[-1], row["B"].split("=")[-1]) for row in table.raw}
+    assert of_same == {(rate, rate) for rate in ("0.001", "0.004", "0.016")} | {("0.001", "rope")}
+    assert "different learning rates" in table.note and len(table.rows) == 5
+    assert tables.differences_at_best_rates(made_run(tmp_path)) is None
+    alone = swept({"linear": {0.001: [0.1], 0.004: [0.2]}})
+    assert tables.differences(made_run(tmp_path, accuracies=alone)) is None
+    own = {"linear+train.learning_rate=0.001": [0.1], "fixed+train.learning_rate=0.004": [0.2]}
+    assert len(tables.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
+
+
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
     accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}

@@ -58,3 +58,10 @@ def with_interval(mean: float, low: float, high: float) -> str:
     if not np.isfinite(mean):
         return "–"
     return f"{mean:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
+
+
+def signed(mean: float, low: float, high: float) -> str:
+    """The same of a difference: "+1.25 [-0.50, +3.00]"."""
+    if not np.isfinite(mean):
+        return "–"
+    return f"{mean:+.2f}" + (f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else "")
