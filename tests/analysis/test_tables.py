@@ -43,10 +43,12 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     (row,) = best.raw  # fixed has one rate alone
     assert (row["learning_rate"], row["other_learning_rate"], row["num_seeds"]) == (0.004, 0.001, 4)
     assert row["mean"] == pytest.approx(37.5)  # seeds 1 and 3 at 0.004, seeds 0 and 2 at 0.001
+    assert (every.raw[1]["share_converged"], every.raw[1]["share_low"]) == (0.25, pytest.approx(0.0456, abs=1e-3))
+    assert (row["share_converged"], row["share_low"]) == (0, pytest.approx(0)) and row["share_high"] < 0.5
     assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
     rates, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
     assert [at.learning_rate for at in rates] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
-    assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
+    assert row["num_good"] is None and best.rows[0]["width of the window"] == "–"  # too few seeds to be above chance
     assert tables.rates(made_run(tmp_path)) == []
     monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
     rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
@@ -100,13 +102,43 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     assert tables.accuracies_by_task([alone])[1] == "test accuracy"
 
 
+def window_of(tmp_path, accuracies, decays=(0.0,)):
+    """The row of best rates of `linear`, and its numbers. accuracies: by rate, or by weight decay and rate, of 16 seeds;
+    another variant is at 2 %."""
+    noise = np.random.default_rng(0).normal(0, 0.005, 16)
+    if decays == (0.0,):
+        accuracies = {0.0: accuracies}
+    values = {
+        f"linear+train.learning_rate={rate}+train.weight_decay={decay}": list(x + noise)
+        for decay, of in accuracies.items()
+        for rate, x in of.items()
+    } | swept({"fixed": {rate: list(0.02 + noise / 9) for rate in (0.001, 0.01)}})
+    table = tables.rates(made_run(tmp_path, accuracies=values, weight_decay=0.0))[1]
+    return table.rows[0], table.raw[0], table
+
+
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
-    rates = {0.001: [0.9, 0.9], 0.01: [0.85, 0.85], 0.1: [0.8, 0.8]}
-    decays = {f"linear+train.learning_rate={rate}+train.weight_decay=0.1": values for rate, values in rates.items()}
-    run = made_run(tmp_path, accuracies=decays | {"linear+train.learning_rate=0.001": [0.1, 0.1]})
-    (row,) = tables.rates(run)[1].raw
-    assert (row["num_good"], row["num_rates"], row["window"]) == (2, 4, pytest.approx(10))
-    assert "0.001 (decay 0.1), 0.01 (decay 0.1)" in tables.rates(run)[1].text("github")
+    within, width = "rates within 90% of the best", "width of the window"
+    row, number, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
+    assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2 times")  # 0.016 is beyond a gap
+    assert (number["num_good"], number["window_low"], number["window_high"]) == (2, 0.002, 0.004)
+    assert number["window_at_edge"] is False and number["other_num_good"] == 2
+    assert table.rows[1][within] == "–" and table.raw[1]["num_good"] is None  # every rate is at chance
+    assert "its interval not above 2." in table.note
+    row, number, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
+    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4 times") and number["window_at_edge"]
+    row, *_ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
+    assert (row["best rate"], row[within]) == ("0.001 (decay 0.1)", "2 of 3: 0.001 to 0.01 (decay 0.1)")
+    halves = np.tile([0.3, 0.0], 8)  # the halves choose different rates, and the windows differ
+    row, *_ = window_of(tmp_path, {0.001: 0.6 - halves, 0.004: 0.5 + halves, 0.016: 0.5 + halves[::-1], 0.064: 0.1})
+    assert (row["best rate"], row[within]) == ("0.004 and 0.016", "3 of 4: 0.001 to 0.016; 2 of 4: 0.004 to 0.016")
+
+
+def test_every_rate_may_be_good(tmp_path):
+    """Also without a variant that learned nothing."""
+    accuracies = swept({"linear": {rate: list(np.linspace(0.95, 0.99, 16)) for rate in (0.001, 0.004)}})
+    (row,) = tables.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
+    assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["width of the window"] == "≥ 4 times"
 
 
 def test_parts_of_a_test_stand_beside_each_other(tmp_path):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.figures.style import handles_of, legend_below, log_ticks, new_figure, open_frame, title
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
-from loglinear_jax.analysis.tables.rates import GOOD, by_rate, within_window
+from loglinear_jax.analysis.tables.rates import GOOD, by_rate, chance_of, windows_of_rates
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
 
@@ -43,17 +43,17 @@ def draw_rates(run: Run) -> Figure | None:
         axis.set_ylim(0, 102)
     log_ticks(axis.xaxis)
     legend_below(figure, handles_of(axis))
-    widest, counts = 0, []
-    for group in variants.values():
-        good = within_window(score, np.array([at.outcome.shown for at in group])).sum()
-        widest = max(widest, len(group))
-        counts.append(int(good))
-    window = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    chance = chance_of(score, variants)
+    windows = [window for group in variants.values() for window in windows_of_rates(score, group, chance)]
+    message = "Every variant at every learning rate"
+    if windows:
+        counts, tried = sorted(len(window.rates) for window in windows), max(window.tried for window in windows)
+        some = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+        message = f"{some} of {tried} rates come within {100 * GOOD:.0f} % of a variant's best"
     shaded = ", shaded: 95 % interval" if seeds >= FEWEST_FOR_INTERVAL else ""
     title(
         figure,
-        f"{window} of {widest} rates come within {100 * GOOD:.0f} % of a variant's best\n{describe_run(run)}; mean of {seeds} "
-        f"seed{'s' * (seeds > 1)}{shaded}",
+        f"{message}\n{describe_run(run)}; mean of {seeds} seed{'s' * (seeds > 1)}{shaded}",
     )
     open_frame(axis)
     return figure

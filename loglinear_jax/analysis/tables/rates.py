@@ -1,11 +1,11 @@
-"""Tables of a run that trained its variants at several learning rates or weight decays: which rate is best, and how narrow the
-window of good ones is."""
+"""Tables of a run that trained its variants at several learning rates or weight decays: which rate is best, how narrow the
+window of good ones is, and how variants differ at their best rates."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +16,18 @@ from loglinear_jax.analysis.tables.table import Table, signed, with_interval
 from loglinear_jax.config import SWEPT, variant_config
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.statistics import cross_fit, cross_fit_difference, cross_fit_interval, mean_interval
+from loglinear_jax.statistics import (
+    FEWEST_FOR_INTERVAL,
+    cross_fit,
+    cross_fit_difference,
+    cross_fit_interval,
+    mean_interval,
+    wilson_interval,
+)
 from loglinear_jax.tasks import CONVERGED_ACCURACY, Score
 
-GOOD = 0.9  # of the best mean: what counts as within the window
-
-
+GOOD = 0.9  # of the mean at the best rate: what counts as within the window
+SHARE = f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"
 CROSS_FITTED = (
     "The best rate is chosen on one half of the seeds and reported on the other, and the reverse, so every seed counts once, "
     "at a rate that was chosen without it. Both rates are shown where the halves choose different ones. Intervals of means are "
@@ -88,8 +94,9 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
             if run.task.score.thresholds:
                 share_low, share_high = at.outcome.share_converged_interval
                 share = f"{at.outcome.share_converged:.2f} [{share_low:.2f}, {share_high:.2f}]"
-                row[f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"] = share
-                number["share_converged"] = at.outcome.share_converged
+                row[SHARE] = share
+                number |= {"share_converged": at.outcome.share_converged}
+                number |= {"share_low": share_low, "share_high": share_high}
             if any(other.outcome.num_diverged for others in variants.values() for other in others):
                 row["diverged"] = str(at.outcome.num_diverged)
             rows.append(row)
@@ -111,27 +118,35 @@ def _raw_rates(chosen: Chosen) -> dict[str, float]:
 
 def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
     rows, raw, score = [], [], run.task.score
+    chance = chance_of(score, variants)
     for variant, group in variants.items():
         chosen = chosen_rate(score, group)
         mean, low, high = chosen_interval(score, group)
-        good = within_window(score, _shown(group))
+        windows = windows_of_rates(score, group, chance)
         row = {"variant": variant, "seeds": str(len(chosen.shown)), "best rate": name_of(chosen.rates, decays)}
         row["mean at it [95 % interval]"] = with_interval(mean, low, high)
-        row[f"rates within {GOOD:.0%} of the best"] = f"{good.sum()} of {len(group)}: " + ", ".join(
-            name_of(at, decays) for at, is_good in zip(group, good, strict=True) if is_good
+        share = {}
+        if score.thresholds:
+            share = dict(zip(("share_converged", "share_low", "share_high"), converged_at_chosen(chosen), strict=True))
+            row[SHARE] = "–" if np.isnan(share["share_low"]) else "{:.2f} [{:.2f}, {:.2f}]".format(*share.values())
+        row[f"rates within {GOOD:.0%} of the best"] = _either(
+            f"{len(w.rates)} of {w.tried}: {w.span(decays)}" for w in windows
         )
-        windows = [at.learning_rate for at, is_good in zip(group, good, strict=True) if is_good]
-        row["width of the window"] = f"{max(windows) / min(windows):.3g} times"
+        row["width of the window"] = _either(f"{'≥ ' * w.at_edge}{w.width:.3g} times" for w in windows)
         rows.append(row)
         raw.append(
             {"variant": variant, "num_seeds": len(chosen.shown)}
             | _raw_rates(chosen)
-            | {"mean": mean, "low": low, "high": high, "num_good": int(good.sum()), "num_rates": len(group)}
-            | {"window": max(windows) / min(windows)}
+            | {"mean": mean, "low": low, "high": high}
+            | share
+            | _raw_windows(windows)
         )
+    shares = " Those of shares are Wilson's, with the choice as given." if score.thresholds else ""
     note = (
-        f"{CROSS_FITTED} The window: rates whose mean over all "
-        f"seeds is within {GOOD:.0%} of the best mean; its width is the highest of their learning rates over the lowest."
+        f"{CROSS_FITTED}{shares} The window: rates next to the best one, without a gap, whose mean is within {GOOD:.0%} of the "
+        "mean there, at the same weight decay. One half of the seeds chooses the best rate and the other half has the means; "
+        "both windows are shown where they differ. The width is the highest of the rates over the lowest, ≥ where the window "
+        f"ends with the rates tried. – where the best rate is not clearly above chance: {_describe_chance(score, chance)}."
     )
     return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
 
@@ -148,7 +163,9 @@ def differences_at_best_rates(run: Run) -> Table | None:
     for a, b in itertools.combinations(variants, 2):
         mean, low, high, p = difference_at_best_rates(score, variants[a], variants[b])
         names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
-        rows.append(names | {f"{what} [95 % interval]": signed(mean, low, high), "p": f"{p:.2g}" if np.isfinite(p) else "–"})
+        rows.append(
+            names | {f"{what} [95 % interval]": signed(mean, low, high), "p": f"{p:.2g}" if np.isfinite(p) else "–"}
+        )
         raw.append(names | {"mean_difference": mean, "low": low, "high": high, "p": p})
     note = (
         f"Paired by seed. {CROSS_FITTED} The p-values are of flipped signs, with the choices as given (two-sided, at least "
@@ -205,23 +222,108 @@ def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float
     return cross_fit_interval(_shown(group), score.higher_is_better)
 
 
+def converged_at_chosen(chosen: Chosen) -> tuple[float, float, float]:
+    """(share of the seeds that reached 90 % at the rate that the other half chose, low, high) with Wilson's interval, which
+    takes the choice as given; nan for one seed."""
+    if not len(chosen.shown):
+        return np.nan, np.nan, np.nan
+    reached = int((chosen.shown >= 100 * CONVERGED_ACCURACY).sum())
+    return reached / len(chosen.shown), *wilson_interval(reached, len(chosen.shown))
+
+
 def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
     return np.array([at.outcome.shown for at in group])
 
 
-def best_row(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> int:
-    """The rate with the best mean; one at which a seed has no value is worse than all others."""
-    means = shown.mean(axis=1)
-    worst = -np.inf if score.higher_is_better else np.inf
-    means = np.where(np.isfinite(means), means, worst)
-    return int(means.argmax() if score.higher_is_better else means.argmin())
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The rates around the best one that are nearly as good, from the lowest on. tried: how many rates there are at this weight
+    decay. at_edge: whether the window ends with them, so that it may be wider."""
+
+    rates: tuple[AtRate, ...]
+    tried: int
+    at_edge: bool
+
+    @property
+    def width(self) -> float:
+        """The highest learning rate over the lowest."""
+        return self.rates[-1].learning_rate / self.rates[0].learning_rate
+
+    def span(self, decays: bool) -> str:
+        """ "0.001 to 0.004", or "0.001 to 0.004 (decay 0.1)"; of one rate "0.001"."""
+        first = "" if len(self.rates) == 1 else f"{self.rates[0].learning_rate:g} to "
+        return first + name_of(self.rates[-1], decays)
 
 
-def within_window(score: Score, shown: Float[np.ndarray, "rates seeds"]) -> np.ndarray:
-    """Whether each rate's mean is within GOOD of the best."""
-    means = shown.mean(axis=1)
-    best = means[best_row(score, shown)]
-    return means >= GOOD * best if score.higher_is_better else means <= best / GOOD
+def windows_of_rates(score: Score, group: Sequence[AtRate], chance: float) -> tuple[Window, ...]:
+    """The window of rates within GOOD of the best, once for each half of the seeds that chooses the best; none unless the mean
+    at the best is clearly better than chance (`chosen_interval` beyond it).
+
+    One half chooses the best rate, the other half has the means: of the rates around the best, and of the best itself, to which
+    they are compared. The best mean of the half that chooses would be too good a reference, and the window too narrow: of six
+    equally good rates at which half of 16 seeds converge, it would hold 1.5 instead of 3.2.
+    """
+    _, low, high = chosen_interval(score, group)
+    if not (low > chance if score.higher_is_better else high < chance):  # nor if one of them is nan
+        return ()
+    shown = _shown(group)
+    by_first, by_others = cross_fit(shown, score.higher_is_better).chosen
+    return _around(score, group, by_first, shown[:, 1::2].mean(1)), _around(
+        score, group, by_others, shown[:, ::2].mean(1)
+    )
+
+
+def _around(score: Score, group: Sequence[AtRate], best: int, means: Float[np.ndarray, " rates"]) -> Window:
+    good = means >= GOOD * means[best] if score.higher_is_better else means <= means[best] / GOOD
+    tried = [
+        row for row, at in enumerate(group) if at.weight_decay == group[best].weight_decay
+    ]  # from the lowest rate on
+    low = high = tried.index(best)
+    while low > 0 and good[tried[low - 1]]:
+        low -= 1
+    while high < len(tried) - 1 and good[tried[high + 1]]:
+        high += 1
+    rates = tuple(group[row] for row in tried[low : high + 1])
+    return Window(rates, len(tried), at_edge=low == 0 or high == len(tried) - 1)
+
+
+def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
+    """What a variant that learned nothing reaches at most, as no task says what chance is: the better end of the interval of
+    the worst mean among all variants and rates; of accuracies at most 50 %, which is chance with two answers, as every variant
+    may have learned at every rate. nan where there are too few seeds for intervals."""
+    intervals = [mean_interval(at.outcome.shown) for group in variants.values() for at in group]
+    intervals = [interval for interval in intervals if np.isfinite(interval).all()]
+    if not intervals:
+        return np.nan
+    return min(min(intervals)[2], 50.0) if score.higher_is_better else max(intervals)[1]
+
+
+def _describe_chance(score: Score, chance: float) -> str:
+    if np.isnan(chance):
+        return f"that takes an interval, and so {FEWEST_FOR_INTERVAL} seeds"
+    if score.higher_is_better:
+        return f"its interval not above {score.text(chance)}, the upper end of that of the worst mean here, or 50 %"
+    return f"its interval not below {score.text(chance)}, the lower end of that of the worst mean here"
+
+
+def _either(of_windows: Iterable[str]) -> str:
+    """One text if both windows have the same, both if not, – for none."""
+    return "; ".join(dict.fromkeys(of_windows)) or "–"
+
+
+def _raw_windows(windows: Sequence[Window]) -> dict[str, float | int | None]:
+    """As plain numbers; empty where there is no window."""
+    found: dict[str, float | int | None] = {}
+    for prefix, window in zip(("", "other_"), windows or (None, None), strict=True):
+        found |= {
+            f"{prefix}window_low": window and window.rates[0].learning_rate,
+            f"{prefix}window_high": window and window.rates[-1].learning_rate,
+            f"{prefix}window_decay": window and window.rates[0].weight_decay,
+            f"{prefix}num_good": window and len(window.rates),
+            f"{prefix}num_rates": window and window.tried,
+            f"{prefix}window_at_edge": window and window.at_edge,
+        }
+    return found
 
 
 def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:
