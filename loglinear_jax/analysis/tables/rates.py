@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.table import Table, signed, with_interval
@@ -37,7 +38,7 @@ CROSS_FITTED = (
 
 @dataclasses.dataclass(frozen=True)
 class AtRate:
-    """A variant's outcome at one learning rate and weight decay. variant: its name, rates included."""
+    """A variant's outcome at one learning rate and weight decay. variant: its name with them."""
 
     variant: str
     learning_rate: float
@@ -61,14 +62,23 @@ def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str,
     }
 
 
-def _by_variant(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, list[AtRate]]:
-    found: dict[str, list[AtRate]] = {}
-    for variant, outcome in outcomes.items():
-        train = variant_config(run.config, variant).train
+def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for variant in variants:
+        train = variant_config(config, variant).train
         parts = [part for part in variant.split("+") if part.partition("=")[0] not in {f"train.{x}" for x in SWEPT}]
-        found.setdefault("+".join(parts), []).append(AtRate(variant, train.learning_rate, train.weight_decay, outcome))
+        found.setdefault("+".join(parts) or config.model.lam, {})[variant] = train.learning_rate, train.weight_decay
+    return found
+
+
+def _by_variant(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, list[AtRate]]:
     return {
-        variant: sorted(rates, key=lambda at: (at.weight_decay, at.learning_rate)) for variant, rates in found.items()
+        name: sorted(
+            (AtRate(variant, rate, decay, outcomes[variant]) for variant, (rate, decay) in at_rates.items()),
+            key=lambda at: (at.weight_decay, at.learning_rate),
+        )
+        for name, at_rates in without_rates(run.config, outcomes).items()
     }
 
 
@@ -184,10 +194,11 @@ def difference_at_best_rates(
 
 def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> list[tuple[str, str]]:
     """Every two variants, without those that differ in rate and of which one was trained at several."""
-    rate_of = {}
-    for group in _by_variant(run, outcomes).values():
-        for at in group:
-            rate_of[at.variant] = (at.learning_rate, at.weight_decay), len(group) > 1
+    rate_of = {
+        variant: (rate, len(at_rates) > 1)
+        for at_rates in without_rates(run.config, outcomes).values()
+        for variant, rate in at_rates.items()
+    }
 
     def alike(a: str, b: str) -> bool:
         (rate_a, several_a), (rate_b, several_b) = rate_of[a], rate_of[b]
