@@ -48,7 +48,9 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
     rates, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
     assert [at.learning_rate for at in rates] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
-    assert row["num_good"] is None and best.rows[0]["width of the window"] == "–"  # too few seeds to be above chance
+    assert (
+        row["num_good"] is None and best.rows[0]["highest of them / lowest"] == "–"
+    )  # too few seeds to be above chance
     assert tables.rates(made_run(tmp_path)) == []
     monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
     rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
@@ -85,6 +87,24 @@ def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
     assert len(tables.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
 
 
+def test_what_five_seeds_would_tell(tmp_path):
+    rng = np.random.default_rng(0)
+    linear = {0.001: rng.uniform(0.3, 0.9, 16), 0.004: rng.uniform(0.1, 0.2, 16)}
+    variants = swept({"linear": linear}) | {"fixed": rng.uniform(0.3, 0.8, 16), "rope": np.full(16, 0.05)}
+    run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()})
+    table = tables.few_seeds_table(run)
+    found = {(row["A"], row["B"]): row for row in table.raw}
+    assert set(found) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
+    clear, close = found["linear", "rope"], found["linear", "fixed"]
+    assert (clear["each_right"], clear["each_wrong"], clear["a_ahead_as_far"], clear["b_ahead_as_far"]) == (1, 0, 1, 0)
+    assert 0.5 < close["each_right"] < 0.95 and close["each_right"] + close["each_wrong"] == 1
+    assert 0 < close["b_ahead_as_far"] < close["a_ahead_as_far"] < 1 and close["published"] == 9
+    assert close["mean_difference"] == pytest.approx(100 * (linear[0.001] - variants["fixed"]).mean())
+    assert table.rows[1]["5 each: right sign, wrong sign"] == "100 %, 0 %" and "Guo" in table.note
+    assert "3 seeds" in tables.few_seeds_table(run, 3, published=2).title
+    assert tables.few_seeds_table(made_run(tmp_path)) is None  # three seeds
+
+
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
     accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
@@ -118,15 +138,15 @@ def window_of(tmp_path, accuracies, decays=(0.0,)):
 
 
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
-    within, width = "rates within 90% of the best", "width of the window"
+    within, width = "rates within 90% of the best", "highest of them / lowest"
     row, number, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
-    assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2 times")  # 0.016 is beyond a gap
+    assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2")  # 0.016 is beyond a gap
     assert (number["num_good"], number["window_low"], number["window_high"]) == (2, 0.002, 0.004)
     assert number["window_at_edge"] is False and number["other_num_good"] == 2
     assert table.rows[1][within] == "–" and table.raw[1]["num_good"] is None  # every rate is at chance
     assert "its interval not above 2." in table.note
     row, number, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
-    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4 times") and number["window_at_edge"]
+    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4") and number["window_at_edge"]
     row, *_ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
     assert (row["best rate"], row[within]) == ("0.001 (decay 0.1)", "2 of 3: 0.001 to 0.01 (decay 0.1)")
     halves = np.tile([0.3, 0.0], 8)  # the halves choose different rates, and the windows differ
@@ -138,7 +158,7 @@ def test_every_rate_may_be_good(tmp_path):
     """Also without a variant that learned nothing."""
     accuracies = swept({"linear": {rate: list(np.linspace(0.95, 0.99, 16)) for rate in (0.001, 0.004)}})
     (row,) = tables.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
-    assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["width of the window"] == "≥ 4 times"
+    assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["highest of them / lowest"] == "≥ 4"
 
 
 def test_parts_of_a_test_stand_beside_each_other(tmp_path):

@@ -1,4 +1,4 @@
-"""Learning rates: every variant at every rate, the best rate, and how narrow the window of good ones is."""
+"""Learning rates: every variant at every rate, the best rate, how narrow the window of good ones is, and what differs there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ MANY_ROWS = 12  # above which a table is folded
 
 
 class Rates(Section):
-    """From the summaries of runs with several learning rates or weight decays; nothing of others."""
+    """From the summaries of runs with several learning rates or weight decays; of others what a few of their seeds would tell,
+    where there are many."""
 
     def __init__(self, context: Context):
         super().__init__(context)
-        self.part = context.report.part("Learning rates")
+        self.part = context.report.part("Learning rates, and few seeds")
 
     def finish(self) -> None:
         for run in self.context.runs:
@@ -29,6 +30,7 @@ class Rates(Section):
             report.add_figure(self.part, figure, context.stem(run, "rates"), context.titled(run, "learning rates"))
             made["rates-table"], made["best-rates"] = tables.rates(run)
         made["best-differences"] = tables.differences_at_best_rates(run)
+        made["few-seeds"] = tables.few_seeds_table(run)
         for name, table in made.items():
             if table is not None:
                 shown = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))

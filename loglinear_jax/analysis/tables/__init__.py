@@ -3,7 +3,7 @@ matplotlib."""
 
 from loglinear_jax.analysis.tables.lam import dependence, looks
 from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes, parts
-from loglinear_jax.analysis.tables.rates import differences_at_best_rates, rates
+from loglinear_jax.analysis.tables.rates import differences_at_best_rates, few_seeds_table, rates
 from loglinear_jax.analysis.tables.several_runs import (
     accuracies_by_task,
     as_the_paper,
@@ -23,6 +23,7 @@ __all__ = [
     "dependence",
     "differences",
     "differences_at_best_rates",
+    "few_seeds_table",
     "initial_memory",
     "looks",
     "outcomes",
