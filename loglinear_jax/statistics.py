@@ -131,8 +131,13 @@ def cross_fit_difference(
     a: Float[np.ndarray, "rows_a seeds"], b: Float[np.ndarray, "rows_b seeds"], higher_is_better: bool = True
 ) -> tuple[float, float, float, float]:
     """(mean of a - b, low, high, p): of the values of `cross_fit`, seed by seed, with the 95 % interval over resamples in which
-    both choose again, and the p-value of `sign_flip`, which takes the choices as given. The interval is nan for fewer than
-    FEWEST_FOR_INTERVAL seeds, everything where a value is missing."""
+    both choose again, and the p-value of `sign_flip`. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, everything
+    where a value is missing.
+
+    p takes the choices as given: it says whether outcomes at the chosen rows differ. Of two equal variants it is below 0.05 in
+    5 to 15 % of made cases, most often where the choice is hard. The interval leaves 0 out in 0 to 6 % of them, but in 14 %
+    with 16 seeds of which nearly all do the same. Believe a difference that both of them see.
+    """
     differences = cross_fit(a, higher_is_better).values - cross_fit(b, higher_is_better).values
     if not len(differences) or not np.isfinite(differences).all():
         return np.nan, np.nan, np.nan, np.nan
