@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.table import Table, signed, with_interval
-from loglinear_jax.config import SWEPT, variant_config
+from loglinear_jax.config import SWEPT
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import (
@@ -71,10 +71,13 @@ def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str,
 def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
     """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
+    swept = [f"train.{name}" for name in SWEPT]
     for variant in variants:
-        train = variant_config(config, variant).train
-        parts = [part for part in variant.split("+") if part.partition("=")[0] not in {f"train.{x}" for x in SWEPT}]
-        found.setdefault("+".join(parts) or config.model.lam, {})[variant] = train.learning_rate, train.weight_decay
+        parts = [part.partition("=") for part in variant.split("+")]
+        given = {name: value for name, _, value in parts if name in swept}
+        others = "+".join("".join(part) for part in parts if part[0] not in swept)
+        rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
+        found.setdefault(others or config.model.lam, {})[variant] = rate, decay
     return found
 
 
