@@ -84,8 +84,11 @@ def get_config(argument=None):
         set_num_train(config, 256)
         config.train.update(eval_every=20, checkpoint_every=100)
     items.remove(names[0])
-    known = {name: preset for name, preset in PRESETS.items() if names[0] in FOR_ONE.get(name, names)}
-    return apply_presets(config, ",".join(items), known)
+    for item in items:
+        own = FOR_ONE.get(item.partition("=")[0], names[0])
+        if own != names[0]:
+            raise ConfigError(f"preset {item!r} goes with {own} alone, got {names[0]}")
+    return apply_presets(config, ",".join(items), PRESETS)
 
 
 def set_vocab(config, size):
@@ -95,11 +98,15 @@ def set_vocab(config, size):
 
 def set_num_train(config, sequences):
     """So many training sequences, and 200 epochs of them."""
+    if sequences < 1:
+        raise ConfigError(f"preset 'train={sequences}': expected at least 1 sequence")
     config.train.update(num_train=sequences, num_steps=EPOCHS * math.ceil(sequences / config.train.batch_size))
 
 
 def set_noise(config, percent):
     """Of the task noisy: so many percent of the pairs are noise."""
+    if percent > 99:
+        raise ConfigError(f"preset 'noise={percent}': expected a percentage from 1 to 99")
     config.task.frac_noise = percent / 100
 
 
@@ -129,12 +136,12 @@ def smoke(config):
 
 
 PRESETS = {
-    "rates": rates,
     "smoke": smoke,
+    "rates": rates,
     "vocab=": set_vocab,
     "seq=": set_seq_len,
     "train=": set_num_train,
     "noise=": set_noise,
     "tokens=": set_tokens,
 }
-FOR_ONE = {"noise=": ("noisy",), "tokens=": ("copying",)}  # presets of one task alone
+FOR_ONE = {"noise": "noisy", "tokens": "copying"}  # presets of one task alone

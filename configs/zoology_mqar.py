@@ -32,6 +32,7 @@ learns in under a minute on two CPU cores).
 """
 
 from loglinear_jax.config import (
+    ConfigError,
     apply_presets,
     default_config,
     robust_config,
@@ -53,14 +54,12 @@ def get_config(preset=None):
         learning_rate=3.2e-3,
         schedule="cosine",
     )
-    return apply_presets(config, preset, PRESETS)
+    return apply_presets(config, preset, PRESETS, one_of=("mixture", "table2"))
 
 
 def mixture(config):
     """Zoology's mixture of lengths and numbers of pairs, 32 epochs of it, and its seven tests."""
     config.task.update(
-        seq_len=256,
-        num_pairs=64,
         mixture="64/4*5,128/8,256/16,256/32,256/64",
         tests="64/4,64/8,64/16,128/32,256/64,512/128,1024/256",
     )
@@ -72,8 +71,20 @@ def table2(config):
     mixers = "mixer=linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"
     config.variants = ",".join(f"{mixer}+hidden={width}" for width in (16, 32, 64) for mixer in mixers)
     pairs = ",".join(f"256/{count}" for count in (4, 8, 16, 32, 64))
-    config.task.update(seq_len=256, num_pairs=64, mixture=pairs, tests=pairs)
+    config.task.update(mixture=pairs, tests=pairs)
     config.train.num_seeds = 5
+
+
+def smoke(config):
+    """A small instance that two CPU cores learn in under a minute."""
+    smoke_config(config)
+    config.task.vocab_size = 32
+    if config.task.mixture:
+        config.task.update(mixture="16/2*2,32/4", tests="16/2,32/4")
+    else:
+        config.task.update(seq_len=32, num_pairs=4)
+    config.variants = "fixed"
+    config.train.update(num_seeds=2, num_train=10_000, num_steps=400)
 
 
 def rates(config):
@@ -81,23 +92,35 @@ def rates(config):
     config.train.learning_rate = [1e-3, 3.2e-3, 1e-2, 3.2e-2]
 
 
-def smoke(config):
-    """A small instance that two CPU cores learn in under a minute."""
-    smoke_config(config)
-    config.task.update(seq_len=32, vocab_size=32, num_pairs=4)
-    if config.task.mixture:
-        config.task.update(mixture="16/2*2,32/4", tests="16/2,32/4")
-    config.variants = "fixed"
-    config.train.update(num_seeds=2, num_train=10_000, num_steps=400)
+def set_width(config, width):
+    """So wide a model; with table2, this width alone."""
+    set_hidden(config, width)
+    if config.variants:
+        config.variants = ",".join(dict.fromkeys(name.partition("+hidden=")[0] for name in config.variants.split(",")))
+
+
+def of_one_kind(preset):
+    """The preset, refused where a mixture says what the sequences are."""
+
+    def checked(config, value):
+        if config.task.mixture:
+            raise ConfigError(
+                f"seq= and pairs= do not go with mixture or table2, whose sequences are {config.task.mixture}: set "
+                "task.mixture and task.tests"
+            )
+        preset(config, value)
+
+    checked.__doc__ = preset.__doc__
+    return checked
 
 
 PRESETS = {
     "mixture": mixture,
-    "rates": rates,
-    "smoke": smoke,
     "table2": table2,
-    "pairs=": set_pairs,
-    "seq=": set_seq_len,
-    "width=": set_hidden,
+    "smoke": smoke,
+    "rates": rates,
+    "pairs=": of_one_kind(set_pairs),
+    "seq=": of_one_kind(set_seq_len),
+    "width=": set_width,
     "state=": set_state,
 }

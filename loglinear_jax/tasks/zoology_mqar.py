@@ -32,7 +32,7 @@ class ZoologyMqar(Task):
 
     Zoology trains on sequences of several lengths and numbers of pairs, and evaluates on others. `mixture` and `tests` name
     them, "64/4*5,128/8" for two: five times as many of 64 tokens with 4 pairs as of 128 with 8. Where they are empty, all have
-    seq_len and num_pairs. Each of the tests counts the same, whatever stands behind its *.
+    seq_len and num_pairs. Each of the tests counts the same.
 
     Zoology wants an even seq_len below vocab_size; here any will do. `Mqar` is the paper's form of it: all its queries stand at
     the end, at equal distances.
@@ -80,9 +80,16 @@ class ZoologyMqar(Task):
     def marks(self):
         return {"pairs end": self.first_query}
 
+    @property
+    def unread(self):
+        return {"seq_len", "num_pairs"} if self.mixture and self.tests else set()
+
     def check(self) -> None:
-        check_length(self.seq_len, self.num_pairs)
-        check_distinct_keys(self.vocab_size, self.num_pairs)
+        if not self.unread:
+            check_length(self.seq_len, self.num_pairs)
+            check_distinct_keys(self.vocab_size, self.num_pairs)
+        if "*" in self.tests:
+            raise SettingError(f"task.tests has no weights, as each test counts the same, got {self.tests!r}")
         for name, mixture in (("mixture", self.trained_on), ("tests", self.evaluated_on)):
             if getattr(self, name):
                 mixture.check(f"task.{name}")
