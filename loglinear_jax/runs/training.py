@@ -192,8 +192,8 @@ def reporting_memory(variant: str, experiment: Experiment, together: int) -> Ite
 
 
 def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict[str, str]]:
-    """(what each variant stands for, and the size in words of each model), by variant, after every check that can be made before
-    training and writing. Of variants of one model, which differ in training alone, the first has its size.
+    """(what each variant stands for, and the size in words of each model), by variant, after every check that can be made
+    before training and writing. Of variants of one model, which differ in training alone, the first has its size.
 
     Raises ConfigError naming the first setting that can't be.
     """
