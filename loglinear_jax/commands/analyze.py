@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "sections",
         f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
-        "tables,curves,decays",
+        "tables,rates,decays,answers, and curves, which need metrics.jsonl",
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))

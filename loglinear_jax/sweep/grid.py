@@ -5,7 +5,7 @@
     [values]                             # texts used in several grids, as {paper}
     paper = "fixed,linear,mlp_softmax"
 
-    [settings]                           # of every cell; a grid's own come first
+    [settings]                           # of every cell; a grid's own override them
     train.precision = "tf32"
 
     [[grid]]

@@ -571,7 +571,7 @@ def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
     [
         (
             dict(implementation="cuda"),
-            r"model.implementation must be .* got 'cuda' \(in a config 0 or '' stands for None\)",
+            r"model.implementation must be one of 'parallel', .* or None, got 'cuda'$",
         ),
         (dict(lam_hidden=-4), "model.lam_hidden must be a whole number from 1 on, or None .* got -4"),
         (dict(lam_activation="relu"), "model.lam_activation must be one of gelu, identity, got 'relu'"),

@@ -54,7 +54,8 @@ def bucket_scores(
         initial state's; the initial state's (and at least fenwick.num_levels(T)) where its position is traced.
       initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
         position can't be refused: tokens beyond the levels get NaN.
-      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16. The result does not depend on it.
+      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16, or up to 32 in the GPU kernel. The result
+        does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T log T), any
         backend), "pallas" (chunkwise, by a GPU kernel; K from 16 to 256, float32 or bfloat16, reverse-mode gradients only), or
         None for the best that works here.
