@@ -35,6 +35,8 @@ Chosen here, and different:
 - Accuracy is averaged over all that is scored; MAD averages it for each token id, and then over these. Validation sequences,
   other than the test's, choose the parameters.
 
+So our accuracies compare mixers with each other; against the scores above they are not to be held. We have none yet.
+
 In memorisation with vocab=8192, 37 % of the keys stand in none of 256 training sequences: nobody can know their values.
 
 Presets, joined by commas after the task: vocab=N token ids, seq=N tokens, train=N training sequences (200 epochs of them),
