@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from loglinear_jax.commands import FAILED
 from loglinear_jax.commands.arguments import (
     BadInput,
     Failed,
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if (log_file := page.with_name(LOG)).exists():
         print(f"analysis: tracebacks are in {log_file}", file=sys.stderr)
     print(f"Written to {page}")
-    return 1 if problems else 0
+    return FAILED if problems else 0
 
 
 @contextlib.contextmanager
