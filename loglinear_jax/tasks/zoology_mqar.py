@@ -11,15 +11,13 @@ import numpy as np
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
-from loglinear_jax.tasks.draws import by_power_law, distinct_of_many
-from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, last_places, values_behind
+from loglinear_jax.tasks.draws import distinct_of_many
+from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, check_length, last_places, values_behind
 from loglinear_jax.tasks.mixture import Mixture
-
-POWER = 0.01  # Zoology's power_a
 
 
 @dataclasses.dataclass(frozen=True)
-class ZoologyMqar(Task):
+class ZoologyMqar(QueriesInSlots):
     """k key-value pairs, then each key once more, most of them early, among random tokens: answer every key with its value.
 
     Definition and defaults are Zoology's (HazyResearch/zoology, zoology/data/multiquery_ar.py), of one pass through the pairs:
@@ -53,17 +51,8 @@ class ZoologyMqar(Task):
     ANSWERS = ("value",)
 
     @property
-    def first_query(self) -> int:
-        """Where the slots of queries begin."""
+    def first_query(self):
         return 2 * self.num_pairs
-
-    @property
-    def scored(self):
-        return slice(self.first_query, self.seq_len - 1, 2)
-
-    @property
-    def num_scored(self):
-        return self.num_pairs
 
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""
@@ -124,8 +113,7 @@ class ZoologyMqar(Task):
         key_keys, key_values, key_slots, key_filler = jax.random.split(key, 4)
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
         values = half + distinct_of_many(key_values, num, pairs, self.vocab_size - half)
-        num_slots = (self.seq_len - self.first_query) // 2
-        places = self.first_query + 2 * by_power_law(key_slots, num, pairs, num_slots, POWER)
+        places = self.query_places(key_slots, num)
         filler = jax.random.randint(key_filler, (num, self.seq_len), 0, self.vocab_size)
 
         rows = jnp.arange(num)[:, None]
