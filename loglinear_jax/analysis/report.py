@@ -84,7 +84,7 @@ def make_report(
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
     same = Counter(describe_run(run) for run in runs)
-    runs = [dataclasses.replace(run, label=run.name if same[describe_run(run)] > 1 else "") for run in runs]
+    runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
     report.problems += problems
     context = Context(runs, report, choices, Cache(report.out / "cache"))
