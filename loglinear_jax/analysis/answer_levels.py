@@ -79,7 +79,7 @@ def answer_places(
     return places[places <= position]
 
 
-def table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
+def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
     """The levels that hold answers in some task, and their shares, a row for each task. shares: by the task in words, of
     `answer_levels`."""
     held = levels_held(shares)

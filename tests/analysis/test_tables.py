@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper, tables
-from loglinear_jax.analysis.page_tables import TABLES, Results
+from loglinear_jax.analysis.pages import TABLES, Results
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
