@@ -25,6 +25,7 @@ from loglinear_jax.analysis.figures.style import (
     wrap,
 )
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
+from loglinear_jax.runs.cells import percent
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.tasks import Score
 
@@ -193,13 +194,8 @@ def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
     if len(shares) > 1 and min(shares.values()) == most:
         return f"As many seeds converge with every change: {100 * most:.0f} %"
     best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
-    return f"Most seeds converge with {best or 'nothing changed'}: {_percent(*counts[best])}"
-
-
-def _percent(part: int, whole: int) -> str:
-    """100 % only for all of them."""
-    share = f"{100 * part / whole:.0f}"
-    return f"{100 * part / whole:.1f} %" if share == "100" and part < whole else f"{share} %"
+    digits = 0 if 0.005 <= most < 0.995 else 1
+    return f"Most seeds converge with {best or 'nothing changed'}: {percent(most, digits)}"
 
 
 def draw_initial_memory(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from loglinear_jax.analysis.pages.cells import lam_share, mean_and_std, perplexity, short_p
 from loglinear_jax.analysis.pages.options import Runs, number
 from loglinear_jax.analysis.pages.results import outcome_of
+from loglinear_jax.runs.cells import mean_and_std, perplexity, short_p
 from loglinear_jax.runs.outcome import VariantOutcome
 from loglinear_jax.statistics import mcnemar
 from loglinear_jax.tasks import CONVERGED_ACCURACY
@@ -75,7 +75,7 @@ def validation_perplexity(runs: Runs, variant: str, digits: str = "1") -> str:
 def share_of_lam(runs: Runs, variant: str) -> str:
     """The parameters of λ in % of all others: "0.0083"."""
     [run] = runs
-    return lam_share(outcome_of(run, variant))
+    return f"{outcome_of(run, variant).lam_params_percent:.4f}"
 
 
 def _accuracies(runs: Runs, variant: str) -> np.ndarray:

@@ -9,8 +9,9 @@ import numpy as np
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.answer_levels import answer_levels, levels_table
-from loglinear_jax.analysis.pages.cells import lam_share, mean_and_std, perplexity
 from loglinear_jax.analysis.pages.options import Labelled, Rows, Runs, table
+from loglinear_jax.runs.cells import mean_and_std, mean_std_and_reached, perplexity
+from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 
 @table("answer_levels", of_accuracies=False)
@@ -51,8 +52,7 @@ def _mean_at_length(lines: list[dict[str, str]]) -> str:
     """Of one variant at one length, a line a seed."""
     if "perplexity" in lines[0]:
         return mean_and_std([float(line["perplexity"]) for line in lines])
-    scores = [float(line["accuracy"]) for line in lines]
-    return f"{mean_and_std(scores)} ({sum(score >= 90 for score in scores)}/{len(scores)})"
+    return mean_std_and_reached([float(line["accuracy"]) for line in lines], 100 * CONVERGED_ACCURACY)
 
 
 @table(of_accuracies=False)
@@ -81,7 +81,7 @@ def perplexities(runs: Runs) -> Rows:
                     "validation": perplexity(o.best_loss),
                     "test": perplexity(o.test_loss),
                     "best at step": f"{np.median(o.best_step):,.0f}",
-                    "λ adds": lam_share(o) + " %",
+                    "λ adds": f"{o.lam_params_percent:.4f} %",
                 }
             )
     return rows

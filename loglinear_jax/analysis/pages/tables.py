@@ -8,14 +8,23 @@ import numpy as np
 
 from loglinear_jax.analysis import decays, paper, tables
 from loglinear_jax.analysis.labels import setting_of
-from loglinear_jax.analysis.pages.cells import mean_and_interval, mean_and_std, points_between, short_p
 from loglinear_jax.analysis.pages.options import SOLVED, Labelled, Repetitions, Rows, Runs, split_labels, table
 from loglinear_jax.analysis.pages.results import outcome_of
 from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate, name_of
 from loglinear_jax.config import ConfigError
+from loglinear_jax.runs.cells import (
+    converged_and_solved,
+    mean_and_std,
+    mean_with_interval,
+    num_and_share_converged,
+    share_converged,
+    short_p,
+    solved_and_step,
+    with_interval,
+)
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome
-from loglinear_jax.statistics import longer_among, mcnemar
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
 
 ONE_STATE = "mixer=linear"
@@ -60,7 +69,7 @@ def differences(runs: Runs, a: str, b: str) -> Rows:
         for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
             only_a, only_b, p_value = mcnemar(*(o.reached(threshold) for o in pair))
             row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {short_p(p_value, 2)}"
-        rows.append(row | {f"accuracy, {a} − {b}, points": points_between(*pair)})
+        rows.append(row | {f"accuracy, {a} − {b}, points": _points_between(*pair)})
     return rows
 
 
@@ -82,28 +91,18 @@ def accuracies(runs: Runs, columns: str, variants: str = "") -> Rows:
     return rows
 
 
-def _converged_cell(run: Run, variant: str, o: VariantOutcome) -> str:
-    low, high = o.share_converged_interval
-    return f"{o.num_converged}/{len(o.seeds)} = {o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _solved_cell(run: Run, variant: str, o: VariantOutcome) -> str:
-    median = "" if o.median_solved_step is None else f"; {o.median_solved_step:,.0f}"
-    return f"{o.num_solved}/{len(o.seeds)}{median}"
-
-
 Cell = Callable[[Run, str, VariantOutcome], str]
 COLUMNS: dict[str, tuple[str, Cell]] = {
     "run": ("run", lambda run, v, o: f"`{run.name}`"),
     "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
-    "interval": ("mean % [95 % interval]", lambda run, v, o: mean_and_interval(100 * o.accuracy)),
+    "interval": ("mean % [95 % interval]", lambda run, v, o: mean_with_interval(100 * o.accuracy)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: mean_and_std(100 * o.accuracy)),
     "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
     "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
     "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
-    "converged": ("≥ 90 %", _converged_cell),
-    "solved": (f"{SOLVED}; median step", _solved_cell),
+    "converged": ("≥ 90 %", lambda run, v, o: num_and_share_converged(o)),
+    "solved": (f"{SOLVED}; median step", lambda run, v, o: solved_and_step(o, ",")),
     "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
 }
 
@@ -115,7 +114,7 @@ def solved_by_pairs(rows: Labelled) -> Rows:
     for label, runs, variant in rows:
         cells = {"mixer": label}
         for run in runs:
-            cells[f"kv={run.config.task.num_pairs}"] = _solved_cell(run, variant, outcome_of(run, variant))
+            cells[f"kv={run.config.task.num_pairs}"] = solved_and_step(outcome_of(run, variant), ",")
         found.append(cells)
     return found
 
@@ -127,10 +126,7 @@ def shares_by_pairs(rows: Labelled) -> Rows:
     for label, runs, variant in rows:
         cells = {"mixer": label}
         for run in runs:
-            o = outcome_of(run, variant)
-            low, high = o.share_converged_interval
-            shares = f"{o.num_converged}/{len(o.seeds)} [{low:.2f}, {high:.2f}], {o.num_solved}/{len(o.seeds)}"
-            cells[f"kv={run.config.task.num_pairs}"] = shares
+            cells[f"kv={run.config.task.num_pairs}"] = converged_and_solved(outcome_of(run, variant))
         found.append(cells)
     return found
 
@@ -143,9 +139,7 @@ def converged_by_pairs(rows: Labelled) -> Rows:
         for index, variant in enumerate(variants.split(",")):
             cells = {"setting": "" if index else label, "λ": f"`{variant}`"}
             for run in runs:
-                o = outcome_of(run, variant)
-                low, high = o.share_converged_interval
-                cells[f"{run.config.task.num_pairs} pairs"] = f"{o.share_converged:.2f} [{low:.2f}, {high:.2f}]"
+                cells[f"{run.config.task.num_pairs} pairs"] = share_converged(outcome_of(run, variant))
             found.append(cells)
     return found
 
@@ -213,7 +207,7 @@ def mean_accuracies(columns: Labelled, variants: str) -> Rows:
         for label, runs, _ in columns:
             outcomes = [run.outcomes[variant] for run in runs if variant in run.outcomes]
             if outcomes:
-                cells[label] = mean_and_interval(100 * np.concatenate([o.accuracy for o in outcomes]))
+                cells[label] = mean_with_interval(100 * np.concatenate([o.accuracy for o in outcomes]))
         rows.append(cells)
     return rows
 
@@ -231,9 +225,15 @@ def gains(columns: Labelled, rows: str) -> Rows:
             ours, others = (_of_one_run(runs, variant) for variant in pair)
             if ours.seeds != others.seeds:
                 raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
-            cells[column] = points_between(ours, others)
+            cells[column] = _points_between(ours, others)
         found.append(cells)
     return found
+
+
+def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
+    """ "+1.2 [−0.3, +2.7]": the mean difference of two variants' accuracies, paired by seed."""
+    difference = mean_difference(*(100 * o.accuracy for o in (ours, others)))
+    return with_interval(*difference, sign="+").replace("-", "−")
 
 
 def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
@@ -256,7 +256,7 @@ def best_rates(columns: Labelled, variants: str) -> Rows:
             if group is not None:
                 best, shown = chosen_rate(ACCURACY, group)
                 rate = name_of(best, decays=len({at.weight_decay for at in group}) > 1)
-                cells[label] = f"{mean_and_interval(shown)} at {rate}" if len(shown) else "one seed"
+                cells[label] = f"{mean_with_interval(shown)} at {rate}" if len(shown) else "one seed"
         if len(cells) == 1:
             raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
         rows.append(cells)

@@ -9,7 +9,8 @@ import numpy as np
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table, with_interval
+from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
@@ -97,8 +98,7 @@ def differences(run: Run) -> Table | None:
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
         mean, low, high = mean_difference(*values) if len(values[0]) else (np.nan,) * 3
-        interval = f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else ""
-        row[f"{what} [95 % interval]"] = f"{mean:+.2f}{interval}" if np.isfinite(mean) else "–"
+        row[f"{what} [95 % interval]"] = with_interval(mean, low, high, digits=2, sign="+")
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (

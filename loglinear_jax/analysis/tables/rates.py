@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table, with_interval
+from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import SWEPT, variant_config
+from loglinear_jax.runs.cells import share_converged, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import mean_interval
@@ -76,9 +77,7 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
             if run.task.score.thresholds:
-                share_low, share_high = at.outcome.share_converged_interval
-                share = f"{at.outcome.share_converged:.2f} [{share_low:.2f}, {share_high:.2f}]"
-                row[f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"] = share
+                row[f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"] = share_converged(at.outcome)
                 number["share_converged"] = at.outcome.share_converged
             if any(other.outcome.num_diverged for others in variants.values() for other in others):
                 row["diverged"] = str(at.outcome.num_diverged)

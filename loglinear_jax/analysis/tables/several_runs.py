@@ -14,9 +14,9 @@ from loglinear_jax.analysis.labels import setting_of
 from loglinear_jax.analysis.tables.rates import at_best_rates
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
+from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.runs.outcome_table import mean_and_std
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
 
@@ -135,9 +135,7 @@ def _against_settings(
     raw = []
     for (changes, variant), run in runs.items():
         outcome = outcomes[task, changes, variant]
-        cell = _shares(outcome)
-        if outcome.median_solved_step is not None:
-            cell += f"; {outcome.median_solved_step:.0f}"
+        cell = converged_and_solved(outcome) + median_step(outcome)
         rows.setdefault(changes, {"changed": changes or "nothing"})[variant] = cell
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
@@ -159,15 +157,8 @@ def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, no
     notes.append(f"not shown: {variant} of {run.name}, as {kept.name} has it too")
 
 
-def _shares(outcome: VariantOutcome) -> str:
-    """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
-    low, high = outcome.share_converged_interval
-    seeds = len(outcome.seeds)
-    return f"{outcome.num_converged}/{seeds} [{low:.2f}, {high:.2f}], {outcome.num_solved}/{seeds}"
-
-
 def _share_numbers(outcome: VariantOutcome) -> dict[str, Any]:
-    """The same, and the accuracies, as plain numbers."""
+    """The accuracies, and how many seeds reached 90 % and 99 %, as plain numbers."""
     low, high = outcome.share_converged_interval
     names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
     return (
@@ -205,8 +196,8 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
             mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
-            ours[name] = mean_and_std(outcome) if field == "seq_len" else mean_and_peak
-            shares[name] = _shares(outcome)
+            ours[name] = mean_and_std(100 * outcome.accuracy) if field == "seq_len" else mean_and_peak
+            shares[name] = converged_and_solved(outcome)
             raw.append({"variant": variant, field: value} | _share_numbers(outcome) | {"the_paper": published})
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
     how = "mean ± std" if field == "seq_len" else "mean (peak)"

@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tabulate import tabulate
 
 LATEX = {
@@ -51,10 +50,3 @@ class Table:
 def markdown(text: str) -> str:
     """A text as one line of Markdown that shows it as it is, in a cell of a table too."""
     return " ".join(str(text).splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
-
-
-def with_interval(mean: float, low: float, high: float) -> str:
-    """ "71.2 [66.0, 75.9]"; without the interval where there is none, "–" where there is no mean."""
-    if not np.isfinite(mean):
-        return "–"
-    return f"{mean:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
