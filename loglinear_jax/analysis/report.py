@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.labels import describe_run, setting_of
+from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from loglinear_jax.analysis import decays, paper, tables
-from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.analysis.pages.options import SOLVED, Labelled, Repetitions, Rows, Runs, split_labels, table
 from loglinear_jax.analysis.pages.results import outcome_of
 from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate, name_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,22 +9,14 @@ import numpy as np
 from jaxtyping import Float
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.tables.rates import at_best_rates
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
 from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
-
-PRESETS = {"setting released": released_config, "robust": robust_config}
-# What does not make a setting another one.
-BESIDES = {
-    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
-    "train.eval_batch_size", "train.num_test",
-}  # fmt: skip
 
 
 def as_the_paper(runs: Sequence[Run]) -> list[Table]:
@@ -38,7 +29,7 @@ def as_the_paper(runs: Sequence[Run]) -> list[Table]:
     groups: dict[tuple, list[int]] = {}
     for index, run in enumerate(runs):
         axis = f"task.{run.task.AXIS[0]}"
-        same = tuple((name, repr(value)) for name, value in _setting(run).items() if name != axis)
+        same = tuple((name, repr(value)) for name, value in experiment_of(run).items() if name != axis)
         groups.setdefault(same, []).append(index)
     changes = changed_settings(runs)
     tables = [_against_axis([runs[i] for i in group], changes[group[0]]) for group in groups.values()]
@@ -77,40 +68,6 @@ def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[n
                 of_task[variant] = shown
     shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
     return {task: drawn for task, drawn in found.items() if drawn}, shown_as
-
-
-def changed_settings(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
-    settings, default = [_setting(run) for run in runs], flat_settings(default_config())
-    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
-    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
-
-
-def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    changed = {name: value for name, value in setting.items() if value != default.get(name)}
-    words = []
-    for word, preset in _presets().items():
-        if preset.items() <= changed.items():
-            words.append(word)
-            changed = {name: value for name, value in changed.items() if name not in preset}
-    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
-
-
-@functools.cache
-def _presets() -> dict[str, dict[str, Any]]:
-    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
-    changes = {}
-    for word, apply in PRESETS.items():
-        config = default_config()
-        apply(config)
-        names = differing_names([flat_settings(default_config()), flat_settings(config)])
-        changes[word] = {name: flat_settings(config)[name] for name in names}
-    return changes
-
-
-def _setting(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in flat_settings(run.config).items() if name not in BESIDES}
 
 
 def _by_changes(runs: list[Run]) -> tuple[dict[tuple[str, str], Run], list[str]]:
