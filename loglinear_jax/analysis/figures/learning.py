@@ -36,9 +36,9 @@ CURVE_WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)
 SHARE_WIDTHS = (6.3, FULL_WIDTH)
 
 
-def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLike | None = None) -> Figure:
+def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     """The task's score in validation against step, for each variant of a run: every seed thin, the median and quartiles of
-    the seeds in black. Saved to `path` if given."""
+    the seeds in black."""
     run = workdir if isinstance(workdir, Run) else read_run(workdir)
     score, seeds = run.task.score, run.config.train.num_seeds
     several = seeds > 2
@@ -73,8 +73,6 @@ def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLi
         axis.set_ylabel(score.label)
     how = "\ncoloured: every seed; black: median of the seeds; dashed: quartiles" if several else ""
     title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{how}")
-    if path is not None:
-        figure.savefig(path, dpi=120)
     return figure
 
 

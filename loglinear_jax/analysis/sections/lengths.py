@@ -60,8 +60,7 @@ class Lengths(Section):
             title = context.titled(run, "longer sequences")
             report.add_figure(self.part, figure, context.stem(run, "lengths"), title)
             table = _table(run, found)
-            title = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
-            report.add_table(self.part, table, context.stem(run, "lengths-table"), title)
+            report.add_table(self.part, table, context.stem(run, "lengths-table"), context.titled(run, table.title))
 
 
 def _table(run: Run, found: Found) -> Table:
@@ -83,4 +82,4 @@ def _table(run: Run, found: Found) -> Table:
     what = "".join(
         [f"{name}, mean ± std over seeds", *(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])]
     )
-    return Table(f"{describe_run(run)}: {what}", rows, raw)
+    return Table(what, rows, raw, of=describe_run(run))

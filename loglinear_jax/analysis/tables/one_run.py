@@ -44,7 +44,7 @@ def outcomes(run: Run) -> Table:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
-    return Table(f"{describe_run(run)}: outcomes, {_first(variants).shown_as}", rows, raw, note)
+    return Table(f"outcomes, {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def by_seed(run: Run) -> Table:
@@ -56,7 +56,7 @@ def by_seed(run: Run) -> Table:
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
     unit = run.task.score.unit
     what = _first(variants).shown_as + (f" ({unit})" if unit else "")
-    return Table(f"{describe_run(run)}: {what} of every seed", rows, raw)
+    return Table(f"{what} of every seed", rows, raw, of=describe_run(run))
 
 
 def parts(run: Run) -> Table | None:
@@ -76,7 +76,7 @@ def parts(run: Run) -> Table | None:
             )
         rows.append(row)
     note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], of the parameters that validation chose."
-    return Table(f"{describe_run(run)}: test accuracy on each part of the test", rows, raw, note)
+    return Table("test accuracy on each part of the test", rows, raw, note, describe_run(run))
 
 
 def differences(run: Run) -> Table | None:
@@ -105,7 +105,7 @@ def differences(run: Run) -> Table | None:
         f"{_first(variants).shown_note} Paired by seed. The p-values are exact and not corrected for the number of "
         "comparisons; intervals are bootstrapped, from 10 seeds on."
     )
-    return Table(f"{describe_run(run)}: differences in {_first(variants).shown_as}", rows, raw, note)
+    return Table(f"differences in {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def _first(variants: Mapping[str, VariantOutcome]) -> VariantOutcome:

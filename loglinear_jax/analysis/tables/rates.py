@@ -84,7 +84,7 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
             rows.append(row)
             raw.append(number)
     note = "Intervals: of means by bootstrap over seeds, of shares Wilson's."
-    return Table(f"{describe_run(run)}: {shown_as} at every rate", rows, raw, note)
+    return Table(f"{shown_as} at every rate", rows, raw, note, describe_run(run))
 
 
 def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
@@ -112,7 +112,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         "The best rate is chosen on one half of the seeds and reported on the other. The window: rates whose mean over all "
         f"seeds is within {GOOD:.0%} of the best mean; its width is the highest of their learning rates over the lowest."
     )
-    return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
+    return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
 
 
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> tuple[AtRate, Float[np.ndarray, " seeds"]]:
