@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loglinear_jax.analysis import figures, tables
-from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections.base import Context, Section
 
 
@@ -23,5 +22,4 @@ class Rates(Section):
                     continue
                 report.add_figure(self.part, figure, context.stem(run, "rates"), context.titled(run, "learning rates"))
                 for name, table in zip(("rates-table", "best-rates"), tables.rates(run), strict=True):
-                    shown = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
-                    report.add_table(self.part, table, context.stem(run, name), shown)
+                    report.add_table(self.part, table, context.stem(run, name), context.titled(run, table.title))

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table, with_interval
+from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import SWEPT, variant_config
+from loglinear_jax.runs.cells import share_converged, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import mean_interval
@@ -76,16 +77,14 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
             if run.task.score.thresholds:
-                share_low, share_high = at.outcome.share_converged_interval
-                share = f"{at.outcome.share_converged:.2f} [{share_low:.2f}, {share_high:.2f}]"
-                row[f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"] = share
+                row[f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"] = share_converged(at.outcome)
                 number["share_converged"] = at.outcome.share_converged
             if any(other.outcome.num_diverged for others in variants.values() for other in others):
                 row["diverged"] = str(at.outcome.num_diverged)
             rows.append(row)
             raw.append(number)
     note = "Intervals: of means by bootstrap over seeds, of shares Wilson's."
-    return Table(f"{describe_run(run)}: {shown_as} at every rate", rows, raw, note)
+    return Table(f"{shown_as} at every rate", rows, raw, note, describe_run(run))
 
 
 def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
@@ -113,7 +112,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         "The best rate is chosen on one half of the seeds and reported on the other. The window: rates whose mean over all "
         f"seeds is within {GOOD:.0%} of the best mean; its width is the highest of their learning rates over the lowest."
     )
-    return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
+    return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
 
 
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> tuple[AtRate, Float[np.ndarray, " seeds"]]:
