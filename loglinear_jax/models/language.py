@@ -78,12 +78,15 @@ class LanguageSettings(MixerSettings):
         of_mlp = set() if self.mlp else {"mlp_hidden"}
         return super().unread | of_mlp | of_mamba | (of_softmax if self.mixer == "softmax" else set())
 
-    def check_decoding(self, max_length: int) -> None:
-        """Raises SettingError if λ has no levels for so many tokens."""
+    def check_decoding(
+        self, max_length: int, what: str = "tokens, prompt included", instead: str = "generate less"
+    ) -> None:
+        """Raises SettingError if λ has no levels for so many tokens. what, instead: for its message, what they are, and what to
+        do but to train another model."""
         if self.longest is not None and max_length > self.longest:
             raise SettingError(
-                f"{max_length} tokens, prompt included: the model's λ, {self.lam}, has levels for {self.longest}; train with a "
-                "larger model.max_length, or generate less"
+                f"{max_length} {what}: the model's λ, {self.lam}, has levels for {self.longest}; train with a larger "
+                f"model.max_length, or {instead}"
             )
 
     def check(self) -> None:

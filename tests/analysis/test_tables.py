@@ -10,7 +10,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper, tables
-from loglinear_jax.analysis.page_tables import TABLES, Results
+from loglinear_jax.analysis.experiments import changed_settings
+from loglinear_jax.analysis.pages import TABLES, Results
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
 from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
@@ -239,7 +240,7 @@ def test_presets_are_named_among_changes(tmp_path):
     released_config(runs[1].config)
     runs[1].config.model.dt_max = 0.01
     robust_config(runs[2].config)
-    assert tables.changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
+    assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):

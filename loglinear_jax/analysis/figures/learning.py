@@ -16,46 +16,48 @@ from matplotlib.lines import Line2D
 
 from loglinear_jax.analysis.figures.style import (
     FULL_WIDTH,
+    SeedPanel,
+    draw_seeds,
     handles_of,
-    hide,
     legend_below,
     log_ticks,
     new_figure,
     open_frame,
+    panel_grid,
     percent_panel,
     title,
     wrap,
 )
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
 from loglinear_jax.analysis.tables.rates import without_rates
+from loglinear_jax.runs.cells import percent
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.tasks import Score
 
+# Of figures, by their columns.
+CURVE_WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)
+SHARE_WIDTHS = (6.3, FULL_WIDTH)
 LINES = ("-", "--", ":", "-.")  # of weight decays
 
 
-def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLike | None = None) -> Figure:
+def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     """The task's score in validation against step, for each variant of a run: every seed thin, the median and quartiles of
-    the seeds in black; of a variant with several learning rates or weight decays the median of each. Saved to `path` if given.
-    """
+    the seeds in black; of a variant with several learning rates or weight decays the median of each."""
     run = workdir if isinstance(workdir, Run) else read_run(workdir)
     score, seeds = run.task.score, run.config.train.num_seeds
     several = seeds > 2
     variants = without_rates(run.config, run.variants)
     swept = [name for name, at_rates in variants.items() if len(at_rates) > 1]
     colors, of_rates = colors_of(variants), _colors_of_rates([at for name in swept for at in variants[name].values()])
-    columns = min(len(variants), 3)
-    rows = -(-len(variants) // columns)
-    width = FULL_WIDTH / 3 * columns + (1.6 if columns == 1 else 0.0)
-    figure, axes = new_figure(width, 0.8 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
-    hide(axes.flat[len(variants) :])
+    figure, axes = panel_grid(len(variants), CURVE_WIDTHS, 0.8, 2.7)
+    width = figure.get_figwidth() / axes.shape[1]
     for axis, (name, at_rates) in zip(axes.flat, variants.items(), strict=False):
         if name in swept:
             best = _draw_rates_of(axis, run, at_rates, of_rates)
         else:
-            best = _draw_seeds(axis, run, next(iter(at_rates)), colors[name], several)
+            best = _draw_every_seed(axis, run, next(iter(at_rates)), colors[name], several)
         label = _breakable(describe_variant(name))
-        axis.set_title(wrap(f"{label}\n{best}", width / columns - 0.4, 10), fontsize=10)
+        axis.set_title(wrap(f"{label}\n{best}", width - 0.4, 10), fontsize=10)
         axis.set_xlabel("training step")
         axis.xaxis.set_tick_params(labelbottom=True)
         axis.xaxis.get_major_locator().set_params(nbins=5)
@@ -80,12 +82,10 @@ def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLi
         }
         legend_below(figure, handles)
     title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{how}")
-    if path is not None:
-        figure.savefig(path, dpi=120)
     return figure
 
 
-def _draw_seeds(axis: Axes, run: Run, variant: str, color: str, several: bool) -> str:
+def _draw_every_seed(axis: Axes, run: Run, variant: str, color: str, several: bool) -> str:
     """Every seed of a variant and, of several, the median and quartiles; returns how good they get, in words."""
     metrics, score = run.metrics(variant), run.task.score
     values = score.of(metrics["val_loss"], metrics["val_accuracy"])
@@ -221,12 +221,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
     top = np.cumsum([0, *room])
     middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
-    columns = min(len(shares), 2)
-    rows = -(-len(shares) // columns)
-    figure, axes = new_figure(
-        3.2 + 3.1 * columns, 0.7 + (0.65 * top[-1] + 0.7) * rows, rows, columns, sharex=True, sharey=True
-    )
-    hide(axes.flat[len(shares) :])
+    figure, axes = panel_grid(len(shares), SHARE_WIDTHS, 0.7, 0.65 * top[-1] + 0.7)
     handles: dict[str, Any] = {}
     for axis, (task, numbers) in zip(axes.flat, shares.items(), strict=False):
         for index, (variant, color) in enumerate(colors.items()):
@@ -267,13 +262,8 @@ def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
     if len(shares) > 1 and min(shares.values()) == most:
         return f"As many seeds converge with every change: {100 * most:.0f} %"
     best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
-    return f"Most seeds converge with {best or 'nothing changed'}: {_percent(*counts[best])}"
-
-
-def _percent(part: int, whole: int) -> str:
-    """100 % only for all of them."""
-    share = f"{100 * part / whole:.0f}"
-    return f"{100 * part / whole:.1f} %" if share == "100" and part < whole else f"{share} %"
+    digits = 0 if 0.005 <= most < 0.995 else 1
+    return f"Most seeds converge with {best or 'nothing changed'}: {percent(most, digits)}"
 
 
 def draw_initial_memory(
@@ -287,28 +277,8 @@ def draw_initial_memory(
     panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
     accuracy: on which set, such as "test accuracy". message: the figure's title.
     """
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    width = (5.6, 7.4, FULL_WIDTH)[columns - 1]
-    figure, axes = new_figure(width, 0.9 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
-    hide(axes.flat[len(panels) :])
-    variants = list(dict.fromkeys(variant for *_, drawn in panels for variant in drawn))
-    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
-    handles: dict[str, Any] = {}
-    for axis, (name, length, drawn) in zip(axes.flat, panels, strict=False):
-        for variant, (tokens, of_seeds) in drawn.items():
-            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * of_seeds, markers[variant], **how)
-        axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
-        axis.set_title(wrap(name, width / columns - 0.9, 9), fontsize=9)
-        axis.set_xlabel(wrap(what, width / columns - 0.5, 10))
-        axis.xaxis.set_tick_params(labelbottom=True)
-        open_frame(axis)
-    axes[0, 0].set(xscale="log", ylim=(0, 102))
-    log_ticks(axes[0, 0].xaxis, most=5)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(f"{accuracy} (%)")
-    handles["length of the sequences"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    legend_below(figure, handles)
-    title(figure, message)
+    seeds = [SeedPanel(name, length, drawn) for name, length, drawn in panels]
+    figure, axis = draw_seeds(seeds, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
+    axis.set_xscale("log")
+    log_ticks(axis.xaxis, most=5)
     return figure

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.figures.style import FULL_WIDTH, hide, new_figure, percent_panel, title, wrap
+from loglinear_jax.analysis.figures.style import FULL_WIDTH, panel_grid, percent_panel, title, wrap
 from loglinear_jax.analysis.labels import colors_of, describe_variant
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
 
@@ -24,12 +24,7 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
     variants = list(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
     names = [wrap(describe_variant(variant), 2.0, 9) for variant in variants]
     row_height = max(0.3, 0.17 * max(name.count("\n") + 1 for name in names))
-    columns = min(len(panels), MOST_COLUMNS)
-    rows = -(-len(panels) // columns)
-    figure, axes = new_figure(
-        FULL_WIDTH, 0.7 + (0.9 + row_height * len(variants)) * rows, rows, columns, sharex=True, sharey=True
-    )
-    hide(axes.flat[len(panels) :])
+    figure, axes = panel_grid(len(panels), [FULL_WIDTH] * MOST_COLUMNS, 0.7, 0.9 + row_height * len(variants))
     for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
         for variant, color in colors_of(variants).items():
             if variant not in drawn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loglinear_jax.analysis import figures, tables
-from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.runs.loading import Run
 
@@ -33,5 +32,5 @@ class Rates(Section):
         made["few-seeds"] = tables.few_seeds_table(run)
         for name, table in made.items():
             if table is not None:
-                shown = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
-                report.add_table(self.part, table, context.stem(run, name), shown, len(table.rows) > MANY_ROWS)
+                shown, folded = context.titled(run, table.title), len(table.rows) > MANY_ROWS
+                report.add_table(self.part, table, context.stem(run, name), shown, folded)

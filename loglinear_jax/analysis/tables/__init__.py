@@ -8,7 +8,6 @@ from loglinear_jax.analysis.tables.several_runs import (
     accuracies_by_task,
     as_the_paper,
     by_setting,
-    changed_settings,
     initial_memory,
 )
 from loglinear_jax.analysis.tables.table import Table
@@ -19,7 +18,6 @@ __all__ = [
     "as_the_paper",
     "by_seed",
     "by_setting",
-    "changed_settings",
     "dependence",
     "differences",
     "differences_at_best_rates",

@@ -9,7 +9,8 @@ import numpy as np
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.rates import pairs_of_like_rates
-from loglinear_jax.analysis.tables.table import Table, signed, with_interval
+from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
@@ -43,7 +44,7 @@ def outcomes(run: Run) -> Table:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
-    return Table(f"{describe_run(run)}: outcomes, {_first(variants).shown_as}", rows, raw, note)
+    return Table(f"outcomes, {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def by_seed(run: Run) -> Table:
@@ -55,7 +56,7 @@ def by_seed(run: Run) -> Table:
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
     unit = run.task.score.unit
     what = _first(variants).shown_as + (f" ({unit})" if unit else "")
-    return Table(f"{describe_run(run)}: {what} of every seed", rows, raw)
+    return Table(f"{what} of every seed", rows, raw, of=describe_run(run))
 
 
 def parts(run: Run) -> Table | None:
@@ -75,7 +76,7 @@ def parts(run: Run) -> Table | None:
             )
         rows.append(row)
     note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], of the parameters that validation chose."
-    return Table(f"{describe_run(run)}: test accuracy on each part of the test", rows, raw, note)
+    return Table("test accuracy on each part of the test", rows, raw, note, describe_run(run))
 
 
 def differences(run: Run) -> Table | None:
@@ -100,7 +101,7 @@ def differences(run: Run) -> Table | None:
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
         mean, low, high = mean_difference(*values) if len(values[0]) else (np.nan,) * 3
-        row[f"{what} [95 % interval]"] = signed(mean, low, high)
+        row[f"{what} [95 % interval]"] = with_interval(mean, low, high, digits=2, sign="+")
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (
@@ -109,7 +110,7 @@ def differences(run: Run) -> Table | None:
     )
     if len(pairs) < len(variants) * (len(variants) - 1) // 2:
         note += " Pairs of different learning rates or weight decays are left out."
-    return Table(f"{describe_run(run)}: differences in {_first(variants).shown_as}", rows, raw, note)
+    return Table(f"differences in {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def _first(variants: Mapping[str, VariantOutcome]) -> VariantOutcome:

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table, signed, with_interval
+from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import SWEPT
+from loglinear_jax.runs.cells import percent, share_converged, short_p, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import (
@@ -111,17 +112,15 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
             if run.task.score.thresholds:
-                share_low, share_high = at.outcome.share_converged_interval
-                share = f"{at.outcome.share_converged:.2f} [{share_low:.2f}, {share_high:.2f}]"
-                row[SHARE] = share
+                row[SHARE] = share_converged(at.outcome)
                 number |= {"share_converged": at.outcome.share_converged}
-                number |= {"share_low": share_low, "share_high": share_high}
+                number |= dict(zip(("share_low", "share_high"), at.outcome.share_converged_interval, strict=True))
             if any(other.outcome.num_diverged for others in variants.values() for other in others):
                 row["diverged"] = str(at.outcome.num_diverged)
             rows.append(row)
             raw.append(number)
     note = "Intervals: of means by bootstrap over seeds, of shares Wilson's."
-    return Table(f"{describe_run(run)}: {shown_as} at every rate", rows, raw, note)
+    return Table(f"{shown_as} at every rate", rows, raw, note, describe_run(run))
 
 
 def _raw_rates(chosen: Chosen) -> dict[str, float]:
@@ -167,7 +166,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         "both windows are shown where they differ. The highest of its rates over the lowest is its width, ≥ where the window "
         f"ends with the rates tried. – where the best rate is not clearly above chance: {_describe_chance(score, chance)}."
     )
-    return Table(f"{describe_run(run)}: the best rate of every variant, {shown_as}", rows, raw, note)
+    return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
 
 
 def differences_at_best_rates(run: Run) -> Table | None:
@@ -183,7 +182,11 @@ def differences_at_best_rates(run: Run) -> Table | None:
         mean, low, high, p = difference_at_best_rates(score, variants[a], variants[b])
         names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
         rows.append(
-            names | {f"{what} [95 % interval]": signed(mean, low, high), "p": f"{p:.2g}" if np.isfinite(p) else "–"}
+            names
+            | {
+                f"{what} [95 % interval]": with_interval(mean, low, high, digits=2, sign="+"),
+                "p": short_p(p, 2) if np.isfinite(p) else "–",
+            }
         )
         raw.append(names | {"mean_difference": mean, "low": low, "high": high, "p": p})
     note = (
@@ -191,7 +194,7 @@ def differences_at_best_rates(run: Run) -> Table | None:
         "the choices as given, so they are too small where the halves choose different rates: the interval counts there. They "
         "are not corrected for the number of comparisons."
     )
-    return Table(f"{describe_run(run)}: differences at the best rates, {shown_as}", rows, raw, note)
+    return Table(f"differences at the best rates, {shown_as}", rows, raw, note, describe_run(run))
 
 
 def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> Table | None:
@@ -213,7 +216,9 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
         mean, low, high, _ = difference_at_best_rates(score, groups[a], groups[b])
         each, same = (few_seeds(shown[a], shown[b], num, paired, published) for paired in (False, True))
         names = {"A": a, "B": b, "seeds": str(len(shown[a]))}
-        row = names | {f"{score.name} A − B of all{points} [95 % interval]": signed(mean, low, high)}
+        row = names | {
+            f"{score.name} A − B of all{points} [95 % interval]": with_interval(mean, low, high, digits=2, sign="+")
+        }
         row[f"{num} seeds each: 95 % of A − B"] = f"{each.low:+.2f} to {each.high:+.2f}"
         row[f"{num} each: right sign, wrong sign"] = _percents(each.right, each.wrong)
         row[f"the same {num}: right sign, wrong sign"] = _percents(same.right, same.wrong)
@@ -236,11 +241,11 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
             f" {PUBLISHED_GAIN:.1f} points: the largest gain of log-linear over one state in Guo et al.'s Table 2 (Mamba-2, "
             "width 16), of five seeds, as third parties quote it."
         )
-    return Table(f"{describe_run(run)}: what {num} seeds would tell, {groups[a][0].outcome.shown_as}", rows, raw, note)
+    return Table(f"what {num} seeds would tell, {groups[a][0].outcome.shown_as}", rows, raw, note, describe_run(run))
 
 
 def _percents(*shares: float) -> str:
-    return ", ".join("–" if np.isnan(share) else f"{100 * share:.0f} %" for share in shares)
+    return ", ".join("–" if np.isnan(share) else percent(share) for share in shares)
 
 
 def difference_at_best_rates(
