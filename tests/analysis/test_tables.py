@@ -60,6 +60,29 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
         TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
 
 
+def test_pages_compare_variants_at_their_best_rates(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    seeds = rng.uniform(0.3, 0.6, 16)
+    runs = {}
+    for name, gain in (("one", 0.1), ("other", 0.2)):
+        linear = {0.001: seeds, 0.004: seeds + gain}
+        variants = swept({"linear": linear, "fixed": {0.001: seeds, 0.004: seeds - 0.2}})
+        runs[name] = made_run(tmp_path / name, accuracies={name: list(x) for name, x in variants.items()})
+    monkeypatch.setattr(Results, "matching", lambda self, name: [runs[name]])
+    columns = "A = one; B = other"
+    (row,) = TABLES["gains_at_best_rates"](
+        Results(tmp_path), columns=columns, rows="`linear` over `fixed` = linear,fixed"
+    )
+    assert row["gain"] == "`linear` over `fixed`"
+    assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
+    (row,) = TABLES["best_rates"](Results(tmp_path), columns=columns, variants="linear", average="both")
+    assert row["A"].endswith("at 0.004") and float(row["both"].split()[0]) == pytest.approx(
+        100 * (seeds.mean() + 0.15), abs=0.1
+    )
+    with pytest.raises(ConfigError, match="gains_at_best_rates: linear: expected two variants"):
+        TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear")
+
+
 def swept(accuracies):
     """By variant at a rate, from those by variant and rate."""
     return {f"{name}+train.learning_rate={rate}": x for name, of in accuracies.items() for rate, x in of.items()}

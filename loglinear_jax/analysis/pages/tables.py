@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,14 @@ from loglinear_jax.analysis import decays, paper, tables
 from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.analysis.pages.options import SOLVED, Labelled, Repetitions, Rows, Runs, split_labels, table
 from loglinear_jax.analysis.pages.results import outcome_of
-from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate, name_of
+from loglinear_jax.analysis.tables.rates import (
+    AtRate,
+    by_rate,
+    chosen_interval,
+    chosen_rate,
+    difference_at_best_rates,
+    name_of,
+)
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.cells import (
     converged_and_solved,
@@ -218,21 +225,34 @@ def gains(columns: Labelled, rows: str) -> Rows:
     of each column. rows: "label = variant, other variant"."""
     found = []
     for label, variants, _ in split_labels(rows):
-        cells, pair = {"gain": label}, [variant.strip() for variant in variants.split(",")]
-        if len(pair) != 2:
-            raise ConfigError(f"gains: {variants}: expected two variants")
+        cells, pair = {"gain": label}, _pair("gains", variants)
         for column, runs, _ in columns:
             ours, others = (_of_one_run(runs, variant) for variant in pair)
-            if ours.seeds != others.seeds:
-                raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
+            _check_seeds(column, variants, ours, others)
             cells[column] = _points_between(ours, others)
         found.append(cells)
     return found
 
 
+def _pair(table: str, variants: str) -> list[str]:
+    pair = [variant.strip() for variant in variants.split(",")]
+    if len(pair) != 2:
+        raise ConfigError(f"{table}: {variants}: expected two variants")
+    return pair
+
+
+def _check_seeds(column: str, variants: str, ours: VariantOutcome, others: VariantOutcome) -> None:
+    if ours.seeds != others.seeds:
+        raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
+
+
 def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
-    """ "+1.2 [−0.3, +2.7]": the mean difference of two variants' accuracies, paired by seed."""
-    difference = mean_difference(*(100 * o.accuracy for o in (ours, others)))
+    """The mean difference of two variants' accuracies, paired by seed."""
+    return _points(mean_difference(*(100 * o.accuracy for o in (ours, others))))
+
+
+def _points(difference: Sequence[float]) -> str:
+    """ "+1.2 [−0.3, +2.7]" of a mean difference and its interval."""
     return with_interval(*difference, sign="+").replace("-", "−")
 
 
@@ -244,23 +264,54 @@ def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
 
 
 @table()
-def best_rates(columns: Labelled, variants: str) -> Rows:
-    """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose, of the
-    other half; in the first run of each column that has it at several rates."""
-    chosen = [(label, [by_rate(run) for run in runs]) for label, runs, _ in columns]
+def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
+    """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose for the
+    other (`rates.chosen_rate`); in the first run of each column that has it at several rates.
+
+    average: the head of a column with the mean over all columns, of variants that have the same seeds in each. Its interval
+    takes the chosen rates as given.
+    """
     rows = []
     for variant in variants.split(","):
-        cells = {"variant": variant}
-        for label, found in chosen:
-            group = next((groups[variant] for groups in found if variant in groups), None)
-            if group is not None:
-                best, shown = chosen_rate(ACCURACY, group)
-                rate = name_of(best, decays=len({at.weight_decay for at in group}) > 1)
-                cells[label] = f"{mean_with_interval(shown)} at {rate}" if len(shown) else "one seed"
+        cells, of_columns = {"variant": variant}, []
+        for label, group in _at_several_rates(columns, variant):
+            chosen = chosen_rate(ACCURACY, group)
+            if not len(chosen.shown):
+                cells[label] = "one seed"
+                continue
+            rate = name_of(chosen.rates, decays=len({at.weight_decay for at in group}) > 1)
+            cells[label] = f"{with_interval(*chosen_interval(ACCURACY, group))} at {rate}"
+            of_columns.append((group[0].outcome.seeds, chosen.shown))
         if len(cells) == 1:
             raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
+        if average and len(of_columns) == len(columns) and all(seeds == of_columns[0][0] for seeds, _ in of_columns):
+            cells[average] = mean_with_interval(np.mean([shown for _, shown in of_columns], axis=0))
         rows.append(cells)
     return rows
+
+
+@table()
+def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
+    """`gains` of variants that were trained at several learning rates, each at its own best ones (`rates.chosen_rate`)."""
+    found = []
+    for label, variants, _ in split_labels(rows):
+        cells, (ours, others) = {"gain": label}, _pair("gains_at_best_rates", variants)
+        of_others = dict(_at_several_rates(columns, others))
+        for column, group in _at_several_rates(columns, ours):
+            if column in of_others:
+                _check_seeds(column, variants, group[0].outcome, of_others[column][0].outcome)
+                *difference, _ = difference_at_best_rates(ACCURACY, group, of_others[column])
+                cells[column] = _points(difference)
+        found.append(cells)
+    return found
+
+
+def _at_several_rates(columns: Labelled, variant: str) -> Iterator[tuple[str, list[AtRate]]]:
+    """The label of each column in which a run has the variant at several learning rates, with the first such run's."""
+    for label, runs, _ in columns:
+        found = (by_rate(run) for run in runs)
+        if (group := next((groups[variant] for groups in found if variant in groups), None)) is not None:
+            yield label, group
 
 
 @table(slow=True)
