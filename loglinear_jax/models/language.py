@@ -87,8 +87,8 @@ class LanguageSettings(MixerSettings):
         """Raises SettingError if λ has no levels for so many tokens."""
         if self.longest is not None and max_length > self.longest:
             raise SettingError(
-                f"{max_length} tokens, prompt included: the model's λ, {self.lam}, has levels for {self.longest}; train with a "
-                "larger model.max_length, or generate less"
+                f"{max_length:,} tokens in all: the model's λ, {self.lam}, has levels for {self.longest:,}; take fewer, or "
+                "extend λ (--extend_lam; settings.extended()), or train with a larger model.max_length"
             )
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.evaluate import window_losses
@@ -34,8 +35,53 @@ def test_a_text_by_position(files, tmp_path, capsys):
     assert record["all"]["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
     assert [span["first"] for span in record["by_position"]] == [1, 2, 4, 8, 16, 32]
     assert record["by_position"][-1]["last"] == 50 and "command" in record
-    assert f"{record['all']['perplexity']:.2f}" in out.splitlines()[-2]
+    *_, table, intervals, share, _ = out.splitlines()
+    assert table.split() == ["all", f"{record['all']['perplexity']:.2f}", "–"]
+    assert intervals == "Intervals are given from 10 windows on"
+    assert share == "250 of the text's 299 tokens after the first were predicted"
     assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".json", ".png", ".svg"}
+
+
+def scale_head(folder, factor):
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    save_file(arrays | {"lm_head.weight": arrays["lm_head.weight"] * np.float32(factor)}, path)
+
+
+def test_a_perplexity_that_no_float_holds(files, tmp_path, capsys):
+    folder, text, _ = files
+    scale_head(folder, 1e6)
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]) == 0
+    record = json.loads((tmp_path / "out/perplexity.json").read_text(), parse_constant=pytest.fail)
+    assert record["all"]["perplexity"] is None and record["all"]["loss"] > 709
+    assert f"exp({record['all']['loss']:.1f})" in capsys.readouterr().out
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["perplexity.json"]  # and nothing to draw
+
+
+def test_losses_that_are_not_finite_are_one_line(files, tmp_path, capsys):
+    folder, text, _ = files
+    scale_head(folder, 1e38)
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50"]) == 2
+    assert "params give losses that are not finite, first at position 1 of window 1" in capsys.readouterr().err
+
+
+def test_beyond_the_levels_of_lam(files, capsys):
+    folder, text, ids = files
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=200", "--extend_lam"]) == 0
+    settings, params = load_model(folder)
+    losses = window_losses(LanguageModel(settings.extended()), params, ids[None, :201])
+    assert f"{np.exp(losses.mean()):.2f}" in capsys.readouterr().out
+
+
+def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
+    folder, text, _ = files
+    text.write_text("w3 w5 hello w7")
+    assert main(["evaluate", f"--model={folder}", f"--text={text}"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.count("\n") == 1
+        and f"{folder} loses a part of the text: 'w3 w5 hello w7' in {text} comes back as" in error
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +89,7 @@ def test_a_text_by_position(files, tmp_path, capsys):
     [
         (["--length=300"], "has 300 tokens: expected at least 301, for 1 window"),
         (["--length=50", "--windows=6"], "has 300 tokens: expected at least 301, for 6 window"),
-        (["--length=65"], "65 tokens, prompt included: the model's λ, linear, has levels for 64"),
+        (["--length=65"], "65 tokens in all: the model's λ, linear, has levels for 64"),
         (["--text=none.txt"], "--text: none.txt can't be read: No such file"),
         (["--length=0"], "argument --length: expected a whole number from 1 on, got '0'"),
     ],
