@@ -35,13 +35,18 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
     )
     parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
-    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
-    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
+    add_run_arguments(parser)
     parser.add_argument(
         "--extend_lam",
         action="store_true",
         help="go beyond the tokens that λ has levels for: higher levels take the λ of the last",
     )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `trained_of_run` reads, beside --workdir."""
+    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
+    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
 
 
 def load_trained(args: argparse.Namespace) -> Trained:
@@ -50,8 +55,11 @@ def load_trained(args: argparse.Namespace) -> Trained:
     Raises SettingError or NoReadableCheckpoint where one is not there, or they do not fit together.
     """
     from loglinear_jax.models import LanguageModel
+    from loglinear_jax.settings import SettingError
 
-    trained = _of_run(args) if args.model is None else _of_others(args)
+    if args.model is None and args.tokenizer is not None:
+        raise SettingError("--tokenizer is of a --model: a run has its own")
+    trained = trained_of_run(args) if args.model is None else _of_others(args)
     if not args.extend_lam:
         return trained
     settings = trained.model.settings.extended()
@@ -59,15 +67,13 @@ def load_trained(args: argparse.Namespace) -> Trained:
     return trained._replace(model=LanguageModel(settings))
 
 
-def _of_run(args: argparse.Namespace) -> Trained:
+def trained_of_run(args: argparse.Namespace) -> Trained:
+    """By --workdir, --variant and --model_seed; errors as of `load_trained`."""
     from loglinear_jax.config import ConfigError
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer
 
-    if args.tokenizer is not None:
-        raise SettingError("--tokenizer is of a --model: a run has its own")
     run = load_run(args.workdir, args.variant)
     if not isinstance(run.model, LanguageModel):
         raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
