@@ -1,4 +1,4 @@
-"""A run's language model as a folder of config.json, safetensors and tokenizer, such as flash-linear-attention reads.
+"""A run's language model as a folder of config.json, safetensors and tokenizer, as flash-linear-attention lays it out.
 
 loglinear_jax export --workdir=runs/wikitext2 --variant=linear --out=my-model
 """
