@@ -72,9 +72,8 @@ def test_levels_of_lam_can_be_extended():
     extended = LanguageModel(model.settings.extended())
     long = np.random.default_rng(1).integers(0, 23, (2, 101))
     losses = window_losses(extended, params, long)
-    # Not known beyond 32 tokens; but up to there the same, and then those of a λ whose further rows are those of the last.
     np.testing.assert_allclose(losses[:, :32], window_losses(model, params, long[:, :33]), rtol=1e-5)
-    assert losses.shape == (2, 100) and extended.settings.longest is None
+    assert losses.shape == (2, 100) and extended.settings.longest is None and extended.settings.lam_levels == 6
     assert LanguageModel(extended.settings.extended()) == extended
     content = build(lam="content")[0].settings
     assert content.extended() == content

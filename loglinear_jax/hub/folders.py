@@ -81,7 +81,7 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
             return path, path
         there = path.exists()
     except OSError as error:  # too long a name
-        raise ValueError(f"model {shown(str(model))} can't be read: {_first_line(error)}") from error
+        raise ValueError(f"model {shown(str(model))} can't be read: {error.strerror}") from error
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
     outside = path.is_absolute() or owner in (".", "..", "~") or ".." in Path(inside).parts
