@@ -18,6 +18,7 @@ from loglinear_jax.commands.trained_models import add_trained_arguments, load_tr
 
 HELP = "perplexity of a text by position, under a trained language model"
 EXTRA = "text"
+MOST_DRAWN = 1e100  # perplexity that an axis takes
 LONGEST = 16_384  # of a window, if --length is not given
 
 
@@ -115,7 +116,7 @@ def _write(folder: Path, subject: str, spans, whole, origin) -> None:
 
     record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
     (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n")
-    if shown := [span for span in spans if math.isfinite(span.perplexity)]:
+    if shown := [span for span in spans if max(span.perplexity, span.high) <= MOST_DRAWN]:
         save(draw_perplexity_by_position(shown, subject), folder / "perplexity")
     print(f"Written to {folder}")
 
