@@ -8,9 +8,10 @@ loglinear_jax/tasks/forgetting.py says where. Zoology trains on a mixture of len
 the vocabulary is 8,192 and 100,000 sequences are trained on; model, batch and learning rate are those of configs/mqar.py.
 updates=0 is Zoology's MQAR without updates.
 
-Ours, at 128 tokens, 16 pairs, 8 updates, vocabulary 128: results/content.md and results/delta.md. 64 seeds of a variant, preset
-robust, 4,000 steps, took 37 to 85 s of one H200 in TF32 with their compilation; those with the delta rule 62 to 91 s, while two
-runs shared the GPU.
+Ours: results/content.md and results/delta.md, at 128 tokens, 16 pairs, 8 updates, vocabulary 128, with 10,000 training
+sequences, preset robust and 4,000 steps. With state=16, 64 seeds of a variant took 37 to 85 s of one H200 in TF32 with their
+compilation (results/forgetting); those with the delta rule 62 to 91 s, while two runs shared the GPU
+(results/forgetting-state16-delta).
 
 Presets, joined by commas: pairs=N, updates=N, seq=N tokens, state=N (keys and values of one head so wide), robust (the model
 that nearly every seed learns MQAR with), smoke (a small instance that learns in about a minute on two CPU cores).

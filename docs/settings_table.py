@@ -15,13 +15,14 @@ from loglinear_jax.config.files import get_config, load_config_file
 PAGE = Path(__file__).with_name("settings.md")
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
 MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation")
+OWN_TASK = "task:mqar"  # its sections model and train are those of every task:module
 CONFIGS = (
-    *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", "mad:recall", "state_tracking"),
+    *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", *MAD, "state_tracking", OWN_TASK),
     *("wikitext103", "wikitext2"),
 )
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
-    ("Variants", "variants", ("mqar", "wikitext103")),
+    ("Variants", "variants", CONFIGS),
     ("Task: MQAR", "task", ("mqar",)),
     ("Task: Zoology's MQAR", "task", ("zoology_mqar",)),
     ("Task: interleaved MQAR", "task", ("interleaved",)),
@@ -30,25 +31,31 @@ TABLES = (
     ("Tasks: MAD", "task", MAD),
     ("Task: state tracking", "task", ("state_tracking",)),
     ("Task: text", "task", ("wikitext103", "wikitext2")),
-    ("Model", "model", ("mqar", "interleaved", "wikitext103")),
+    ("Model", "model", CONFIGS),
     ("Training", "train", CONFIGS),
 )
 
 
 def defaults(configs: Mapping[str, ConfigDict], section: str) -> str:
-    """A table of a section's settings, with a column of defaults for each config; one column where they are all the same."""
+    """A table of a section's settings, with a column of defaults for the configs that have the same ones."""
     described = {name: _of_section(config, section) for name, config in configs.items()}
     meanings: dict[str, str] = {}
     for settings in described.values():  # the fuller one, where a model says less than another
         meanings |= {key: max(meanings.get(key, ""), s.meaning, key=len) for key, s in settings.items()}
-    rows = [
-        [f"`{key}`", *(_shown(settings.get(key)) for settings in described.values()), meaning]
-        for key, meaning in meanings.items()
-    ]
-    columns = [f"`{name}`" for name in configs]
-    if all(len(set(row[1:-1])) == 1 for row in rows):
-        rows, columns = [[row[0], row[1], row[-1]] for row in rows], ["Default"]
-    return tabulate(rows, ["Setting", *columns, "Meaning"], tablefmt="github", disable_numparse=True)
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name, settings in described.items():
+        columns.setdefault(tuple(_shown(settings.get(key)) for key in meanings), []).append(name)
+    heads = [_joined(names) for names in columns.values()] if len(columns) > 1 else ["Default"]
+    keys = [f"`{key}`" for key in meanings]
+    rows = zip(keys, *columns, meanings.values(), strict=True)
+    return tabulate(rows, ["Setting", *heads, "Meaning"], tablefmt="github", disable_numparse=True)
+
+
+def _joined(names: list[str]) -> str:
+    """The configs of a column; `mad` stands for all of its tasks."""
+    if set(MAD) <= set(names):
+        names = list(dict.fromkeys("mad" if name in MAD else name for name in names))
+    return ", ".join(f"`{'task:module' if name == OWN_TASK else name}`" for name in names)
 
 
 def _config(name: str) -> ConfigDict:
@@ -67,8 +74,7 @@ def _shown(setting: Setting | None) -> str:
 def presets() -> str:
     """A table of what each preset does, and which configs have it."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for config in CONFIGS:
-        config = config.partition(":")[0]
+    for config in dict.fromkeys(config.partition(":")[0] for config in CONFIGS):
         for name, function in load_config_file(config).presets.items():
             shown = f"`{name}N`" if name.endswith("=") else f"`{name}`"
             meaning = " ".join(inspect.getdoc(function).split()).replace("<", "&lt;")
@@ -81,7 +87,7 @@ def with_tables(page: str) -> str:
     """The page with what the code says between its markers."""
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    configs = {name: _config(name) for name in {*CONFIGS, *MAD}}
+    configs = {name: _config(name) for name in CONFIGS}
     parts = {"Presets": presets()} | {
         title: defaults({name: configs[name] for name in shown}, section) for title, section, shown in TABLES
     }

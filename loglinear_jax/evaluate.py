@@ -53,7 +53,7 @@ def window_losses(
         raise SettingError(f"windows has shape {windows.shape}: expected at least one window of at least two tokens")
     if windows.min() < 0 or windows.max() >= vocab:
         raise SettingError(f"windows has ids {windows.min()} to {windows.max()}: expected 0 to {vocab - 1}")
-    model.settings.check_decoding(size - 1)
+    model.settings.check_decoding(size - 1, "tokens in a window", "take shorter windows (a smaller --length)")
     flat_params(model, params)
     length = size - 1
     params = jax.device_put(params)  # once, not for every part

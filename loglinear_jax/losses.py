@@ -22,7 +22,7 @@ def token_losses(
     scored = targets >= 0
     labels = jnp.where(scored, targets, 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return losses * scored, (jnp.argmax(logits, axis=-1) == labels) & scored
+    return jnp.where(scored, losses, 0.0), (jnp.argmax(logits, axis=-1) == labels) & scored
 
 
 def chunked_token_losses(

@@ -440,8 +440,7 @@ class MixerSettings:
             make_lam(**self.lam_settings)
             _check_attention(self.chunk_size, self.implementation)
         except SettingError as error:
-            none = " (in a config 0 or '' stands for None)" if "None" in str(error) else ""
-            raise SettingError(f"model.{error}{none}") from error
+            raise SettingError(f"model.{error}") from error
         if self.traits.erases and self.beta_max > 2:
             raise SettingError(
                 f"model.beta_max must be at most 2, got {self.beta_max}: above that states can grow without bound"

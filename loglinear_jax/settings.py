@@ -113,10 +113,10 @@ def read_value(text: str, hint: Any) -> Any:
     Raises ValueError saying what was expected and what came.
     """
     if _takes_several(hint):
-        numbers = [_read_float(part) for part in text.split(",")]
-        if None in numbers:
+        several = [_read_float(part) for part in text.split(",")]
+        if None in several:
             raise ValueError(f"expected {in_words(hint)}, got {text!r}")
-        return numbers if "," in text else numbers[0]
+        return several if "," in text else several[0]
     kind = kind_of(hint)
     if takes_none(hint) and text in ("None", ""):
         return None

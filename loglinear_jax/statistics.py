@@ -1,8 +1,11 @@
-"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, growth exponents."""
+"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, choices made on other seeds than they are
+reported on, growth exponents."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -55,6 +58,171 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
         vectorized=True,
     ).confidence_interval
     return float(values.mean()), float(found.low), float(found.high)
+
+
+class CrossFit(NamedTuple):
+    """What seeds have at settings that were chosen without them.
+
+    chosen: the row that the first, third, fifth seed and so on choose, which the others report; and the row that the others
+    choose, which the first, third, fifth report. values: each seed's value at the row that it reports; empty for one seed.
+    """
+
+    chosen: tuple[int, int]
+    values: Float[np.ndarray, " seeds"]
+
+
+def cross_fit(values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True) -> CrossFit:
+    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse.
+
+    No seed's value is selected by itself, so the mean over all seeds is not too good, as the best row's mean on the seeds that
+    chose it would be. It is the mean of what half as many seeds choose: where the halves choose different rows it belongs to
+    neither of them, and if the choice is hard it is below the best row's true mean. A row with nan among the choosing seeds is
+    worse than all others.
+    """
+    first = np.arange(values.shape[1]) % 2 == 0
+    if len(first) < 2:
+        only = _best_rows(values[None].mean(2), higher_is_better)[0]
+        return CrossFit((int(only), int(only)), np.zeros(0))
+    by_first, by_others = _best_rows(
+        np.stack([values[:, first].mean(1), values[:, ~first].mean(1)]), higher_is_better
+    ).tolist()
+    return CrossFit((by_first, by_others), np.where(first, values[by_others], values[by_first]))
+
+
+def cross_fit_resamples(
+    values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
+) -> Float[np.ndarray, " resamples"]:
+    """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choice made again in each.
+
+    A seed keeps its half, so that none of them chooses and reports in the same resample. The resamples of a number of seeds are
+    the same in every call, so that what they give for two variants may be subtracted.
+    """
+    first = np.arange(values.shape[1]) % 2 == 0
+    missing = ~np.isfinite(values)
+    filled = np.where(missing, 0.0, values)
+    totals, rows = [], []
+    for half in (first, ~first):
+        weights = _resamples(len(first))[:, half]
+        weights = np.where(weights.any(1, keepdims=True), weights, 1.0)  # once in 2^seeds a half is not drawn at all
+        total = np.where(weights @ missing[:, half].T > 0, np.nan, weights @ filled[:, half].T)
+        rows.append(_best_rows(total / weights.sum(1, keepdims=True), higher_is_better))
+        totals.append((total, weights.sum(1)))
+    ((total_first, num_first), (total_others, num_others)), each = totals, np.arange(RESAMPLES)
+    return (total_first[each, rows[1]] + total_others[each, rows[0]]) / (num_first + num_others)
+
+
+def cross_fit_interval(
+    values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
+) -> tuple[float, float, float]:
+    """(mean of `cross_fit` over all seeds, low, high) with the 95 % interval of `cross_fit_resamples`, which holds the choice's
+    own uncertainty too. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, the mean for one seed.
+
+    Of made bimodal seeds at six settings it holds the expected mean in 97 % of cases or more where several settings are about
+    as good. Like every bootstrap it holds it in fewer where most seeds do the same: if 90 % of them converge at one setting and
+    few at the others, in 66 % of cases with 10 seeds, 82 % with 16, 93 % with 64.
+    """
+    fitted = cross_fit(values, higher_is_better).values
+    mean = float(fitted.mean()) if len(fitted) else np.nan
+    if len(fitted) < FEWEST_FOR_INTERVAL:
+        return mean, np.nan, np.nan
+    return mean, *_middle(cross_fit_resamples(values, higher_is_better))
+
+
+def cross_fit_difference(
+    a: Float[np.ndarray, "rows_a seeds"], b: Float[np.ndarray, "rows_b seeds"], higher_is_better: bool = True
+) -> tuple[float, float, float, float]:
+    """(mean of a - b, low, high, p): of the values of `cross_fit`, seed by seed, with the 95 % interval over resamples in which
+    both choose again, and the p-value of `sign_flip`. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, everything
+    where a value is missing.
+
+    p takes the choices as given: it says whether outcomes at the chosen rows differ. Of two equal variants it is below 0.05 in
+    5 to 15 % of made cases, most often where the choice is hard. The interval leaves 0 out in 0 to 6 % of them, but in 14 %
+    with 16 seeds of which nearly all do the same. Believe a difference that both of them see.
+    """
+    differences = cross_fit(a, higher_is_better).values - cross_fit(b, higher_is_better).values
+    if not len(differences) or not np.isfinite(differences).all():
+        return np.nan, np.nan, np.nan, np.nan
+    low = high = np.nan
+    if len(differences) >= FEWEST_FOR_INTERVAL:
+        low, high = _middle(cross_fit_resamples(a, higher_is_better) - cross_fit_resamples(b, higher_is_better))
+    return float(differences.mean()), low, high, sign_flip(differences)
+
+
+def sign_flip(differences: Float[np.ndarray, " seeds"]) -> float:
+    """Two-sided p that differences paired by seed are as likely to have the other sign (Fisher 1935): the share of the ways to
+    flip their signs whose mean is at least as far from 0. Of all ways up to 13 seeds, else of 10,000 drawn ones, of which p is
+    at least 1e-4."""
+    differences = np.asarray(differences)
+    flipped = np.abs(_signs(len(differences)) @ differences)
+    as_far = flipped >= abs(differences.sum()) - 1e-9 * np.abs(differences).sum()  # the same sum in another order
+    drawn = 2 ** len(differences) > RESAMPLES
+    return float((as_far.sum() + drawn) / (len(as_far) + drawn))
+
+
+@functools.lru_cache(maxsize=4)
+def _signs(seeds: int) -> Float[np.ndarray, "flips seeds"]:
+    if 2**seeds <= RESAMPLES:
+        bits = np.arange(2**seeds)[:, None] >> np.arange(seeds) & 1
+    else:
+        bits = np.random.default_rng(0).integers(2, size=(RESAMPLES, seeds))
+    return 2.0 * bits - 1.0
+
+
+class FewSeeds(NamedTuple):
+    """How comparisons of a few seeds come out. right, wrong: the share with the sign of the mean difference over all seeds, and
+    with the other one; nan where that is 0. as_large: the share with at least the published difference, in its direction; nan
+    without one. low, high: what 95 % of their differences lie between."""
+
+    right: float
+    wrong: float
+    as_large: float
+    low: float
+    high: float
+
+
+def few_seeds(
+    a: Float[np.ndarray, " seeds_a"],
+    b: Float[np.ndarray, " seeds_b"],
+    num: int = 5,
+    paired: bool = False,
+    published: float | None = None,
+) -> FewSeeds:
+    """How often `num` seeds of each of two variants, drawn at random from these, tell which one has the higher mean: of 10,000
+    comparisons.
+
+    paired: the same seeds of both, so that a[i] and b[i] belong together. published: a difference a - b, such as -1.5. Seeds
+    are drawn with replacement, as these stand for all that there could be: have 16 or more. What is right is known no better
+    than the sign of their own mean difference: look at its interval first. Give the values of `cross_fit` where variants have
+    several settings: a comparison then takes the choices as given, and one that chose by its few seeds would see less.
+    """
+    rng = np.random.default_rng(0)
+    drawn_a = rng.integers(len(a), size=(RESAMPLES, num))
+    drawn_b = drawn_a if paired else rng.integers(len(b), size=(RESAMPLES, num))
+    differences = np.asarray(a)[drawn_a].mean(1) - np.asarray(b)[drawn_b].mean(1)
+    sign = np.sign(np.mean(a) - np.mean(b))
+    right, wrong = (float(np.mean(sign * way * differences > 0)) if sign else np.nan for way in (1, -1))
+    as_large = np.nan if published is None else float(np.mean(np.sign(published) * differences >= abs(published)))
+    return FewSeeds(right, wrong, as_large, *_middle(differences))
+
+
+def _best_rows(means: Float[np.ndarray, "choices rows"], higher_is_better: bool) -> np.ndarray:
+    """The best row of each choice; one that is not finite is worse than all others."""
+    if not higher_is_better:
+        means = -means
+    return np.where(np.isfinite(means), means, -np.inf).argmax(1)
+
+
+def _middle(resamples: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
+    """What 95 % of the resamples lie between."""
+    low, high = np.percentile(resamples, (2.5, 97.5))
+    return float(low), float(high)
+
+
+@functools.lru_cache(maxsize=4)
+def _resamples(seeds: int) -> Float[np.ndarray, "resamples seeds"]:
+    """How often each seed is drawn in each resample."""
+    drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
+    return drawn.astype(np.float64)
 
 
 def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray, " seeds"]) -> tuple[float, float]:

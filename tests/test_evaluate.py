@@ -97,7 +97,7 @@ def test_spans_are_powers_of_two_and_cover_everything():
         (WINDOWS[:0], r"windows has shape \(0, 30\): expected at least one window of at least two"),
         (WINDOWS[:, :1], r"windows has shape \(5, 1\): expected"),
         (WINDOWS + 1, "windows has ids 1 to 23: expected 0 to 22"),
-        (np.zeros((1, 34), int), "33 tokens in all: the model's λ, mlp_softplus, has levels for 32"),
+        (np.zeros((1, 34), int), "33 tokens in a window: the model's λ, mlp_softplus, has levels for 32"),
     ],
 )
 def test_windows_that_cannot_be_are_named(windows, message):

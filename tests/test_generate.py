@@ -150,7 +150,7 @@ def test_sampling_follows_the_logits():
 @pytest.mark.parametrize(
     ("prompt", "num_tokens", "kwargs", "message"),
     [
-        (PROMPT, 30, {}, "33 tokens in all: the model's λ, mlp_softplus, has levels for 32"),
+        (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ, mlp_softplus, has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
         (PROMPT, -5, {}, "num_tokens must be a whole number from 1 to .*, got -5"),
         (PROMPT, 2.5, {}, "num_tokens must be a whole number from 1 to .*, got 2.5"),

@@ -1,12 +1,28 @@
 """Statistics of many seeds, against their formulas."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
-from loglinear_jax.statistics import growth_exponent, longer_among, mcnemar, mean_difference, wilson_interval
+from loglinear_jax.statistics import (
+    RESAMPLES,
+    cross_fit,
+    cross_fit_difference,
+    cross_fit_interval,
+    cross_fit_resamples,
+    few_seeds,
+    growth_exponent,
+    longer_among,
+    mcnemar,
+    mean_difference,
+    mean_interval,
+    sign_flip,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize("successes", [0, 3, 10])
@@ -54,3 +70,82 @@ def test_longer_among_counts_pairs(seeds):
 def test_growth_exponents(power, factor):
     lengths = 2.0 ** np.arange(4, 9)
     assert growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
+
+
+def test_no_seed_chooses_where_it_is_reported():
+    values = np.array([[9.0, 1, 9, 1], [5, 7, 5, 7], [0, 0, 0, 0]])
+    chosen, of_seeds = cross_fit(values)
+    assert chosen == (0, 1) and of_seeds.tolist() == [5, 1, 5, 1]  # the first half's 9 and the others' 7 chose alone
+    chosen, of_seeds = cross_fit(-values, higher_is_better=False)
+    assert chosen == (0, 1) and of_seeds.tolist() == [-5, -1, -5, -1]
+    assert cross_fit(np.array([[1.0], [2.0]])).values.size == 0
+    values[0, 0] = np.nan  # among those that choose
+    assert cross_fit(values).chosen == (1, 1)
+
+
+def test_choosing_among_equals_gains_nothing():
+    values = np.random.default_rng(0).normal(size=(500, 8, 16))
+    best, fitted = values.mean(2).max(1), [cross_fit(of_one).values.mean() for of_one in values]
+    assert best.mean() > 0.3 and abs(np.mean(fitted)) < 0.03
+
+
+def test_resamples_choose_again():
+    """Against a loop over the same resamples."""
+    values = np.random.default_rng(0).normal(size=(3, 11))
+    found = cross_fit_resamples(values)
+    counts = np.random.default_rng(0).multinomial(11, np.full(11, 1 / 11), size=RESAMPLES)
+    for resample in range(50):
+        drawn = [np.repeat(np.arange(half, 11, 2), counts[resample, half::2]) for half in (0, 1)]
+        best = [values[:, half].mean(1).argmax() for half in drawn]
+        expected = np.concatenate([values[best[1], drawn[0]], values[best[0], drawn[1]]]).mean()
+        assert found[resample] == pytest.approx(expected)
+    mean, low, high = cross_fit_interval(values)
+    assert mean == cross_fit(values).values.mean() and low < mean < high
+    assert np.isnan(cross_fit_interval(values[:, :9])[1])  # too few
+    alone = np.random.default_rng(1).normal(size=64)  # nothing to choose: the usual interval
+    assert cross_fit_interval(alone[None]) == pytest.approx(mean_interval(alone), abs=0.02)
+    np.testing.assert_allclose(cross_fit_resamples(-values, higher_is_better=False), -found)
+
+
+def test_differences_of_two_choices():
+    rng = np.random.default_rng(0)
+    seeds = rng.normal(size=64)
+    a, b = (seeds + 0.1 * rng.normal(size=(3, 64)) + shift for shift in ([[0], [1], [0]], [[0], [0], [0.5]]))
+    mean, low, high, p = cross_fit_difference(a, b)
+    assert mean == pytest.approx((a[1] - b[2]).mean()) and low < 0.5 < high and high - low < 0.1 and p < 2e-4
+    assert cross_fit_difference(a, a) == (0, 0, 0, 1)
+    mean, low, high, p = cross_fit_difference(a[:, :8], b[:, :8])
+    assert np.isnan(low) and p == 2 / 2**8
+    assert np.isnan(cross_fit_difference(a, np.full_like(b, np.nan))).all()
+
+
+def test_sign_flip_is_exact_for_few_seeds_and_near_it_for_many():
+    differences = np.random.default_rng(0).normal(0.3, 1, 10)
+    flips = [abs(np.dot(signs, differences)) for signs in itertools.product((-1, 1), repeat=10)]
+    assert sign_flip(differences) == np.mean(np.array(flips) >= abs(differences.sum()) - 1e-12)
+    few = np.append(differences, [0] * 4)  # zeros change nothing, but make it draw
+    assert sign_flip(few) == pytest.approx(sign_flip(differences), abs=0.02)
+    assert sign_flip(np.zeros(20)) == 1
+    assert sign_flip(np.ones(20)) == pytest.approx(1e-4, rel=0.01)
+
+
+def test_what_few_seeds_tell():
+    """Against normal and binary outcomes, of which it is known."""
+    noise = norm.ppf((np.arange(64) + 0.5) / 64)
+    noise /= noise.std()
+    found = few_seeds(1 + noise, noise, num=5, published=2.0)
+    deviation = np.sqrt(2 / 5)
+    assert found.right == pytest.approx(norm.cdf(1 / deviation), abs=0.015)
+    assert found.wrong == pytest.approx(norm.cdf(-1 / deviation), abs=0.015)
+    assert found.as_large == pytest.approx(norm.cdf(-1 / deviation), abs=0.015)  # 2 is as far above 1 as 0 is below
+    assert (found.low, found.high) == pytest.approx((1 - 1.96 * deviation, 1 + 1.96 * deviation), abs=0.06)
+    mirrored = few_seeds(noise, 1 + noise, num=5, published=-2.0)
+    assert (mirrored.right, mirrored.as_large) == pytest.approx((found.right, found.as_large), abs=0.015)
+    same = few_seeds(1 + noise, noise, num=5, paired=True)
+    assert (same.right, same.wrong) == (1, 0) and same.low == pytest.approx(1) and np.isnan(same.as_large)
+    assert few_seeds(1 + noise, noise, num=20).right > found.right
+    half, some = np.tile([1.0, 0], 8), np.tile([1.0, 0, 0, 0], 4)
+    chances = [binom.pmf(range(6), 5, share) for share in (0.5, 0.25)]
+    right = sum(chances[0][i] * chances[1][:i].sum() for i in range(6))
+    assert few_seeds(half, some).right == pytest.approx(right, abs=0.015)  # ties are neither right nor wrong
+    assert np.isnan(few_seeds(half, half).right)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.fenwick import fenwick_level, num_levels
+from loglinear_jax.runs.cells import percent
 from loglinear_jax.tasks.base import BaseTask, with_length
 
 
@@ -79,14 +80,17 @@ def answer_places(
     return places[places <= position]
 
 
-def table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
+def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
     """The levels that hold answers in some task, and their shares, a row for each task. shares: by the task in words, of
     `answer_levels`."""
     held = levels_held(shares)
     rows, raw = [], []
     for task, of_task in shares.items():
         padded = np.pad(of_task, (0, max(held) + 1))
-        rows.append({"task": task} | {f"level {level}": _percent(padded[level]) for level in held})
+        rows.append(
+            {"task": task}
+            | {f"level {level}": percent(padded[level], digits=1) if padded[level] else "–" for level in held}
+        )
         raw += [{"task": task, "level": level, "share": float(share)} for level, share in enumerate(of_task)]
     note = (
         "Share of the answers at each Fenwick level, as their queries see them; other levels hold none. Level ℓ ≥ 1 is a "
@@ -98,10 +102,3 @@ def table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
 def levels_held(shares: Mapping[str, Float[np.ndarray, " L"]]) -> list[int]:
     """The levels that hold answers in any of these tasks."""
     return sorted({int(level) for of_task in shares.values() for level in np.flatnonzero(of_task)})
-
-
-def _percent(share: float) -> str:
-    """100 % only for all of them, 0 only for none."""
-    if share in (0, 1):
-        return f"{100 * share:.0f} %" if share else "–"
-    return f"{min(max(100 * share, 0.1), 99.9):.1f} %"

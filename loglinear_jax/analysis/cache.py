@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from loglinear_jax.runs.writing import refusal
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +35,24 @@ class Cache:
                 return kept
             log.warning("%s can't be read and is computed again", path)
         value = {name: np.asarray(x) for name, x in compute().items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        try:
+            _write(path, value)
+        except OSError as error:
+            log.warning("%s can't be written, so that its evaluation is not kept: %s", path, refusal(error) or error)
+        return value
+
+
+def _write(path: Path, value: Mapping[str, np.ndarray]) -> None:
+    """In one step, also where another process writes the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("xb") as file:
             np.savez(file, **value)
         partial.replace(path)
-        return value
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _read(path: Path) -> dict[str, np.ndarray] | None:

@@ -1,12 +1,12 @@
 """Markdown pages about runs whose tables and numbers are made from the runs, and checked against them.
 
-A table stands between two comments. The first names a function of `page_tables.TABLES` and its options:
+A table stands between two comments. The first names a function of `pages.TABLES` and its options:
 
     <!-- table: by_pairs runs=mqar-seq128-kv* variants=linear,mlp_softplus -->
     | variant | ...
     <!-- end table -->
 
-A piece of prose is repeated in a comment, with functions of `page_tables.NUMBERS` in braces in place of its numbers:
+A piece of prose is repeated in a comment, with functions of `pages.NUMBERS` in braces in place of its numbers:
 
     <!-- checked: `linear` converges in {converged runs=mqar-seq128-kv* variant=linear} of 256 runs -->
 
@@ -30,8 +30,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from loglinear_jax.analysis import page_tables
-from loglinear_jax.analysis.page_tables import Results
+from loglinear_jax.analysis.pages import NUMBERS, TABLES, Results
 from loglinear_jax.config import ConfigError
 
 TABLE = re.compile(r"(?P<first><!-- table: (?P<call>.*?)\s*-->\n)(?P<table>.*?)(?P<last><!-- end table -->)", re.DOTALL)
@@ -77,7 +76,7 @@ def check_pages(folder: Path, slow: bool = False) -> list[str]:
 def count_pages_and_tables(folder: Path, slow: bool = False) -> tuple[int, int]:
     """How many pages, and how many tables in them, `check_pages` looks at."""
     tables = [match["call"].split()[0] for page in _pages(folder) for match in TABLE.finditer(page.read_text())]
-    return len(_pages(folder)), sum(slow or name not in page_tables.SLOW for name in tables)
+    return len(_pages(folder)), sum(slow or not TABLES[name].slow for name in tables)
 
 
 def _runs(folder: Path) -> Path:
@@ -96,17 +95,18 @@ def _made(page: Path, match: re.Match, results: Results, slow: bool, problems: l
     """The table with its comments, made again; as it stands if it is slow, or can't be made, which is then a problem."""
     try:
         name, options = _call(match["call"])
-        if name in page_tables.SLOW and not slow:
+        table = _named(TABLES, name)
+        if table.slow and not slow:
             return match[0]
-        make = _function(page_tables.TABLES, name)
-        rows, tested = results.on_one_set(lambda runs: make(runs, **options))
+        comparable, tested = results.on_one_set(table.every_run(results, **options))
+        rows = table(comparable, **options)
     except (ConfigError, TypeError, ValueError, OSError) as error:
         problems.append(f"{page}: table {_one_line(match['call'])}: {_one_line(error)}")
         return match[0]
-    table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
-    note = page_tables.note_below(name, rows, tested)
+    lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
+    note = table.note_below(rows, tested)
     below = f"{note}\n\n" if note else ""
-    return f"{match['first']}\n{table}\n\n{below}{match['last']}"
+    return f"{match['first']}\n{lines}\n\n{below}{match['last']}"
 
 
 def _first_difference(page: Path, match: re.Match, new: str, text: str) -> str:
@@ -120,7 +120,7 @@ def _wrong_prose(page: Path, text: str, results: Results) -> list[str]:
     prose, problems = _one_line(COMMENT.sub("", text)), []
     for piece in CHECKED.findall(text):
         try:
-            filled, _ = results.on_one_set(functools.partial(_filled, piece))
+            filled = _filled(piece, results)
         except (ConfigError, TypeError, ValueError) as error:
             problems.append(f"{page}: {_one_line(piece)}: {_one_line(error)}")
             continue
@@ -130,12 +130,11 @@ def _wrong_prose(page: Path, text: str, results: Results) -> list[str]:
 
 
 def _filled(piece: str, results: Results) -> str:
-    return NUMBER.sub(lambda match: _number(match[1], results), piece)
-
-
-def _number(call: str, results: Results) -> str:
-    name, options = _call(call)
-    return _function(page_tables.NUMBERS, name)(results, **options)
+    """With the numbers filled in, which all are of accuracies on one set."""
+    calls = [(_named(NUMBERS, name), options) for name, options in map(_call, NUMBER.findall(piece))]
+    comparable, _ = results.on_one_set(run for number, options in calls for run in number.every_run(results, **options))
+    found = iter([number(comparable, **options) for number, options in calls])
+    return NUMBER.sub(lambda _: next(found), piece)
 
 
 def _call(text: str) -> tuple[str, dict[str, str]]:
@@ -146,7 +145,7 @@ def _call(text: str) -> tuple[str, dict[str, str]]:
     return name, dict(option.split("=", 1) for option in options)
 
 
-def _function(known: dict[str, Any], name: str) -> Any:
+def _named(known: dict[str, Any], name: str) -> Any:
     if name not in known:
         raise ConfigError(f"there is no {name!r}: there are {', '.join(known)}")
     return known[name]

@@ -70,7 +70,7 @@ class Report:
         """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
         self._claim(stem)
         files = tuple(path.name for path in table.write(self.out / stem))
-        item = Item(title or table.title, html=table.text("html"), note=table.note, files=files, folded=folded)
+        item = Item(title or table.full_title, html=table.text("html"), note=table.note, files=files, folded=folded)
         part.items.append(item)
 
     def _claim(self, stem: str) -> None:

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from typing import Any
 
-from ml_collections import ConfigDict
-
-from loglinear_jax.config import (
-    default_config,
-    differing_names,
-    flat_settings,
-    language_config,
-    released_config,
-    released_language_config,
-)
+from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.runs.loading import Run
 
 # Okabe and Ito's colours and two of Paul Tol's, safe for the colour-blind: a λ has the same one in every figure.
@@ -40,45 +29,6 @@ MIXER_NAMES = {
     "mixer=log_linear_delta": "log-linear Gated DeltaNet",
 }
 OTHER_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
-
-
-# By the kind of model, how the setting text is made, and how the setting released is made from it.
-SETTINGS = {
-    "recall": (default_config, released_config),
-    "language": (language_config, released_language_config),
-}
-# What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
-NOT_OF_A_SETTING = {
-    "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},
-    "language": {"model.lam", "model.implementation", "model.chunk_size", "model.remat", "model.hidden"},
-}
-
-
-def setting_of(config: ConfigDict) -> str:
-    """ "text" or "released" if the model is exactly that of the paper's text or of its released code, else ""."""
-    given = flat_settings(config)
-    for name, settings in _settings(config.model.kind).items():
-        if all(given.get(key) == value for key, value in settings.items()):
-            return name
-    return ""
-
-
-@functools.cache
-def _settings(kind: str) -> dict[str, dict[str, Any]]:
-    """What makes the settings text and released: the model, and whatever else the preset `released` changes. A kind of model
-    that the paper does not have has neither."""
-    if kind not in SETTINGS:
-        return {}
-    make, release = SETTINGS[kind]
-    released = make()
-    release(released)
-    flat = {"text": flat_settings(make()), "released": flat_settings(released)}
-    changed = differing_names(list(flat.values()))
-    names = [name for name in flat["text"] if name in changed or name.startswith("model.")]
-    return {
-        setting: {name: of_one[name] for name in names if name in changed or name not in NOT_OF_A_SETTING[kind]}
-        for setting, of_one in flat.items()
-    }
 
 
 def describe_run(run: Run) -> str:

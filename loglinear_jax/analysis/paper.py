@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import (
-    default_config,
-    flat_settings,
-    language_config,
-    released_config,
-    released_language_config,
-    set_hidden,
-)
+from loglinear_jax.analysis.experiments import is_published
 
 # Table 2: MQAR, length 128, by pairs: mean and peak accuracy in %.
 MQAR = {
@@ -41,41 +34,19 @@ LANGUAGE = {
 BASELINE_LAM_RANGE = (0.688, 0.698)
 
 
-# What does not make an experiment another one.
-_MODEL_BESIDES = ("lam", "mixer", "max_length", "chunk_size", "implementation")
-_TRAIN = (
-    "num_steps", "batch_size", "learning_rate", "warmup_steps", "schedule", "weight_decay", "grad_clip", "stream", "num_train",
-    "eval_every", "stop_at", "patience",
-)  # fmt: skip
-
-
 def result(config: ConfigDict, variant: str) -> str | None:
     """What the paper reports for this variant of an experiment, as it prints it; None if it has no such experiment, or its
     model or training was another one. Either of the settings text and released may be the one it ran."""
     task, model = config.task, config.model
-    recall = default_config()
-    if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and _as_published(config, recall):
+    if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and is_published(config, "recall"):
         found = MQAR.get(task.num_pairs, {}).get(variant)
         if variant in HIDDEN and model.lam == "mlp_softplus":
             return HIDDEN[variant]
         return None if found is None else f"{found[0]} ({found[1]})"
     if task.name == "selective_copy" and task.num_tokens == 16 and task.vocab_size in (64, 128):
         found = SELECTIVE_COPY.get(task.seq_len, {}).get(variant)
-        recall.train.num_steps = 30_000
-        return None if found is None or not _as_published(config, recall) else f"{found[0]} ± {found[1]}"
+        same = is_published(config, "recall", num_steps=30_000)
+        return f"{found[0]} ± {found[1]}" if found is not None and same else None
     if task.name == "text" and (task.corpus, task.seq_len, task.target_offset) == ("wikitext-103-raw", 512, 2):
-        language = language_config()
-        set_hidden(language, model.hidden)
-        return LANGUAGE.get(model.hidden, {}).get(variant) if _as_published(config, language) else None
+        return LANGUAGE.get(model.hidden, {}).get(variant) if is_published(config, "language") else None
     return None
-
-
-def _as_published(config: ConfigDict, published: ConfigDict) -> bool:
-    """Whether model and training are those of the paper's text, or of its released code."""
-    released = ConfigDict(published.to_dict())
-    (released_language_config if published.model.kind == "language" else released_config)(released)
-    ours, texts, codes = flat_settings(config), flat_settings(published), flat_settings(released)
-    same_train = all(ours.get(f"train.{name}") == texts.get(f"train.{name}") for name in _TRAIN)
-    model = [f"model.{name}" for name in published.model if name not in _MODEL_BESIDES]
-    same_model = any(all(ours[name] == theirs[name] for name in model) for theirs in (texts, codes))
-    return same_train and same_model and config.model.mixer == "log_linear"

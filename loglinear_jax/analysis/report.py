@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from loglinear_jax.analysis.cache import Cache
+from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.labels import describe_run, setting_of
+from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
@@ -84,7 +85,7 @@ def make_report(
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
     same = Counter(describe_run(run) for run in runs)
-    runs = [dataclasses.replace(run, label=run.name if same[describe_run(run)] > 1 else "") for run in runs]
+    runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
     report.problems += problems
     context = Context(runs, report, choices, Cache(report.out / "cache"))

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from loglinear_jax.commands import FAILED
 from loglinear_jax.commands.arguments import (
     BadInput,
     Failed,
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "sections",
         f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
-        "tables,curves,decays",
+        "tables,rates,decays,answers, and curves, which need metrics.jsonl",
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if (log_file := page.with_name(LOG)).exists():
         print(f"analysis: tracebacks are in {log_file}", file=sys.stderr)
     print(f"Written to {page}")
-    return 1 if problems else 0
+    return FAILED if problems else 0
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length",
         type=size,
-        help=f"tokens predicted in a window, each from all before it there (default: the text's, at most {LONGEST:,})",
+        help="tokens predicted in a window, each from all before it there (default: the text's, but no more than "
+        f"{LONGEST:,}, or than the model's λ has levels for)",
     )
     parser.add_argument("--windows", type=size, help="how many windows of the text, from its start (default: all)")
     parser.add_argument("--out", type=path, help="a folder to write perplexity.json, .png and .svg to")

@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from loglinear_jax.commands import FAILED
 from loglinear_jax.commands.arguments import BadInput
 
 HELP = "check the tables of the pages against the runs they are made from, or make them again"
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check and not problems:
         pages, tables = count_pages_and_tables(args.folder, slow=args.all)
         print(f"{pages} pages, {tables} tables agree with the runs")
-    return 1 if problems else 0
+    return FAILED if problems else 0
 
 
 if __name__ == "__main__":

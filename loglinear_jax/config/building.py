@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import MODEL_KINDS, NOT_IN_CONFIGS, with_none
 from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.sizes import rates_at_once
 from loglinear_jax.config.variants import variant_config
 from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.models import LanguageModel, RecallModel
@@ -28,6 +29,10 @@ class Experiment:
     @property
     def seeds(self) -> list[int]:
         return self.train.seeds
+
+    def rates_at_once(self, rates: int) -> int:
+        """How many of so many learning rates and weight decays one program trains."""
+        return rates_at_once(type(self.model), self.model.settings, self.task, self.train, rates)
 
 
 def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
@@ -57,6 +62,7 @@ def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, Train
         train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
         train.check()
         task = task_of(config)
+        _check_parts(task, train)
         settings = _model_settings(
             config.model, task.max_seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
         )
@@ -71,6 +77,17 @@ def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, Train
     except SettingError as error:
         raise ConfigError(str(error)) from error
     return task, settings, train
+
+
+def _check_parts(task: BaseTask, train: TrainSettings) -> None:
+    """Raises SettingError if a set of sequences is too small for one of each part that the task has there."""
+    for name, mixture in (
+        ("num_train", task.trained_on),
+        ("num_validation", task.evaluated_on),
+        ("num_test", task.evaluated_on),
+    ):
+        if 0 < getattr(train, name) < len(mixture.parts):
+            raise SettingError(f"train.{name} must be at least {len(mixture.parts)}, one of each {mixture.names}")
 
 
 def task_of(config: ConfigDict) -> BaseTask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,27 +11,38 @@ from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.settings import read_value
 
 
-def apply_presets(config: ConfigDict, argument: str | None, presets: Mapping[str, Any]) -> ConfigDict:
-    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name: those with a value
-    last, in whatever order they are given, so that smoke keeps none of them from its effect.
+def apply_presets(
+    config: ConfigDict, argument: str | None, presets: Mapping[str, Any], one_of: Collection[str] = ()
+) -> ConfigDict:
+    """Applies "smoke", "seq=1024" or several joined by commas, as given after the config file's name, in the order in which
+    `presets` lists them, whatever order they are given in.
 
-    presets: name -> function of the config, or, for a preset with a value, "name=" -> function of (config, value).
-    Raises ConfigError for an unknown name or a value that is not an integer.
+    presets: name -> function of the config, or, for a preset with a value, "name=" -> function of (config, value); those that
+    another one would undo stand after it. one_of: names of which no two go together.
+    Raises ConfigError for an unknown name, for two of one_of, and for a value that is not a whole number or negative.
     """
-    for item in sorted(filter(None, (argument or "").split(",")), key=lambda item: "=" in item):
+    values = {}
+    for item in filter(None, (argument or "").split(",")):
         name, equals, value = item.partition("=")
         if name + equals not in presets:
             known = ", ".join(key + ("N" if key.endswith("=") else "") for key in presets)
             raise ConfigError(f"no preset {item!r}: there are {known}")
-        if not equals:
-            presets[name](config)
-            continue
-        try:
-            number = read_value(value, int)
-        except ValueError as error:
-            raise ConfigError(f"preset {item!r}: {error}") from error
-        presets[name + equals](config, number)
+        values[name + equals] = _read_number(item, value) if equals else None
+    if len(chosen := [name for name in values if name in one_of]) > 1:
+        raise ConfigError(f"presets {chosen[0]!r} and {chosen[1]!r} exclude each other")
+    for name in sorted(values, key=list(presets).index):
+        presets[name](config, *([values[name]] if name.endswith("=") else []))
     return config
+
+
+def _read_number(item: str, value: str) -> int:
+    try:
+        number = read_value(value, int)
+    except ValueError as error:
+        raise ConfigError(f"preset {item!r}: {error}") from error
+    if number < 0:
+        raise ConfigError(f"preset {item!r}: expected a whole number that is not negative")
+    return number
 
 
 def smoke_config(config: ConfigDict) -> None:

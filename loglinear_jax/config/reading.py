@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
 from loglinear_jax.config.errors import ConfigError, missing_setting
-from loglinear_jax.config.sizes import check_memory
+from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
 from loglinear_jax.mixers import MixerSettings
@@ -31,9 +31,8 @@ def check_config(config: ConfigDict) -> None:
     programs = [(task, model, train.but_for_rates) for task, model, train in variants.values()]
     for name, (task, model, train) in variants.items():
         alike = programs.count((task, model, train.but_for_rates))
-        check_memory(
-            name, MODEL_KINDS[config.model.kind].model, model, task, train, min(alike, train.rates_at_once or alike)
-        )
+        sizes = MODEL_KINDS[config.model.kind].model, model, task, train
+        check_memory(name, *sizes, rates_at_once(*sizes, alike))
 
 
 def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:
@@ -73,8 +72,8 @@ def _check_sections(config: ConfigDict) -> None:
         raise ConfigError(f"there is no setting train.{unknown[0]}")
 
 
-def _unread(model: MixerSettings, train: TrainSettings) -> set[str]:
-    return {f"model.{name}" for name in model.unread} | {f"train.{name}" for name in train.unread}
+def _unread(**sections: BaseTask | MixerSettings | TrainSettings) -> set[str]:
+    return {f"{section}.{name}" for section, settings in sections.items() for name in settings.unread}
 
 
 def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> None:
@@ -87,17 +86,17 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     variants = _checked_variants(config)
     own = {name: variant_settings(config, name) for name in variants}
     unread = {}
-    for name, (_, model, train) in variants.items():
-        unread[name] = _unread(model, train)
+    for name, (task, model, train) in variants.items():
+        unread[name] = _unread(task=task, model=model, train=train)
         if train.warmup_steps > train.num_steps:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must not be more than train.num_steps={train.num_steps}"
             )
         if vain := sorted(set(own[name]) & unread[name]):
             raise ConfigError(f"variants: {name!r} sets {vain[0]}, which has no effect there")
-    default = default_config(config.model.kind)
+    default = default_config(config.model.kind, config.task.name)
     classes = settings_classes(config)
-    for section in ("model", "train"):
+    for section in ("task", "model", "train"):
         values, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
         for field, value in values.items():
             path = f"{section}.{field}"
@@ -151,20 +150,23 @@ def read_config(path: Path) -> ConfigDict:
             raise ConfigError(f"{path} is not a config of this version: {section}: {error}") from error
     if not isinstance(given.get("variants") or "", str):
         raise ConfigError(f"{path} is not a config of a run: variants is {given['variants']!r}, expected a text")
-    known.task = ConfigDict(given["task"])
+    known.task = ConfigDict(known.task.to_dict() | given["task"])
     known.variants = given.get("variants")
     return known
 
 
-def flat_settings(config: ConfigDict) -> dict[str, Any]:
-    """Every setting by its dotted name, as it is meant: variants spelled out, None for what 0 or '' stands for.
+# Where data is kept, and what is computed at the same time: of these no result depends but by rounding.
+NOT_COMPARED = ("task.cache", "task.source", "train.eval_batch_size", "train.rates_at_once")
 
-    Where the data of a task is kept is left out."""
+
+def flat_settings(config: ConfigDict) -> dict[str, Any]:
+    """Every setting by its dotted name but NOT_COMPARED, as it is meant: variants spelled out, None for what 0 or '' stands
+    for."""
     flat: dict[str, Any] = {"variants": ",".join(variant_names(config))}
     for section, settings_class in settings_classes(config).items():
         for name, value in with_none(config[section].to_dict(), settings_class).items():
-            if (section, name) not in (("task", "cache"), ("task", "source")):
-                flat[f"{section}.{name}"] = value
+            if (path := f"{section}.{name}") not in NOT_COMPARED:
+                flat[path] = value
     return flat
 
 
@@ -178,7 +180,7 @@ def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False) -> list[str]:
-    """One "field: old → new" for each field in which two configs differ; where data is kept does not count.
+    """One "field: old → new" for each field in which two configs differ; NOT_COMPARED do not count.
 
     moved: nor does where it came from (the task's LOCATIONS), as what it holds is compared otherwise.
     """

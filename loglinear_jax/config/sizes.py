@@ -18,6 +18,9 @@ from loglinear_jax.train import TrainSettings
 
 # Of each parameter training always holds its value, the best one so far, and Adam's two moments.
 COPIES = 4
+# Where rates_at_once is None, what is counted below takes at most this share of the memory: gradients, logits and what
+# operations need besides are not counted.
+SHARE_OF_RATES = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,19 @@ class Part:
     name: str
     num_bytes: int
     settings: dict[str, Any]
+
+
+def rates_at_once(
+    model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings, rates: int
+) -> int:
+    """How many of so many learning rates and weight decays one program trains: train.rates_at_once, or if that is None as many
+    as surely fit into this machine's memory, in programs of about the same size."""
+    memory = memory_in_bytes()
+    if train.rates_at_once is not None or memory is None or rates == 1:
+        return min(rates, train.rates_at_once or rates)
+    of_one = sum(part.num_bytes for part in parts_of(model_class, model, task, train))
+    fitting = min(rates, max(1, int(SHARE_OF_RATES * memory / of_one)))
+    return math.ceil(rates / math.ceil(rates / fitting))
 
 
 def check_memory(

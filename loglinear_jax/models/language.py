@@ -83,12 +83,15 @@ class LanguageSettings(MixerSettings):
         of_mlp = set() if self.mlp else {"mlp_hidden"}
         return super().unread | of_mlp | of_mamba | (of_softmax if self.mixer == "softmax" else set())
 
-    def check_decoding(self, max_length: int) -> None:
-        """Raises SettingError if λ has no levels for so many tokens."""
+    def check_decoding(
+        self, max_length: int, what: str = "tokens, prompt included", instead: str = "generate less"
+    ) -> None:
+        """Raises SettingError if λ has no levels for so many tokens. what, instead: for its message, what they are, and what to
+        do but to train another model."""
         if self.longest is not None and max_length > self.longest:
             raise SettingError(
-                f"{max_length:,} tokens in all: the model's λ, {self.lam}, has levels for {self.longest:,}; take fewer, or "
-                "extend λ (--extend_lam; settings.extended()), or train with a larger model.max_length"
+                f"{max_length:,} {what}: the model's λ, {self.lam}, has levels for {self.longest:,}; {instead}, or extend λ "
+                "(--extend_lam; settings.extended()), or train with a larger model.max_length"
             )
 
     def check(self) -> None:

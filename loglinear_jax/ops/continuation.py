@@ -82,6 +82,23 @@ def with_more_levels(initial: FenwickState, levels: int, dtype) -> FenwickState:
     )
 
 
+def with_all_levels(lam: Float[Array, "B T H L"], initial: FenwickState | None) -> tuple[Array, FenwickState | None]:
+    """λ and the initial state, if there is one, with as many levels as the one that has more; the state in λ's dtype."""
+    if initial is None:
+        return lam, None
+    initial = with_more_levels(initial, lam.shape[-1], lam.dtype)
+    return pad_to(lam, initial.levels.shape[2], axis=3), initial
+
+
+def nan_beyond(room: int, initial: FenwickState | None, out: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
+    """NaN for tokens after the initial state that are not among the first `room` of the sequence. Of the outputs, not of λ: so
+    NaN reaches no gradient of the other tokens."""
+    if initial is None:
+        return out
+    known = have_room(initial.position, out.shape[1], room)
+    return jnp.where(known[:, None, None], out, jnp.nan)
+
+
 class Windows:
     """Where tokens that follow an initial state lie in a sequence of their own, at a position that may be traced and lie
     anywhere in a chunk.

@@ -5,10 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
-def accumulation_dtype(*arrays) -> jnp.dtype:
-    """Dtype of decays, λ, states and sums: float32, or float64 if an input is."""
-    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+from loglinear_jax.ops.dtypes import accumulation_dtype
 
 
 def dot(subscripts: str, x: Array, y: Array, precision=None) -> Array:

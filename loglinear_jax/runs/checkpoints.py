@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from loglinear_jax.distributed import any_process, is_main
+from loglinear_jax.files import file_sha256
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.writing import keep_aside, replace_file, writing
 
@@ -85,7 +85,7 @@ class Checkpoints:
         with writing(path, quoted=True):
             self._manager.wait_until_finished()
         if is_main():
-            lines = [f"{_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
+            lines = [f"{file_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
             replace_file(path / _SUMS, lambda file: file.writelines(lines))
         self._unsummed = None
 
@@ -108,7 +108,7 @@ class Checkpoints:
                 sha256, _, name = line.partition("  ")
                 if not name or not (path / name).is_file():
                     return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"
-                if _sha256(path / name) != sha256:
+                if file_sha256(path / name) != sha256:
                     return f"its file {name} has changed since it was written"
         except (OSError, UnicodeError) as error:
             return str(error)
@@ -181,11 +181,6 @@ def _out_of_memory(error: Exception) -> bool:
 def _files_of(path: Path) -> Iterator[Path]:
     for folder, _, names in sorted(os.walk(path)):
         yield from (Path(folder, name) for name in sorted(names) if name != _SUMS)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def on_this_machine(abstract_state: Any) -> Any:

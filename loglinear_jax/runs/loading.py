@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.lines import CURVES, missing_evaluations
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
-from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.runs.workdir import Metrics, Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import SeedTrainer
@@ -63,17 +64,22 @@ class Run:
         directory = Workdir(self.workdir)
         if not directory.metrics_file.exists():
             return []
-        damaged = directory.damaged_metrics()
-        found = [f"{directory.metrics_file}, line {number}: not a record of a run" for number in damaged[:1]]
+        recorded = self._recorded
+        found = [f"{directory.metrics_file}, line {number}: not a record of a run" for number in recorded.damaged[:1]]
         for variant, outcome in self.outcomes.items():
             train = variant_config(self.config, variant).train
-            if missing := missing_evaluations(directory.read_metrics(variant), train, outcome.last_step):
+            if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, outcome.last_step):
                 found.append(f"{directory.path}: {variant}: {missing}")
         return found
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
-        return load_metrics(Workdir(self.workdir), variant, self.config.train.num_seeds)
+        return _curves(Workdir(self.workdir), self._recorded, variant, self.config.train.num_seeds)
+
+    @functools.cached_property
+    def _recorded(self) -> Metrics:
+        """As it was when it was first asked for."""
+        return Workdir(self.workdir).read_all_metrics()
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
@@ -187,7 +193,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
                 "%s: %s: parameters of step %d, as those of the last, %d, can't be read",
                 directory.path, variant, step, outcome.last_step,
             )  # fmt: skip
-    metrics = load_metrics(directory, variant, len(experiment.seeds))
+    metrics = _curves(directory, directory.read_all_metrics(), variant, len(experiment.seeds))
     until_saved = metrics["step"] <= step  # a run that goes on is ahead of its checkpoints
     saved = directory.checkpoints(variant) / str(step) / "_CHECKPOINT_METADATA"  # has the time of saving
     identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
@@ -213,12 +219,12 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     )
 
 
-def load_metrics(directory: Workdir, variant: str, num_seeds: int) -> dict[str, np.ndarray]:
+def _curves(directory: Workdir, recorded: Metrics, variant: str, num_seeds: int) -> dict[str, np.ndarray]:
     """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]; records of another number
     of seeds are left out."""
-    if damaged := directory.damaged_metrics():
-        log.warning("%s: line %d is not a record of a run: left out", directory.metrics_file, damaged[0])
-    records = [record for record in directory.read_metrics(variant) if len(record["active"]) == num_seeds]
+    if recorded.damaged:
+        log.warning("%s: line %d is not a record of a run: left out", directory.metrics_file, recorded.damaged[0])
+    records = [record for record in recorded.by_variant.get(variant, []) if len(record["active"]) == num_seeds]
     shapes = dict.fromkeys(CURVES, (len(records), num_seeds)) | {"step": (len(records),)}
     return {
         name: np.array([record[name] for record in records], np.float64).reshape(shape)

@@ -94,7 +94,8 @@ class TrainingLoop:
             if self._training():
                 if (saved := self.members[0].saved) is not None:
                     log.info("%s: going on from step %d", self.name, saved)
-                log.info("%s: %d seed(s) on %d device(s)", self.name, len(self.many.seeds), self.many.mesh.size)
+                rates = f" at each of {len(self.members)} rates" if len(self.members) > 1 else ""
+                log.info("%s: %d seed(s)%s on %d device(s)", self.name, len(self.seeds), rates, self.many.mesh.size)
                 self._warn_of_idle_devices()
                 with contextlib.closing(self._train(state)) as states:
                     for state in states:

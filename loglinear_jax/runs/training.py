@@ -192,8 +192,8 @@ def reporting_memory(variant: str, experiment: Experiment, together: int) -> Ite
 
 
 def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict[str, str]]:
-    """(what each variant stands for, its size in words), by its name, after every check that can be made before training and
-    writing.
+    """(what each variant stands for, and the size in words of each model), by variant, after every check that can be made
+    before training and writing. Of variants of one model, which differ in training alone, the first has its size.
 
     Raises ConfigError naming the first setting that can't be.
     """
@@ -204,8 +204,10 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
         task.check_sequences()
     except SettingError as error:
         raise ConfigError(f"task {config.task.name}: {error}") from error
+    first_of_model = {experiment.model: variant for variant, experiment in reversed(experiments.items())}
     sizes = {}
-    for variant, experiment in experiments.items():
+    for variant in sorted(first_of_model.values(), key=list(experiments).index):
+        experiment = experiments[variant]
         try:
             sizes[variant] = describe_size(experiment.model, experiment.task.seq_len)
         except UnsupportedError as error:
@@ -230,4 +232,4 @@ def trained_together(variant: str, experiments: dict[str, Experiment]) -> list[s
         return experiment.model, experiment.task, experiment.train.but_for_rates
 
     alike = [name for name, other in experiments.items() if but_for_rates(other) == but_for_rates(experiments[variant])]
-    return alike[: experiments[variant].train.rates_at_once]
+    return alike[: experiments[variant].rates_at_once(len(alike))]

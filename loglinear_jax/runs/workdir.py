@@ -18,6 +18,7 @@ Files are replaced whole or appended line by line, so that a kill at any moment 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -48,6 +49,14 @@ if TYPE_CHECKING:
     from loglinear_jax.text import Corpus
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """What metrics.jsonl holds. by_variant: the records of each. damaged: the numbers of the lines that are no records."""
+
+    by_variant: dict[str, list[dict[str, Any]]]
+    damaged: list[int]
 
 
 class Workdir:
@@ -270,14 +279,18 @@ class Workdir:
             append_line(self.metrics_file, record)
 
     def read_metrics(self, variant: str | None = None) -> list[dict[str, Any]]:
-        """The records in metrics.jsonl, of one variant or of all; `damaged_metrics` are left out."""
-        return [record for record in self._read_metrics()[0] if variant in (None, record["variant"])]
+        """The records in metrics.jsonl, of one variant or of all; lines that are no records are left out."""
+        return [record for record in self._metrics_lines()[0] if variant in (None, record["variant"])]
 
-    def damaged_metrics(self) -> list[int]:
-        """The numbers of the lines of metrics.jsonl that are no records."""
-        return self._read_metrics()[1]
+    def read_all_metrics(self) -> Metrics:
+        """metrics.jsonl, read once for all variants. Raises ConfigError if it can't be read."""
+        records, damaged = self._metrics_lines()
+        by_variant: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            by_variant.setdefault(record["variant"], []).append(record)
+        return Metrics(by_variant, damaged)
 
-    def _read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
+    def _metrics_lines(self) -> tuple[list[dict[str, Any]], list[int]]:
         try:
             return read_lines(self.metrics_file, check_metrics)
         except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from loglinear_jax.files import to_disk
 from loglinear_jax.runs.errors import RunFailed
 
 
@@ -86,11 +87,6 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
                 file.truncate(file.read().rfind(b"\n") + 1)
         file.write((to_json(line) + "\n").encode())
         to_disk(file)
-
-
-def to_disk(file: IO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def keep_aside(path: Path, ending: str = "damaged") -> Path:

@@ -5,7 +5,7 @@
     [values]                             # texts used in several grids, as {paper}
     paper = "fixed,linear,mlp_softmax"
 
-    [settings]                           # of every cell; a grid's own come first
+    [settings]                           # of every cell; a grid's own override them
     train.precision = "tf32"
 
     [[grid]]
@@ -145,11 +145,13 @@ def _check_keys(source: object, table: Mapping[str, Any], known: Mapping[str, ty
 
 
 def _flat(source: str, table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Each setting's text by its dotted name."""
+    """Each setting's text by its dotted name; a list's has commas between its values."""
     flat: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, dict):
             flat |= _flat(source, value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value:
+            flat[prefix + name] = ",".join(_text(f"{source}.{prefix}{name}", one) for one in value)
         else:
             flat[prefix + name] = _text(f"{source}.{prefix}{name}", value)
     return flat

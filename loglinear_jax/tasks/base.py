@@ -148,7 +148,12 @@ class BaseTask:
     @property
     def max_seq_len(self) -> int:
         """Tokens in the longest sequences that it is trained or evaluated on."""
-        return max(self.seq_len, self.trained_on.longest, self.evaluated_on.longest)
+        return max(self.trained_on.longest, self.evaluated_on.longest)
+
+    @property
+    def unread(self) -> set[str]:
+        """Names of its settings that mean nothing beside the others' values."""
+        return set()
 
     @property
     def scored(self) -> slice:
@@ -167,7 +172,7 @@ class BaseTask:
         settings = [
             f"{words.get(field.name, field.name.removeprefix('num_').replace('_', ' '))} {getattr(self, field.name)}"
             for field in dataclasses.fields(self)
-            if getattr(self, field.name) != ""
+            if getattr(self, field.name) != "" and field.name not in self.unread
         ]
         return ", ".join([self.TITLE or type(self).__name__, *settings])
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
-from loglinear_jax.tasks.draws import by_power_law, distinct, distinct_of_many
-from loglinear_jax.tasks.lookup import check_distinct_keys, last_places, values_behind
-from loglinear_jax.tasks.zoology_mqar import POWER
+from loglinear_jax.tasks.draws import distinct, distinct_of_many
+from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, last_places, values_behind
 
 
 @dataclasses.dataclass(frozen=True)
-class Forgetting(Task):
+class Forgetting(QueriesInSlots):
     """k key-value pairs, then u of the keys again with new values, then each key once more: answer with its last value.
 
     Definition and defaults are Zoology's (HazyResearch/zoology, zoology/data/forgetting_mqar.py):
@@ -46,17 +45,8 @@ class Forgetting(Task):
     ANSWERS = ("value", "new value")
 
     @property
-    def first_query(self) -> int:
-        """Where the slots of queries begin."""
+    def first_query(self):
         return 2 * (self.num_pairs + self.num_updates)
-
-    @property
-    def scored(self):
-        return slice(self.first_query, self.seq_len - 1, 2)
-
-    @property
-    def num_scored(self):
-        return self.num_pairs
 
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""
@@ -87,7 +77,7 @@ class Forgetting(Task):
     def sample(self, key, num):
         pairs, updates, half = self.num_pairs, self.num_updates, self.vocab_size // 2
         key_keys, key_values, key_updated, key_steps, key_slots, key_filler = jax.random.split(key, 6)
-        num_values, num_slots = self.vocab_size - half, (self.seq_len - self.first_query) // 2
+        num_values = self.vocab_size - half
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
         first = distinct_of_many(key_values, num, pairs, num_values)
         updated = distinct(key_updated, num, updates, pairs)
@@ -96,7 +86,7 @@ class Forgetting(Task):
         new = (jnp.take_along_axis(first, updated, axis=1) + steps) % num_values
         rows = jnp.arange(num)[:, None]
         answers = half + first.at[rows, updated].set(new)
-        places = self.first_query + 2 * by_power_law(key_slots, num, pairs, num_slots, POWER)
+        places = self.query_places(key_slots, num)
 
         pair_end, end = 2 * pairs, self.first_query
         tokens = jnp.zeros((num, self.seq_len), jnp.int32)

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from loglinear_jax.settings import SettingError
+from loglinear_jax.tasks.base import Task
+from loglinear_jax.tasks.draws import by_power_law
+
+POWER = 0.01  # Zoology's power_a
+
+
+@dataclasses.dataclass(frozen=True)
+class QueriesInSlots(Task):
+    """Tasks of Zoology with num_pairs keys: each key once more at the beginning of a slot of two tokens, most of them early."""
+
+    @property
+    def first_query(self) -> int:
+        """Where the slots of queries begin."""
+        raise NotImplementedError(f"{type(self).__name__} has no property first_query")
+
+    @property
+    def scored(self):
+        return slice(self.first_query, self.seq_len - 1, 2)
+
+    @property
+    def num_scored(self):
+        return self.num_pairs
+
+    def query_places(self, key: jax.Array, num: int) -> Int[Array, "num P"]:
+        """Where each of the keys stands again: slot i = 1, 2, .. in proportion to i^(POWER - 1), without replacement."""
+        num_slots = (self.seq_len - self.first_query) // 2
+        return self.first_query + 2 * by_power_law(key, num, self.num_pairs, num_slots, POWER)
 
 
 def check_length(seq_len: int, num_pairs: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ class Mixture:
         """Raises SettingError, naming the setting that lists the parts, if one of them admits no sequence or comes twice, or
         their weights make too many steps of a round."""
         if len(set(self.names)) < len(self.names):
-            raise SettingError(f"{setting} names the same length and pairs twice: {', '.join(self.names)}")
+            raise SettingError(f"{setting} names the same sequences twice: {', '.join(self.names)}")
         if min(self.weights) < 1 or sum(self.weights) > LARGEST_ROUND:
             raise SettingError(
                 f"{setting} must have weights from 1 on that add up to at most {LARGEST_ROUND}, got {self.weights}"
@@ -84,8 +83,8 @@ class Mixture:
     def draw(
         self, key: jax.Array, num: int, method: str = "sample"
     ) -> tuple[tuple[Int[Array, "num_of_part T"], Int[Array, "num_of_part T"]], ...]:
-        """Sequences of each part, `num` in all, by a method of its task. The first draws by the key itself."""
-        keys = [key, *map(functools.partial(jax.random.fold_in, key), range(1, len(self.parts)))]
+        """Sequences of each part, `num` in all, by a method of its task. One part alone draws by the key itself."""
+        keys = [key] if len(self.parts) == 1 else jax.random.split(key, len(self.parts))
         return tuple(
             getattr(part, method)(of_part, count)
             for part, of_part, count in zip(self.parts, keys, self.split(num), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxtyping import Int
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
+from loglinear_jax.tasks.mixture import Mixture
 
 OBJECTS = {"parity": 2, "s3": 3, "s4": 4, "s5": 5}  # of which the group's elements are all the permutations
 
@@ -34,6 +36,9 @@ class StateTracking(Task):
     group: str = setting(
         "parity", "`parity`, or all permutations of 3, 4 or 5 objects: `s3`, `s4`, `s5`", choices=tuple(OBJECTS)
     )
+    tests: str = setting(
+        "", "lengths of the validation and test sequences, such as 40,80,160; each counts the same; empty: seq_len"
+    )
 
     TITLE = "State tracking"
     AXIS = ("seq_len", "length", "length")
@@ -44,6 +49,20 @@ class StateTracking(Task):
             raise SettingError(
                 f"task.vocab_size must be {size}, the elements of group={self.group}, got {self.vocab_size}"
             )
+        if self.tests:
+            self.evaluated_on.check("task.tests")
+
+    @property
+    def evaluated_on(self):
+        if not self.tests:
+            return Mixture.of(self)
+        lengths = [part.strip() for part in self.tests.split(",")]
+        if not all(re.fullmatch("[0-9]{1,9}", length) for length in lengths):
+            raise SettingError(
+                f"task.tests must be lengths with commas between them, such as 40,80, got {self.tests!r}"
+            )
+        parts = tuple(dataclasses.replace(self, seq_len=int(length), tests="") for length in lengths)
+        return Mixture(parts, (1,) * len(parts), tuple(f"length {length}" for length in lengths))
 
     def shown(self, token):
         return "".join(map(str, elements(self.group)[token]))

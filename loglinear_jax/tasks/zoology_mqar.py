@@ -11,15 +11,13 @@ import numpy as np
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
-from loglinear_jax.tasks.draws import by_power_law, distinct_of_many
-from loglinear_jax.tasks.lookup import check_distinct_keys, check_length, last_places, values_behind
+from loglinear_jax.tasks.draws import distinct_of_many
+from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, check_length, last_places, values_behind
 from loglinear_jax.tasks.mixture import Mixture
-
-POWER = 0.01  # Zoology's power_a
 
 
 @dataclasses.dataclass(frozen=True)
-class ZoologyMqar(Task):
+class ZoologyMqar(QueriesInSlots):
     """k key-value pairs, then each key once more, most of them early, among random tokens: answer every key with its value.
 
     Definition and defaults are Zoology's (HazyResearch/zoology, zoology/data/multiquery_ar.py), of one pass through the pairs:
@@ -32,7 +30,7 @@ class ZoologyMqar(Task):
 
     Zoology trains on sequences of several lengths and numbers of pairs, and evaluates on others. `mixture` and `tests` name
     them, "64/4*5,128/8" for two: five times as many of 64 tokens with 4 pairs as of 128 with 8. Where they are empty, all have
-    seq_len and num_pairs. Each of the tests counts the same, whatever stands behind its *.
+    seq_len and num_pairs. Each of the tests counts the same.
 
     Zoology wants an even seq_len below vocab_size; here any will do. `Mqar` is the paper's form of it: all its queries stand at
     the end, at equal distances.
@@ -53,17 +51,8 @@ class ZoologyMqar(Task):
     ANSWERS = ("value",)
 
     @property
-    def first_query(self) -> int:
-        """Where the slots of queries begin."""
+    def first_query(self):
         return 2 * self.num_pairs
-
-    @property
-    def scored(self):
-        return slice(self.first_query, self.seq_len - 1, 2)
-
-    @property
-    def num_scored(self):
-        return self.num_pairs
 
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""
@@ -80,9 +69,16 @@ class ZoologyMqar(Task):
     def marks(self):
         return {"pairs end": self.first_query}
 
+    @property
+    def unread(self):
+        return {"seq_len", "num_pairs"} if self.mixture and self.tests else set()
+
     def check(self) -> None:
-        check_length(self.seq_len, self.num_pairs)
-        check_distinct_keys(self.vocab_size, self.num_pairs)
+        if not self.unread:
+            check_length(self.seq_len, self.num_pairs)
+            check_distinct_keys(self.vocab_size, self.num_pairs)
+        if "*" in self.tests:
+            raise SettingError(f"task.tests has no weights, as each test counts the same, got {self.tests!r}")
         for name, mixture in (("mixture", self.trained_on), ("tests", self.evaluated_on)):
             if getattr(self, name):
                 mixture.check(f"task.{name}")
@@ -117,8 +113,7 @@ class ZoologyMqar(Task):
         key_keys, key_values, key_slots, key_filler = jax.random.split(key, 4)
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
         values = half + distinct_of_many(key_values, num, pairs, self.vocab_size - half)
-        num_slots = (self.seq_len - self.first_query) // 2
-        places = self.first_query + 2 * by_power_law(key_slots, num, pairs, num_slots, POWER)
+        places = self.query_places(key_slots, num)
         filler = jax.random.randint(key_filler, (num, self.seq_len), 0, self.vocab_size)
 
         rows = jnp.arange(num)[:, None]

@@ -29,13 +29,13 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from loglinear_jax.files import file_sha256, to_disk
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import (
     SPLITS,
     check_text_file,
-    file_sha256,
     kept_pieces,
     read_blocks,
     share_bounds,
@@ -216,7 +216,7 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
         manifest["digest"] = _digest(manifest)
         with (partial / "manifest.json").open("w") as file:
             file.write(json.dumps(manifest, indent=2) + "\n")
-            _to_disk(file)
+            to_disk(file)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial)
@@ -254,7 +254,7 @@ def _tokenise(
         bar.update(len(block.encode()))
         if stop.requested:
             raise KeyboardInterrupt
-    _to_disk(file)
+    to_disk(file)
     return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}, digest_of_ids.hexdigest()
 
 
@@ -273,8 +273,3 @@ def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
 
 def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _to_disk(file) -> None:
-    file.flush()
-    os.fsync(file.fileno())

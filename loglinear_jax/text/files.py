@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import itertools
 import re
 import stat
@@ -128,11 +127,6 @@ def check_text_file(path: Path, argument: str) -> None:
         raise CorpusError(f"{argument}: there is no file {path}") from error
     except OSError as error:
         raise CorpusError(f"{argument}: {path} can't be read: {error.strerror}") from error
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def decode(data: bytes, argument: str, name: str | Path, position: int = 0) -> str:

@@ -26,8 +26,9 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.utils import Size
 
+from loglinear_jax.files import file_sha256
 from loglinear_jax.text.errors import CorpusError
-from loglinear_jax.text.files import SPLITS, check_text_file, file_sha256, read_blocks
+from loglinear_jax.text.files import SPLITS, check_text_file, read_blocks
 from loglinear_jax.text.lock import locked
 from loglinear_jax.text.network import NoAnswer, check_answers
 

@@ -181,11 +181,8 @@ class SeedTrainer:
         rows = jax.random.randint(key, (self.settings.batch_size,), 0, sequences[0].shape[0])
         return jax.tree.map(lambda x: x[rows], sequences)
 
-    def train_step(self, state: SeedState, batch: Batch, rates: Rates | None = None) -> SeedState:
-        """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
-        return self._step(state, *self._loss_and_gradients(state.params, batch), rates)
-
     def _step(self, state: SeedState, loss: Float[Array, ""], grads: Any, rates: Rates | None) -> SeedState:
+        """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
         optimizer = self.optimizer if rates is None else make_optimizer(self.settings, rates)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
         take = state.active & finite

@@ -46,7 +46,8 @@ class TrainSettings:
     )
     rates_at_once: int | None = setting(
         None,
-        "how many of a variant's learning rates and weight decays are trained in one program: memory, not results; None: all",
+        "how many of a variant's learning rates and weight decays are trained in one program: memory, not results; None: as "
+        "many as fit into half of it",
         least=1,
     )
     precision: str = setting(

@@ -2,30 +2,31 @@
 
 import numpy as np
 
-from loglinear_jax.config import build, default_config
+from loglinear_jax.config import build, default_config, language_config
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
-from loglinear_jax.tasks import load_task
+from loglinear_jax.tasks import find_task, load_task
 
 
-def made_run(folder, pairs=4, accuracies=None, solved=None, test=None, **train):
-    """A finished run of MQAR in the setting text, by default with three seeds; nothing of it is on disk.
+def made_run(folder, pairs=4, accuracies=None, solved=None, test=None, task="mqar", **train):
+    """A finished run in the setting text, by default of MQAR with three seeds; nothing of it is on disk.
 
-    accuracies, test: by variant, in validation and on the test set; None: no test."""
-    config = default_config(task="mqar")
-    config.task.num_pairs = pairs
+    accuracies, test: by variant, in validation and on the test set; None: no test. pairs: of tasks that have some."""
+    config = language_config() if task == "text" else default_config(task=task)
+    if "num_pairs" in config.task:
+        config.task.num_pairs = pairs
     config.train.update(train)
     accuracies = accuracies or {"linear": [0.99, 0.5, 0.3], "mlp_softplus": [0.99, 0.95, 0.2]}
     config.variants = ",".join(accuracies)
-    variants = {}
+    variants, metric = {}, find_task(task).score.metric
     for name, best in accuracies.items():
         variants[name] = VariantOutcome(
-            metric="accuracy", seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
+            metric=metric, seeds=list(range(len(best))), best_accuracy=best, best_loss=best, best_step=[1] * len(best),
             params=10, lam_params=1, seconds=1.0, last_step=2, diverged_step=[None] * len(best),
             solved_step=(solved or {}).get(name, [None] * len(best)), test_accuracy=(test or {}).get(name),
         )  # fmt: skip
-    task = load_task(**config.task.to_dict())
-    return Run(folder / f"kv{pairs}", config, task, RunSummary(variants))
+    made = load_task(**config.task.to_dict())
+    return Run(folder / (f"kv{pairs}" if task == "mqar" else f"{task}-kv{pairs}"), config, made, RunSummary(variants))
 
 
 def made_variant(run, variant):

@@ -11,7 +11,7 @@ import pytest
 
 from loglinear_jax import fenwick_level
 from loglinear_jax.analysis import answer_levels
-from loglinear_jax.analysis.answer_levels import answer_places, table
+from loglinear_jax.analysis.answer_levels import answer_places, levels_table
 from loglinear_jax.analysis.report import Choices, make_report
 from loglinear_jax.tasks import BaseTask, Task, load_task
 from tests.analysis.made_runs import made_run
@@ -135,7 +135,7 @@ def test_a_task_may_say_of_its_sequences_that_no_position_holds_the_answers():
 
 def test_the_table_has_the_levels_that_hold_answers_and_rounds_none_of_them_away():
     shares = {"a": np.array([0, 0.0004, 0.9996]), "b": np.array([0, 0, 0, 0, 1.0])}
-    found = table(shares)
+    found = levels_table(shares)
     assert found.rows == [
         {"task": "a", "level 1": "0.1 %", "level 2": "99.9 %", "level 4": "–"},
         {"task": "b", "level 1": "–", "level 2": "–", "level 4": "100 %"},

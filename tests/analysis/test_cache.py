@@ -1,5 +1,7 @@
 """Kept evaluations."""
 
+import errno
+import os
 import pickle
 import random
 import zipfile
@@ -56,6 +58,40 @@ def test_a_damaged_file_is_computed_again_and_never_read_wrong(kept, caplog):
         np.testing.assert_array_equal(found["x"], np.arange(300))
         np.testing.assert_array_equal(found["y"], np.ones((2, 3)))
     assert 50 < compute.calls - 1 == len(caplog.messages)  # some bits mean nothing
+
+
+def test_two_processes_may_keep_one_evaluation(tmp_path):
+    """The other one writes while this one does."""
+    cache, compute = Cache(tmp_path / "cache"), Computed()
+    save = np.savez
+
+    def save_in_turns(file, **arrays):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(np, "savez", save)
+            file.write(b"begun")
+            Cache(tmp_path / "cache").get(KEY, compute)
+            file.seek(0)
+            save(file, **arrays)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "savez", save_in_turns)
+        cache.get(KEY, compute)
+    assert compute.calls == 2
+    np.testing.assert_array_equal(cache.get(KEY, compute)["x"], np.arange(300))
+    assert compute.calls == 2 and [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npz"]
+
+
+def test_what_was_computed_is_returned_though_the_disk_is_full(kept, monkeypatch, caplog):
+    cache, compute, path = kept
+
+    def full(file, **arrays):
+        file.write(b"begun")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    np.testing.assert_array_equal(cache.get(KEY | {"seed": 2}, compute)["x"], np.arange(300))
+    assert compute.calls == 2 and "No space left on device" in caplog.text
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis.checked_pages import check_pages, write_pages
-from loglinear_jax.analysis.page_tables import TABLES, Results
+from loglinear_jax.analysis.pages import TABLES, Results
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 

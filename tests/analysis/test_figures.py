@@ -17,6 +17,7 @@ from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
 from tests.analysis.made_runs import made_run
 
 LONG = "lam=mlp_softplus+lam_hidden=32+train.learning_rate=0.003+norm=pre"
+LONG_LAM = "lam=mlp_softplus+lam_hidden=32+head_dim=16"
 VARIANTS = ("fixed", "linear", "mlp_softmax", "mlp_softplus", "mixer=linear", "mixer=softmax", LONG)
 
 
@@ -55,7 +56,8 @@ class Measured(Run):
     def metrics(self, variant):
         rng = np.random.default_rng(0)
         steps, seeds = np.arange(0, 100_001, 2_000), self.config.train.num_seeds
-        loss = np.exp(-steps[:, None] / 2e4) * rng.uniform(3, 11, seeds) + 1
+        speed = 1 + self.variants.index(variant) % 6
+        loss = np.exp(-steps[:, None] * speed / 2e4) * rng.uniform(3, 11, seeds) + 1
         return {"step": steps, "train_loss": loss, "val_loss": loss, "val_accuracy": 1 / (1 + loss)}
 
 
@@ -67,6 +69,24 @@ def learning_curves_of_accuracy(tmp_path):
 def learning_curves_of_perplexity(tmp_path):
     run = made_run(tmp_path, accuracies={variant: [0.99] for variant in VARIANTS[:2]}, num_seeds=1)
     return figures.draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
+
+
+def swept_run(tmp_path, rates, seeds, decays=(None,), variants=VARIANTS[:6], task="mqar"):
+    """At these rates, the middle one of which is best."""
+    rng, accuracies = np.random.default_rng(0), {}
+    for shift, variant in enumerate(variants):
+        for decay, (index, rate) in itertools.product(decays, enumerate(rates)):
+            name = f"{variant}+train.learning_rate={rate}" + (
+                f"+train.weight_decay={decay}" if decay is not None else ""
+            )
+            chance = 0.98 - 0.25 * abs(index - len(rates) / 2) - 0.05 * shift - (decay or 0)
+            accuracies[name] = np.where(rng.random(seeds) < chance, 0.97, 0.1 + 0.3 * rng.random(seeds)).tolist()
+    return made_run(tmp_path, accuracies=accuracies, num_seeds=seeds, task=task)
+
+
+def swept_learning_curves(tmp_path, decays=(None,), task="mqar"):
+    run = swept_run(tmp_path, (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016), 16, decays, (*VARIANTS[:5], LONG_LAM), task)
+    return figures.draw_learning_curves(Measured(**vars(run)))
 
 
 def convergence(tmp_path):
@@ -168,7 +188,18 @@ def complexity(tmp_path):
 DRAWN = {
     "learning curves of accuracy": learning_curves_of_accuracy,
     "learning curves of perplexity": learning_curves_of_perplexity,
+    "learning curves at several rates": swept_learning_curves,
+    "learning curves at several rates and weight decays": lambda path: swept_learning_curves(path, (0, 0.1)),
+    "learning curves of perplexity at several rates": lambda path: swept_learning_curves(path, task="text"),
     "convergence": convergence,
+    "rates": lambda path: figures.draw_rates(swept_run(path, (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016), 16)),
+    "two rates": lambda path: figures.draw_rates(swept_run(path, (0.001, 0.03162), 3)),
+    "many rates and weight decays": lambda path: figures.draw_rates(
+        swept_run(
+            path, [float(f"{rate:.3g}") for rate in np.geomspace(1e-4, 0.05, 16)], 16, (0, 0.01, 0.1), VARIANTS[:3]
+        )
+    ),
+    "rates of perplexity": lambda path: figures.draw_rates(swept_run(path, (0.001, 0.002, 0.004), 16, task="text")),
     "shares": shares,
     "by task": by_task,
     "initial memory in a part of a decade": lambda _: initial_memory(101, 130),
@@ -238,3 +269,39 @@ def test_saving_keeps_the_layout(tmp_path):
     first = paths[1].read_bytes()
     save(initial_memory(5, 900), tmp_path / "memory")
     assert paths[1].read_bytes() == first  # no date, no random names
+
+
+def test_runs_with_rates_have_a_panel_for_each_variant(tmp_path):
+    figure = swept_learning_curves(tmp_path)
+    drawn = [axis for axis in figure.axes if axis.axison]
+    assert len(drawn) == 6 and all(len(axis.lines) == 6 + 1 for axis in drawn)  # and a line at 99 %
+    titles = [axis.get_title().replace("\N{NO-BREAK SPACE}", " ") for axis in drawn]
+    assert titles[0].startswith("λ: fixed\nmedian reaches 90 % at ") and "lam_hidden=32" in titles[-1]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["rate 0.0005", "rate 0.001", "rate 0.002", "rate 0.004", "rate 0.008", "rate 0.016"]
+    assert not any("train." in text for text in (*titles, *legend))
+    accuracies = dict.fromkeys(
+        ("fixed+train.learning_rate=0.1", "fixed+train.learning_rate=0.2", "linear"), (0.9, 0.5, 0.1)
+    )
+    figure = figures.draw_learning_curves(Measured(**vars(made_run(tmp_path, accuracies=accuracies, num_seeds=3))))
+    assert "median of the seeds at each rate; else coloured: every seed" in figure.get_suptitle()
+    assert [len(axis.lines) for axis in figure.axes] == [2 + 1, 3 + 3 + 1]
+
+
+def test_rates_are_ticked_where_they_were_tried(tmp_path):
+    figure = figures.draw_rates(swept_run(tmp_path, (0.0005, 0.003, 0.016), 16, (0, 0.1)))
+    accuracy, converged = figure.axes
+    for axis in (accuracy, converged):
+        assert axis.get_xticks().tolist() == [0.0005, 0.003, 0.016]
+        assert len(axis.lines) == 2 * 6
+    assert converged.get_ylabel() == "seeds at ≥ 90 % (%)"
+    legend = dict(
+        zip((text.get_text() for text in figure.legends[0].get_texts()), figure.legends[0].get_lines(), strict=True)
+    )
+    styles = [legend[f"weight decay {decay}"].get_linestyle() for decay in ("0", "0.1")]
+    assert styles == ["-", "--"] and len(legend) == 6 + 2
+
+
+@pytest.mark.parametrize(("seeds", "title"), [(1, "1 seed each"), (3, "3 seeds each (strokes), and their mean")])
+def test_seeds_of_all_tasks_are_counted(seeds, title):
+    assert figures.draw_by_task({"A": {"fixed": np.ones(seeds)}}, "test accuracy").get_suptitle() == title

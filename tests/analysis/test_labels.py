@@ -1,6 +1,7 @@
 """Names and colours."""
 
-from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant, sentence, setting_of
+from loglinear_jax.analysis.experiments import setting_of
+from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant, sentence
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from tests.analysis.made_runs import made_run
 

@@ -127,3 +127,19 @@ def test_the_section_has_every_seed_its_test_accuracy_and_the_rule_by_position(t
     shown = (tmp_path / f"out/looks-table-{run.name}.md").read_text()
     assert "25.0 ± 25.0 %" in shown and "finds 100.0 %" in shown
     assert f"looks-{run.name}.png" in path.read_text()
+
+
+def test_a_model_is_run_once_for_all_sections_that_average_over_seeds(tmp_path, monkeypatch):
+    run, asked = made_run(tmp_path, accuracies={"linear": [0.9] * 5}, num_seeds=5), []
+
+    def planted(trained, seed, tokens, which):
+        asked.append(seed)
+        return [{"lam_value": np.ones((*tokens.shape, 2, 8), np.float32)}] * 2
+
+    report = "loglinear_jax.analysis.report"
+    monkeypatch.setattr(f"{report}.read_run", lambda workdir: run)
+    monkeypatch.setattr(f"{report}.load_run", lambda workdir, variant: made_variant(run, variant))
+    monkeypatch.setattr("loglinear_jax.analysis.sections.base.mixer_values", planted)
+    choices = Choices(sections=("dependence", "looks"), sequences=4)
+    _, problems = make_report([run.workdir], tmp_path / "out", choices)
+    assert problems == [] and asked == [0, 1, 2, 3, 4]

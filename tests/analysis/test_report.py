@@ -1,5 +1,6 @@
 """The whole report of a real run, from the command line and as a function."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loglinear_jax import tasks
 from loglinear_jax.analysis import html, load_run, read_run
 from loglinear_jax.analysis.report import LOG, Choices, make_report
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Context, Section
@@ -18,6 +20,7 @@ from loglinear_jax.config import ConfigError
 from tests.analysis.made_runs import made_run, made_variant
 
 RESULTS = Path(__file__).parents[2] / "results"
+TASKS = Path(tasks.__file__).parent
 
 
 @pytest.mark.parametrize("names", [["wikitext2-hidden512"], ["copy-seq1024", "wikitext2-hidden256"]], ids=" ".join)
@@ -27,6 +30,19 @@ def test_tables_of_kept_results_alone(names, tmp_path):
     assert problems == []
     for name in names:
         assert "mlp_softplus" in (tmp_path / f"outcomes-{name}.md").read_text()
+
+
+def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
+    """Their settings have unlike types."""
+    names = [path.stem for path in TASKS.glob("*.py")]
+    names = [name for name in names if name not in ("__init__", "base", "data", "draws", "lookup", "mixture")]
+    assert {"mad_recall", "mad_copying", "zoology_mqar", "text"} <= set(names)
+    made = [made_run(tmp_path, task=name, warmup_steps=steps) for name in names for steps in (0, 50)]
+    made = {str(tmp_path / f"{i}"): dataclasses.replace(run, workdir=tmp_path / f"{i}") for i, run in enumerate(made)}
+    monkeypatch.setattr("loglinear_jax.analysis.report.read_run", made.get)
+    _, problems = make_report(list(made), tmp_path / "out", Choices(sections=("tables", "rates")))
+    assert problems == []
+    assert len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 1  # text has no thresholds
 
 
 def test_everything_is_drawn_and_shown(report):

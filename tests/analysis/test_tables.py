@@ -10,11 +10,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper, tables
-from loglinear_jax.analysis.page_tables import TABLES, Results
+from loglinear_jax.analysis.experiments import changed_settings
+from loglinear_jax.analysis.pages import TABLES, Results
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
 from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.tasks import load_task
+from loglinear_jax.tasks import ACCURACY, load_task
 from tests.analysis.made_runs import made_run
 
 
@@ -40,14 +42,68 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert [row["learning_rate"] for row in every.raw] == [0.001, 0.004, 0.02]
     assert every.raw[0]["mean"] == pytest.approx(72.5) and every.raw[0]["variant"] == "linear"
     (row,) = best.raw  # fixed has one rate alone
-    assert row["learning_rate"] == 0.004 and row["mean"] == pytest.approx(25)  # seeds 1 and 3
-    assert (row["num_good"], row["num_rates"], row["window"]) == (1, 3, 1)  # 55 % is less than 90 % of 72.5 %
+    assert (row["learning_rate"], row["other_learning_rate"], row["num_seeds"]) == (0.004, 0.001, 4)
+    assert row["mean"] == pytest.approx(37.5)  # seeds 1 and 3 at 0.004, seeds 0 and 2 at 0.001
+    assert (every.raw[1]["share_converged"], every.raw[1]["share_low"]) == (0.25, pytest.approx(0.0456, abs=1e-3))
+    assert (row["share_converged"], row["share_low"]) == (0, pytest.approx(0)) and row["share_high"] < 0.5
+    assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
+    rates, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
+    assert [at.learning_rate for at in rates] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
+    assert (
+        row["num_good"] is None and best.rows[0]["highest of them / lowest"] == "–"
+    )  # too few seeds to be above chance
     assert tables.rates(made_run(tmp_path)) == []
     monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
     rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
-    assert rows == [{"variant": "linear", "MQAR": "25.0 at 0.004"}]
+    assert rows == [{"variant": "linear", "MQAR": "37.5 at 0.004 and 0.001"}]
     with pytest.raises(ConfigError, match="no run of these columns has fixed at several learning rates"):
         TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
+
+
+def swept(accuracies):
+    """By variant at a rate, from those by variant and rate."""
+    return {f"{name}+train.learning_rate={rate}": x for name, of in accuracies.items() for rate, x in of.items()}
+
+
+def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
+    rng = np.random.default_rng(0)
+    seeds = rng.uniform(0.3, 0.6, 16)
+    linear = {0.001: seeds, 0.004: seeds + 0.3, 0.016: seeds - 0.2}
+    fixed = {0.001: seeds + 0.2, 0.004: seeds, 0.016: seeds - 0.2}
+    variants = swept({"linear": linear, "fixed": fixed}) | {"rope": seeds}
+    run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()}, learning_rate=0.001)
+    pairs = {(row["A"], row["B"]): row for row in tables.differences_at_best_rates(run).raw}
+    assert set(pairs) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
+    found = pairs["linear", "fixed"]
+    assert [found[x] for x in ("mean_difference", "low", "high")] == pytest.approx([10] * 3)
+    assert found["seeds"] == "16" and found["p"] < 2e-4
+    table = tables.differences(run)
+    of_same = {(row["A"].split("=")[-1], row["B"].split("=")[-1]) for row in table.raw}
+    assert of_same == {(rate, rate) for rate in ("0.001", "0.004", "0.016")} | {("0.001", "rope")}
+    assert "different learning rates" in table.note and len(table.rows) == 5
+    assert tables.differences_at_best_rates(made_run(tmp_path)) is None
+    alone = swept({"linear": {0.001: [0.1], 0.004: [0.2]}})
+    assert tables.differences(made_run(tmp_path, accuracies=alone)) is None
+    own = {"linear+train.learning_rate=0.001": [0.1], "fixed+train.learning_rate=0.004": [0.2]}
+    assert len(tables.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
+
+
+def test_what_five_seeds_would_tell(tmp_path):
+    rng = np.random.default_rng(0)
+    linear = {0.001: rng.uniform(0.3, 0.9, 16), 0.004: rng.uniform(0.1, 0.2, 16)}
+    variants = swept({"linear": linear}) | {"fixed": rng.uniform(0.3, 0.8, 16), "rope": np.full(16, 0.05)}
+    run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()})
+    table = tables.few_seeds_table(run)
+    found = {(row["A"], row["B"]): row for row in table.raw}
+    assert set(found) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
+    clear, close = found["linear", "rope"], found["linear", "fixed"]
+    assert (clear["each_right"], clear["each_wrong"], clear["a_ahead_as_far"], clear["b_ahead_as_far"]) == (1, 0, 1, 0)
+    assert 0.5 < close["each_right"] < 0.95 and close["each_right"] + close["each_wrong"] == 1
+    assert 0 < close["b_ahead_as_far"] < close["a_ahead_as_far"] < 1 and close["published"] == 9
+    assert close["mean_difference"] == pytest.approx(100 * (linear[0.001] - variants["fixed"]).mean())
+    assert table.rows[1]["5 each: right sign, wrong sign"] == "100 %, 0 %" and "Guo" in table.note
+    assert "3 seeds" in tables.few_seeds_table(run, 3, published=2).title
+    assert tables.few_seeds_table(made_run(tmp_path)) is None  # three seeds
 
 
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
@@ -61,19 +117,49 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     of_four = {
         variant: values.tolist() for variant, values in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
     }
-    assert of_four == {"linear": [20, 30], "fixed": [50] * 4, "rope": [25]}
+    assert of_four == {"linear": [50, 20, 50, 30], "fixed": [50] * 4, "rope": [25]}
     tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
     alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
     assert tables.accuracies_by_task([alone])[1] == "test accuracy"
 
 
+def window_of(tmp_path, accuracies, decays=(0.0,)):
+    """The row of best rates of `linear`, and its numbers. accuracies: by rate, or by weight decay and rate, of 16 seeds;
+    another variant is at 2 %."""
+    noise = np.random.default_rng(0).normal(0, 0.005, 16)
+    if decays == (0.0,):
+        accuracies = {0.0: accuracies}
+    values = {
+        f"linear+train.learning_rate={rate}+train.weight_decay={decay}": list(x + noise)
+        for decay, of in accuracies.items()
+        for rate, x in of.items()
+    } | swept({"fixed": {rate: list(0.02 + noise / 9) for rate in (0.001, 0.01)}})
+    table = tables.rates(made_run(tmp_path, accuracies=values, weight_decay=0.0))[1]
+    return table.rows[0], table.raw[0], table
+
+
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
-    rates = {0.001: [0.9, 0.9], 0.01: [0.85, 0.85], 0.1: [0.8, 0.8]}
-    decays = {f"linear+train.learning_rate={rate}+train.weight_decay=0.1": values for rate, values in rates.items()}
-    run = made_run(tmp_path, accuracies=decays | {"linear+train.learning_rate=0.001": [0.1, 0.1]})
-    (row,) = tables.rates(run)[1].raw
-    assert (row["num_good"], row["num_rates"], row["window"]) == (2, 4, pytest.approx(10))
-    assert "0.001, decay 0.1, 0.01, decay 0.1" in tables.rates(run)[1].text("github")
+    within, width = "rates within 90% of the best", "highest of them / lowest"
+    row, number, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
+    assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2")  # 0.016 is beyond a gap
+    assert (number["num_good"], number["window_low"], number["window_high"]) == (2, 0.002, 0.004)
+    assert number["window_at_edge"] is False and number["other_num_good"] == 2
+    assert table.rows[1][within] == "–" and table.raw[1]["num_good"] is None  # every rate is at chance
+    assert "its interval not above 2." in table.note
+    row, number, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
+    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4") and number["window_at_edge"]
+    row, *_ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
+    assert (row["best rate"], row[within]) == ("0.001 (decay 0.1)", "2 of 3: 0.001 to 0.01 (decay 0.1)")
+    halves = np.tile([0.3, 0.0], 8)  # the halves choose different rates, and the windows differ
+    row, *_ = window_of(tmp_path, {0.001: 0.6 - halves, 0.004: 0.5 + halves, 0.016: 0.5 + halves[::-1], 0.064: 0.1})
+    assert (row["best rate"], row[within]) == ("0.004 and 0.016", "3 of 4: 0.001 to 0.016; 2 of 4: 0.004 to 0.016")
+
+
+def test_every_rate_may_be_good(tmp_path):
+    """Also without a variant that learned nothing."""
+    accuracies = swept({"linear": {rate: list(np.linspace(0.95, 0.99, 16)) for rate in (0.001, 0.004)}})
+    (row,) = tables.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
+    assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["highest of them / lowest"] == "≥ 4"
 
 
 def test_parts_of_a_test_stand_beside_each_other(tmp_path):
@@ -154,7 +240,7 @@ def test_presets_are_named_among_changes(tmp_path):
     released_config(runs[1].config)
     runs[1].config.model.dt_max = 0.01
     robust_config(runs[2].config)
-    assert tables.changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
+    assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):

@@ -112,7 +112,7 @@ def test_a_folder_without_a_tokenizer_says_what_to_give(folder, capsys):
         (["--model={folder}/../large"], "--model: .*config.json is missing"),
         (
             ["--model={folder}", "--num_tokens=64"],
-            "65 tokens in all: the model's λ, linear, has levels for 64",
+            "65 tokens, prompt included: the model's λ, linear, has levels for 64",
         ),
     ],
 )

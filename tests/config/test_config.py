@@ -52,7 +52,7 @@ def presets_of(name):
     """None, each preset of a config file alone, with a number where it takes one, and one with another."""
     sizes = {"kv=": 4, "seq=": 1024, "hidden=": 128, "pairs=": 6, "updates=": 3, "state=": 8, "width=": 16}
     presets = [f"{preset}{sizes.get(preset, '')}" for preset in load(name).PRESETS]
-    return [None, *presets, ",".join(presets[:2])]
+    return [None, *presets, f"{presets[0]},{presets[-1]}"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_mad_s_presets_build(name):
         check_config(config)
         build(config, "fixed")
     for own in {own for presets in MAD.values() for own in presets} - {*MAD[name]}:
-        with pytest.raises(ConfigError, match=f"no preset '{own}': there are rates, smoke, vocab=N"):
+        with pytest.raises(ConfigError, match=f"preset '{own}' goes with [a-z]+ alone, got {name}"):
             get_config("mad", f"{name},{own}")
 
 
@@ -108,6 +108,20 @@ def test_presets_with_a_value_hold_in_any_order(preset):
     config = get_config("mqar", preset)
     assert (config.task.seq_len, config.task.num_pairs, config.train.num_steps) == (64, 6, 900)
     assert build(config, "linear").task.num_pairs == 6
+
+
+def test_presets_hold_in_any_order():
+    for presets in ("smoke,rates,mixture", "mixture,rates,smoke"):
+        config = get_config("zoology_mqar", presets)
+        assert len(config.train.learning_rate) == 4
+        assert (config.task.mixture, config.train.num_steps) == ("16/2*2,32/4", 400)
+    assert get_config("mad", "recall,rates,smoke").to_dict() == get_config("mad", "smoke,recall,rates").to_dict()
+
+
+def test_one_width_of_table_2():
+    variants = variant_names(get_config("zoology_mqar", "table2,width=32"))
+    assert variants == ["mixer=linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"]
+    assert len(variant_names(get_config("zoology_mqar", "table2"))) == 3 * len(variants)
 
 
 def test_the_ablation_of_lams_hidden_width():
@@ -170,6 +184,16 @@ def test_the_released_settings():
         ("mad", None, "name one of MAD's tasks, .*: there are recall, fuzzy, noisy, copying, memorisation$"),
         ("mad", "smoke", "name one of MAD's tasks"),
         ("mad", "recall,noisy", "name one of MAD's tasks, .* memorisation, got recall, noisy"),
+        ("mad", "recall,train=0", "preset 'train=0': expected at least 1 sequence"),
+        ("mqar", "kv=-1", "preset 'kv=-1': expected a whole number that is not negative"),
+        ("mad", "noisy,noise=100", "preset 'noise=100': expected a percentage from 1 to 99"),
+        ("state_tracking", "s3,smoke,parity", "presets 's3' and 'parity' exclude each other"),
+        ("zoology_mqar", "mixture,table2", "presets 'mixture' and 'table2' exclude each other"),
+        (
+            "zoology_mqar",
+            "table2,pairs=8",
+            "seq= and pairs= do not go with mixture or table2, whose sequences are 256/4,",
+        ),
     ],
 )
 def test_bad_presets(name, preset, message):
@@ -346,6 +370,32 @@ def test_a_setting_that_some_variant_reads_is_none_of_those(settings):
     check_effects(changed(settings))
 
 
+def test_settings_of_a_task_that_its_mixture_takes_the_place_of():
+    config = get_config("zoology_mqar", "mixture")
+    check_effects(config)
+    config.task.num_pairs = 8
+    with pytest.raises(ConfigError, match="task.num_pairs=8 has no effect: every variant"):
+        check_effects(config)
+    config.task.tests = ""  # then they are those of the tests
+    check_effects(config)
+
+
+def test_sets_that_are_smaller_than_their_parts_are_refused():
+    config = get_config("zoology_mqar", "mixture")
+    config.train.num_test = 6
+    with pytest.raises(ConfigError, match="train.num_test must be at least 7, one of each .'64/4', '64/8', "):
+        check_config(config)
+
+
+def test_a_run_goes_on_with_other_settings_of_what_is_computed_at_once():
+    """As the message says where memory runs out."""
+    before, after = get_config("mqar"), get_config("mqar")
+    after.train.update(rates_at_once=2, eval_batch_size=10)
+    assert config_differences(before, after) == []
+    after.train.batch_size = 3
+    assert config_differences(before, after) == ["train.batch_size: 64 → 3"]
+
+
 def test_what_presets_set_is_none_of_those():
     config = changed({"variants": "mixer=softmax", "dt_max": 0.01, "lam_hidden": 16})
     check_effects(config, given=["variants"])
@@ -416,10 +466,25 @@ def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
         check_config(config)
     config.train.learning_rate = [0.001, 0.002, 0.004, 0.008]  # in one program, or two at a time
     monkeypatch.setattr(sizes, "memory_in_bytes", lambda: 2 * needed)
+    check_config(config)
+    config.train.rates_at_once = 4
     with pytest.raises(ConfigError, match=r"the \w+ .*of 5 seeds at 4 rates alone .* train.rates_at_once=4"):
         check_config(config)
     config.train.rates_at_once = 2
     check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("fit", "rates", "at_once"), [(0.5, 6, 1), (1, 6, 1), (4, 6, 3), (5.9, 6, 3), (6, 6, 6), (99, 6, 6)]
+)
+def test_as_many_rates_are_trained_at_once_as_fit(monkeypatch, fit, rates, at_once):
+    """fit: so many replicas of each seed fit into half of the memory."""
+    experiment = build(changed({"variants": "fixed"}), "fixed")
+    parts = sizes.parts_of(RecallModel, experiment.model.settings, experiment.task, experiment.train)
+    monkeypatch.setattr(sizes, "memory_in_bytes", lambda: 2 * fit * sum(part.num_bytes for part in parts))
+    assert experiment.rates_at_once(rates) == at_once
+    few = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, rates_at_once=2))
+    assert few.rates_at_once(rates) == 2
 
 
 def test_without_variants_lam_alone_is_trained():
@@ -506,7 +571,7 @@ def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
     [
         (
             dict(implementation="cuda"),
-            r"model.implementation must be .* got 'cuda' \(in a config 0 or '' stands for None\)",
+            r"model.implementation must be one of 'parallel', .* or None, got 'cuda'$",
         ),
         (dict(lam_hidden=-4), "model.lam_hidden must be a whole number from 1 on, or None .* got -4"),
         (dict(lam_activation="relu"), "model.lam_activation must be one of gelu, identity, got 'relu'"),

@@ -51,6 +51,11 @@ def test_a_grid_is_the_product_of_its_axes(written, tmp_path):
     assert grid.keep_in == tmp_path / "kept"
 
 
+def test_a_list_of_settings_is_several_values(written):
+    grid = read_grid(written(GRID.replace("learning_rate = 1e-3", "learning_rate = [0.001, 1e-2]")))
+    assert "--config.train.learning_rate=0.001,0.01" in grid.cells[0].arguments
+
+
 def test_patterns_choose_cells(written):
     grid = read_grid(written(GRID))
     assert [cell.name for cell in grid.only(["*-seq256", "al*"])] == ["kv4-seq256", "kv8-seq256", "alone"]
@@ -86,7 +91,7 @@ def test_patterns_choose_cells(written):
         ("kv{kv}-seq", "kv{kv-seq", "name = 'kv{kv-seq{seq}': "),
         ("seq = [128, 256]", "seq = [128, 128]", "grid 1 (kv{kv}-seq{seq}): 2 cells have the name kv4-seq128: "),
         ('"alone"', '"kv8-seq256"', "grid 2 (kv8-seq256): 2 cells have the name kv8-seq256: expected another"),
-        ("stream = true", "stream = [1]", "settings.train.stream is [1]: expected a text, a number, true or false"),
+        ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),
     ],
 )
 def test_what_is_wrong_is_named(before, after, message, written):

@@ -33,7 +33,8 @@ def test_sequences_are_split_in_proportion_and_drawn_by_the_parts_own_tasks():
         assert tokens.shape == shape
         np.testing.assert_array_equal((np.asarray(targets) >= 0).sum(axis=1), pairs)
     alone = load_task("zoology_mqar", seq_len=8, vocab_size=16, num_pairs=1)
-    np.testing.assert_array_equal(drawn[0], alone.sample(jax.random.key(3), 50))
+    np.testing.assert_array_equal(drawn[0], alone.sample(jax.random.split(jax.random.key(3), 3)[0], 50))
+    np.testing.assert_array_equal(Mixture.of(alone).draw(jax.random.key(3), 9)[0], alone.sample(jax.random.key(3), 9))
     assert (drawn[1][0][:, :8] != drawn[2][0][:, :8]).any()
 
 
@@ -48,9 +49,10 @@ def test_lengths_of_a_mixture():
     [
         ("mixture", "64", "task.mixture must be like 64/4"),
         ("mixture", "64/4,", "task.mixture must be like 64/4"),
-        ("tests", "64/4*0", "task.tests must have weights from 1 on"),
+        ("mixture", "64/4*0", "task.mixture must have weights from 1 on"),
+        ("tests", "64/4*2", "task.tests has no weights, as each test counts the same, got '64/4*2'"),
         ("mixture", "64/4*10001", "that add up to at most 10000"),
-        ("mixture", "64/4,64/4*2", "the same length and pairs twice: 64/4, 64/4"),
+        ("mixture", "64/4,64/4*2", "the same sequences twice: 64/4, 64/4"),
         ("tests", "64/4,12/4", "task.tests: 12/4: task.seq_len=12 is too short for num_pairs=4"),
         ("mixture", "2000/300", "task.mixture: 2000/300: task.vocab_size=64 is too small for num_pairs=300"),
         ("tests", "0/0", "task.tests: 0/0: task.seq_len must be at least 1"),

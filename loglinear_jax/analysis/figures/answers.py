@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from loglinear_jax.analysis.figures.style import (
     FULL_WIDTH,
-    hide,
+    SeedPanel,
+    draw_seeds,
     legend_below,
     new_figure,
     open_frame,
     title,
     wrap,
 )
-from loglinear_jax.analysis.labels import colors_of, describe_variant
 
 NAMES_WIDTH = 2.6  # inches
 
@@ -71,27 +69,15 @@ def draw_looks(
     message: the figure's title.
     """
     layers = next(iter(by_variant.values()))[0].shape[1]
-    columns = min(layers, 3)
-    rows = -(-layers // columns)
-    width = (5.6, 7.4, FULL_WIDTH)[columns - 1]
-    figure, axes = new_figure(width, 0.9 + 2.9 * rows, rows, columns, sharex=True, sharey=True)
-    hide(axes.flat[layers:])
-    colors, markers = colors_of(by_variant), dict(zip(by_variant, "os^Dv" * len(by_variant), strict=False))
-    handles: dict[str, Any] = {}
-    for layer, axis in enumerate(axes.flat[:layers]):
-        for variant, (share, of_seeds) in by_variant.items():
-            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            x, y = 100 * share[:, layer], 100 * of_seeds
-            (handles[describe_variant(variant)],) = axis.plot(x, y, markers[variant], **how)
-        axis.axvline(100 * by_position, color="0.5", linestyle="--", linewidth=1)
-        axis.set_title(f"layer {layer}, best head", fontsize=9)
-        axis.set_xlabel("answers at the largest λ (%)")
-        axis.xaxis.set_tick_params(labelbottom=True)
-        open_frame(axis)
-    axes[0, 0].set(xlim=(0, 102), ylim=(0, 102))
-    for axis in axes[:, 0]:
-        axis.set_ylabel(f"{accuracy} (%)")
-    handles["the best rule by position alone"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    legend_below(figure, handles)
-    title(figure, message)
+    panels = [
+        SeedPanel(
+            f"layer {layer}, best head",
+            100 * by_position,
+            {variant: (100 * share[:, layer], of_seeds) for variant, (share, of_seeds) in by_variant.items()},
+        )
+        for layer in range(layers)
+    ]
+    line = "the best rule by position alone"
+    figure, axis = draw_seeds(panels, 2.9, "answers at the largest λ (%)", f"{accuracy} (%)", line, message)
+    axis.set_xlim(0, 102)
     return figure

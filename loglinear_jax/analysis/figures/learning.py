@@ -9,51 +9,55 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from loglinear_jax.analysis.figures.style import (
     FULL_WIDTH,
+    SeedPanel,
+    draw_seeds,
     handles_of,
-    hide,
     legend_below,
     log_ticks,
     new_figure,
     open_frame,
+    panel_grid,
     percent_panel,
     title,
     wrap,
 )
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
+from loglinear_jax.analysis.tables.rates import without_rates
+from loglinear_jax.runs.cells import percent
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.tasks import Score
 
+# Of figures, by their columns.
+CURVE_WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)
+SHARE_WIDTHS = (6.3, FULL_WIDTH)
+LINES = ("-", "--", ":", "-.")  # of weight decays
 
-def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLike | None = None) -> Figure:
+
+def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     """The task's score in validation against step, for each variant of a run: every seed thin, the median and quartiles of
-    the seeds in black. Saved to `path` if given."""
+    the seeds in black; of a variant with several learning rates or weight decays the median of each."""
     run = workdir if isinstance(workdir, Run) else read_run(workdir)
     score, seeds = run.task.score, run.config.train.num_seeds
     several = seeds > 2
-    variants, colors = run.variants, colors_of(run.variants)
-    columns = min(len(variants), 3)
-    rows = -(-len(variants) // columns)
-    width = FULL_WIDTH / 3 * columns + (1.6 if columns == 1 else 0.0)
-    figure, axes = new_figure(width, 0.8 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
-    hide(axes.flat[len(variants) :])
-    for axis, variant in zip(axes.flat, variants, strict=False):
-        metrics = run.metrics(variant)
-        values = score.of(metrics["val_loss"], metrics["val_accuracy"])
-        if len(metrics["step"]):
-            alpha, line = max(0.2, values.shape[1] ** -0.4), 0.8 if several else 2
-            axis.plot(metrics["step"], values, color=colors[variant], alpha=alpha, linewidth=line)
-            if several:
-                low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
-                axis.plot(metrics["step"], np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
-                axis.plot(metrics["step"], median, color="0.15", linewidth=2.4)
-        best = run.outcomes[variant].best if variant in run.outcomes else _best_of(score, values)
-        name = f"{describe_variant(variant)}\n{_best_seeds(score, best)}"
-        axis.set_title(wrap(name, width / columns - 0.4, 10), fontsize=10)
+    variants = without_rates(run.config, run.variants)
+    swept = [name for name, at_rates in variants.items() if len(at_rates) > 1]
+    colors, of_rates = colors_of(variants), _colors_of_rates([at for name in swept for at in variants[name].values()])
+    figure, axes = panel_grid(len(variants), CURVE_WIDTHS, 0.8, 2.7)
+    width = figure.get_figwidth() / axes.shape[1]
+    for axis, (name, at_rates) in zip(axes.flat, variants.items(), strict=False):
+        if name in swept:
+            best = _draw_rates_of(axis, run, at_rates, of_rates)
+        else:
+            best = _draw_every_seed(axis, run, next(iter(at_rates)), colors[name], several)
+        label = _breakable(describe_variant(name))
+        axis.set_title(wrap(f"{label}\n{best}", width - 0.4, 10), fontsize=10)
         axis.set_xlabel("training step")
         axis.xaxis.set_tick_params(labelbottom=True)
         axis.xaxis.get_major_locator().set_params(nbins=5)
@@ -68,10 +72,80 @@ def draw_learning_curves(workdir: str | os.PathLike | Run, path: str | os.PathLi
     for axis in axes[:, 0]:
         axis.set_ylabel(score.label)
     how = "\ncoloured: every seed; black: median of the seeds; dashed: quartiles" if several else ""
+    if swept:
+        how = ("; else " + how.removeprefix("\n")) if how and len(swept) < len(variants) else ""
+        how = f"\n{'median of the seeds' if seeds > 1 else 'the seed'} at each rate{how}"
+        several_decays = len({decay for _, decay in of_rates}) > 1
+        handles = {
+            f"rate {rate:g}" + (f", decay {decay:g}" if several_decays else ""): Line2D([], [], **look)
+            for (rate, decay), look in of_rates.items()
+        }
+        legend_below(figure, handles)
     title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{how}")
-    if path is not None:
-        figure.savefig(path, dpi=120)
     return figure
+
+
+def _draw_every_seed(axis: Axes, run: Run, variant: str, color: str, several: bool) -> str:
+    """Every seed of a variant and, of several, the median and quartiles; returns how good they get, in words."""
+    metrics, score = run.metrics(variant), run.task.score
+    values = score.of(metrics["val_loss"], metrics["val_accuracy"])
+    if len(metrics["step"]):
+        alpha, line = max(0.2, values.shape[1] ** -0.4), 0.8 if several else 2
+        axis.plot(metrics["step"], values, color=color, alpha=alpha, linewidth=line)
+        if several:
+            low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
+            axis.plot(metrics["step"], np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
+            axis.plot(metrics["step"], median, color="0.15", linewidth=2.4)
+    return _best_seeds(score, _best_in_run(run, variant, values))
+
+
+def _draw_rates_of(
+    axis: Axes,
+    run: Run,
+    at_rates: Mapping[str, tuple[float, float]],
+    looks: Mapping[tuple[float, float], Mapping[str, Any]],
+) -> str:
+    """The median over seeds at each learning rate and weight decay; returns at how many of them most seeds converge, or the
+    best median."""
+    score, medians = run.task.score, []
+    for variant, at in at_rates.items():
+        metrics = run.metrics(variant)
+        values = score.of(metrics["val_loss"], metrics["val_accuracy"])
+        if len(metrics["step"]):
+            finite = values[np.isfinite(values).any(1)]
+            steps = metrics["step"][np.isfinite(values).any(1)]
+            axis.plot(steps, np.nanmedian(finite, axis=1), **looks[at])
+        best = _best_in_run(run, variant, values)
+        medians.append(np.nan if np.isnan(best).all() else np.nanmedian(best))
+    if np.isnan(medians).all():
+        return "no evaluation yet"
+    if not score.thresholds:
+        best = np.nanmax(medians) if score.higher_is_better else np.nanmin(medians)
+        return f"best median {score.name}: {score.text(best)}"
+    threshold = 100 * score.thresholds[0]
+    return f"median reaches {threshold:.0f} % at {(np.array(medians) >= threshold).sum()} of {len(medians)} rates"
+
+
+def _best_in_run(run: Run, variant: str, values: Float[np.ndarray, "evaluations seeds"]) -> Float[np.ndarray, " seeds"]:
+    return run.outcomes[variant].best if variant in run.outcomes else _best_of(run.task.score, values)
+
+
+def _colors_of_rates(rates: Sequence[tuple[float, float]]) -> dict[tuple[float, float], dict[str, Any]]:
+    """By learning rate and weight decay, from the lowest decay and rate on, how its line looks: a colour for each rate, dark
+    for low ones, and a dash for each decay."""
+    values, decays = (sorted(set(of)) for of in (zip(*rates, strict=True) if rates else ((), ())))
+    colors = colormaps["viridis"](np.linspace(0, 0.9, len(values)))
+    return {
+        (rate, decay): dict(
+            color=colors[values.index(rate)], linestyle=LINES[decays.index(decay) % len(LINES)], linewidth=1.3
+        )
+        for rate, decay in sorted(set(rates), key=lambda at: at[::-1])
+    }
+
+
+def _breakable(name: str) -> str:
+    """A variant's name without the "train." before some settings, which can be broken between any two of them."""
+    return name.replace("train.", "").replace("+", " + ")
 
 
 def _best_of(score: Score, values: Float[np.ndarray, "evaluations seeds"]) -> Float[np.ndarray, " seeds"]:
@@ -107,7 +181,7 @@ def draw_convergence(run: Run) -> Figure | None:
         steps = run.outcomes[variant].solved_step
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
-        label = f"{describe_variant(variant)} ({len(reached)} of {len(steps)})"
+        label = f"{_breakable(describe_variant(variant))} ({len(reached)} of {len(steps)})"
         axis.step(
             [0, *reached, 1.04 * last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label
         )
@@ -147,12 +221,7 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
     top = np.cumsum([0, *room])
     middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
-    columns = min(len(shares), 2)
-    rows = -(-len(shares) // columns)
-    figure, axes = new_figure(
-        3.2 + 3.1 * columns, 0.7 + (0.65 * top[-1] + 0.7) * rows, rows, columns, sharex=True, sharey=True
-    )
-    hide(axes.flat[len(shares) :])
+    figure, axes = panel_grid(len(shares), SHARE_WIDTHS, 0.7, 0.65 * top[-1] + 0.7)
     handles: dict[str, Any] = {}
     for axis, (task, numbers) in zip(axes.flat, shares.items(), strict=False):
         for index, (variant, color) in enumerate(colors.items()):
@@ -193,13 +262,8 @@ def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
     if len(shares) > 1 and min(shares.values()) == most:
         return f"As many seeds converge with every change: {100 * most:.0f} %"
     best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
-    return f"Most seeds converge with {best or 'nothing changed'}: {_percent(*counts[best])}"
-
-
-def _percent(part: int, whole: int) -> str:
-    """100 % only for all of them."""
-    share = f"{100 * part / whole:.0f}"
-    return f"{100 * part / whole:.1f} %" if share == "100" and part < whole else f"{share} %"
+    digits = 0 if 0.005 <= most < 0.995 else 1
+    return f"Most seeds converge with {best or 'nothing changed'}: {percent(most, digits)}"
 
 
 def draw_initial_memory(
@@ -213,28 +277,8 @@ def draw_initial_memory(
     panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
     accuracy: on which set, such as "test accuracy". message: the figure's title.
     """
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    width = (5.6, 7.4, FULL_WIDTH)[columns - 1]
-    figure, axes = new_figure(width, 0.9 + 2.7 * rows, rows, columns, sharex=True, sharey=True)
-    hide(axes.flat[len(panels) :])
-    variants = list(dict.fromkeys(variant for *_, drawn in panels for variant in drawn))
-    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
-    handles: dict[str, Any] = {}
-    for axis, (name, length, drawn) in zip(axes.flat, panels, strict=False):
-        for variant, (tokens, of_seeds) in drawn.items():
-            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(tokens, 100 * of_seeds, markers[variant], **how)
-        axis.axvline(length, color="0.5", linestyle="--", linewidth=1)
-        axis.set_title(wrap(name, width / columns - 0.9, 9), fontsize=9)
-        axis.set_xlabel(wrap(what, width / columns - 0.5, 10))
-        axis.xaxis.set_tick_params(labelbottom=True)
-        open_frame(axis)
-    axes[0, 0].set(xscale="log", ylim=(0, 102))
-    log_ticks(axes[0, 0].xaxis, most=5)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(f"{accuracy} (%)")
-    handles["length of the sequences"] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    legend_below(figure, handles)
-    title(figure, message)
+    seeds = [SeedPanel(name, length, drawn) for name, length, drawn in panels]
+    figure, axis = draw_seeds(seeds, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
+    axis.set_xscale("log")
+    log_ticks(axis.xaxis, most=5)
     return figure

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+from loglinear_jax.analysis.labels import colors_of, describe_variant
 
 MARK = "#D4002A"
 DOTS_PER_INCH = 150
 FULL_WIDTH = 900 / 96  # inches: a column of 900 CSS pixels, of which an inch has 96
 CHARACTER = 0.54  # mean width of a character as a share of the font's size
+
+SEED_WIDTHS = (5.6, 7.4, FULL_WIDTH)  # of figures by `draw_seeds`, by their columns
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedPanel:
+    """One panel of `draw_seeds`. line: where a vertical line stands. by_variant: (what is on the x axis, accuracy from 0 to 1)
+    of the seeds."""
+
+    title: str
+    line: float
+    by_variant: Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]
 
 
 def new_figure(
@@ -28,6 +45,48 @@ def new_figure(
     """A figure in inches, no wider than FULL_WIDTH, and its axes [rows, columns]."""
     figure = Figure(figsize=(min(width, FULL_WIDTH), height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def panel_grid(number: int, widths: Sequence[float], around: float, row: float) -> tuple[Figure, np.ndarray]:
+    """A figure of so many panels on the same scales, and its axes [rows, columns]; places that no panel stands in are hidden.
+
+    widths: of the figure with one column, two and so on, in inches; the last is for the most columns that there may be. around:
+    the height of what is above and below the panels; row: of a row of them.
+    """
+    columns = min(number, len(widths))
+    rows = -(-number // columns)
+    figure, axes = new_figure(widths[columns - 1], around + row * rows, rows, columns, sharex=True, sharey=True)
+    hide(axes.flat[number:])
+    return figure, axes
+
+
+def draw_seeds(panels: Sequence[SeedPanel], row: float, x: str, y: str, line: str, message: str) -> tuple[Figure, Axes]:
+    """Every seed's accuracy against something else, and one of the axes, which share their scales.
+
+    row: the height of a row of panels in inches. x, y: what is on the axes. line: what the panels' lines are. message: the
+    figure's title.
+    """
+    figure, axes = panel_grid(len(panels), SEED_WIDTHS, 0.9, row)
+    width = figure.get_figwidth() / axes.shape[1]
+    variants = list(dict.fromkeys(variant for panel in panels for variant in panel.by_variant))
+    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
+    handles: dict[str, Any] = {}
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        for variant, (values, accuracy) in panel.by_variant.items():
+            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
+            (handles[describe_variant(variant)],) = axis.plot(values, 100 * accuracy, markers[variant], **how)
+        axis.axvline(panel.line, color="0.5", linestyle="--", linewidth=1)
+        axis.set_title(wrap(panel.title, width - 0.9, 9), fontsize=9)
+        axis.set_xlabel(wrap(x, width - 0.5, 10))
+        axis.xaxis.set_tick_params(labelbottom=True)
+        open_frame(axis)
+    axes[0, 0].set_ylim(0, 102)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(y)
+    handles[line] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
+    legend_below(figure, handles)
+    title(figure, message)
+    return figure, axes[0, 0]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

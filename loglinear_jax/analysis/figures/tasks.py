@@ -8,27 +8,23 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.figures.style import FULL_WIDTH, hide, new_figure, percent_panel, title, wrap
+from loglinear_jax.analysis.figures.style import FULL_WIDTH, panel_grid, percent_panel, title, wrap
 from loglinear_jax.analysis.labels import colors_of, describe_variant
-from loglinear_jax.statistics import mean_interval
+from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
 
 MOST_COLUMNS = 3
 
 
 def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]], shown_as: str) -> Figure:
-    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %.
+    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %,
+    with the learning rates as given.
 
     panels: by the task's name and the variant, each seed's accuracy in %. shown_as: what that is, such as "test accuracy".
     """
     variants = list(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
     names = [wrap(describe_variant(variant), 2.0, 9) for variant in variants]
     row_height = max(0.3, 0.17 * max(name.count("\n") + 1 for name in names))
-    columns = min(len(panels), MOST_COLUMNS)
-    rows = -(-len(panels) // columns)
-    figure, axes = new_figure(
-        FULL_WIDTH, 0.7 + (0.9 + row_height * len(variants)) * rows, rows, columns, sharex=True, sharey=True
-    )
-    hide(axes.flat[len(panels) :])
+    figure, axes = panel_grid(len(panels), [FULL_WIDTH] * MOST_COLUMNS, 0.7, 0.9 + row_height * len(variants))
     for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
         for variant, color in colors_of(variants).items():
             if variant not in drawn:
@@ -42,6 +38,9 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
     counts = {len(values) for drawn in panels.values() for values in drawn.values()}
-    seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    title(figure, f"{seeds} seeds each (strokes), and their mean with its 95 % interval")
+    seeds = (
+        f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{max(counts)} seed{'s' * (max(counts) > 1)}"
+    )
+    interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
+    title(figure, f"{seeds} each (strokes), and their mean{interval}" if max(counts) > 1 else f"{seeds} each")
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loglinear_jax.analysis import figures
-from loglinear_jax.analysis.answer_levels import answer_levels, table
+from loglinear_jax.analysis.answer_levels import answer_levels, levels_table
 from loglinear_jax.analysis.sections.base import Context, Section
 
 
@@ -33,7 +33,7 @@ class Answers(Section):
         with context.attempt("all runs", "levels of the answers"):
             figure = figures.draw_answer_levels(shares, _message(shares))
             report.add_figure(self.part, figure, "answer-levels", "Levels that hold the answers")
-            report.add_table(self.part, table(shares), "answer-levels-table")
+            report.add_table(self.part, levels_table(shares), "answer-levels-table")
 
 
 def _message(shares: dict[str, np.ndarray]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
 from loglinear_jax.analysis.attention_rows import check_index
 from loglinear_jax.analysis.cache import Cache
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
+MOST_KEPT = 1 << 30  # bytes of λ
 
 
 class Section:
@@ -66,6 +68,7 @@ class Context:
         self._names = _distinct_names(self.runs)
         self._modules = {type(run.task).__module__ for run in self.runs}
         self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
+        self._lam: dict[tuple, np.ndarray] = {}
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
@@ -157,6 +160,18 @@ class Context:
         if seed in self._chosen_seeds(trained):
             self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
         return values
+
+    def lam_of(self, trained: TrainedVariant, seed: int) -> Float[np.ndarray, "layers num T H L"]:
+        """λ at every token of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, for
+        sections that look at all of them."""
+        key = (trained.checkpoint, trained.variant, seed)
+        if key not in self._lam:
+            lam = np.stack([layer["lam_value"] for layer in self.mixer_values(trained, seed)])
+            self._lam = {k: v for k, v in self._lam.items() if k[:2] == key[:2]}
+            if sum(kept.nbytes for kept in self._lam.values()) + lam.nbytes > MOST_KEPT:
+                return lam
+            self._lam[key] = lam
+        return self._lam[key]
 
     def over_seeds(
         self,

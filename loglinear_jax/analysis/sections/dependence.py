@@ -59,8 +59,7 @@ def dependence_of(context: Context, trained: TrainedVariant, seeds: list[int]) -
     roles, num_roles = trained.task.roles(tokens), len(trained.task.ROLES)
 
     def compute(seed: int) -> dict[str, np.ndarray]:
-        lam = np.stack([layer["lam_value"] for layer in context.mixer_values(trained, seed)])
-        return input_dependence(lam, roles, num_roles)
+        return input_dependence(context.lam_of(trained, seed), roles, num_roles)
 
     sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
     return context.over_seeds(trained, "dependence", {"sample": sample}, seeds, compute)

@@ -8,6 +8,7 @@ import numpy as np
 
 from loglinear_jax.analysis import figures, tables
 from loglinear_jax.analysis.decays import initial_memory
+from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.config import variant_config
 from loglinear_jax.mixers import MIXERS
@@ -45,7 +46,7 @@ class InitialDecays(Section):
     def _show(self, found: list[tuple[Run, str, np.ndarray]]) -> None:
         report, layer = self.context.report, self.context.choices.layer
         drawn: dict[Path, tuple[str, int, dict]] = {}
-        changed = tables.changed_settings([run for run, *_ in found])
+        changed = changed_settings([run for run, *_ in found])
         outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
         for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
             title = run.task.describe() + (f"; {changes}" if changes else "")

@@ -9,6 +9,7 @@ from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.lengths import lengths_to_test, scores_by_length, with_highest_trained_level
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
+from loglinear_jax.runs.cells import mean_and_std, mean_std_and_reached
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 Found = dict[str, tuple[list[int], list[int], np.ndarray]]  # variant -> lengths [N], seeds [S], shown values [S, N]
@@ -59,8 +60,7 @@ class Lengths(Section):
             title = context.titled(run, "longer sequences")
             report.add_figure(self.part, figure, context.stem(run, "lengths"), title)
             table = _table(run, found)
-            title = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
-            report.add_table(self.part, table, context.stem(run, "lengths-table"), title)
+            report.add_table(self.part, table, context.stem(run, "lengths-table"), context.titled(run, table.title))
 
 
 def _table(run: Run, found: Found) -> Table:
@@ -68,9 +68,8 @@ def _table(run: Run, found: Found) -> Table:
     for variant, (lengths, seeds, values) in found.items():
         row = {"variant": variant}
         for length, column in zip(lengths, values.T, strict=True):
-            spread = f" ± {column.std(ddof=1):.1f}" if len(column) > 1 else ""
-            reached = [f" ({np.sum(column >= 100 * t)}/{len(column)})" for t in score.thresholds[:1]]
-            row[f"length {length}"] = "".join([f"{column.mean():.1f}{spread}", *reached])
+            [cell] = [mean_std_and_reached(column, 100 * t) for t in score.thresholds[:1]] or [mean_and_std(column)]
+            row[f"length {length}"] = cell
         if run.task.seq_len == 128 and run.config.task.name == "mqar":
             row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
         rows.append(row)
@@ -83,4 +82,4 @@ def _table(run: Run, found: Found) -> Table:
     what = "".join(
         [f"{name}, mean ± std over seeds", *(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])]
     )
-    return Table(f"{describe_run(run)}: {what}", rows, raw)
+    return Table(what, rows, raw, of=describe_run(run))

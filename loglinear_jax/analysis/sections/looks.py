@@ -43,8 +43,7 @@ class Looks(Section):
                 return
 
             def compute(seed: int) -> dict[str, np.ndarray]:
-                lam = np.stack([layer["lam_value"] for layer in context.mixer_values(trained, seed)])
-                return looks_at_answers(lam, levels)
+                return looks_at_answers(context.lam_of(trained, seed), levels)
 
             sample = hashlib.sha256(np.ascontiguousarray([tokens, levels]).tobytes()).hexdigest()[:16]
             seeds = context.averaged_seeds(trained)

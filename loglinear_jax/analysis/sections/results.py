@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loglinear_jax.analysis import figures, tables
-from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections.base import Context, Section
 
 MANY_RUNS = 5  # from which their own tables are folded
@@ -47,5 +46,5 @@ class Results(Section):
                 with context.attempt(run.workdir, stem):
                     table = make(run)
                     if table is not None:
-                        shown = context.titled(run, table.title.removeprefix(f"{describe_run(run)}: "))
+                        shown = context.titled(run, table.title)
                         report.add_table(self.part, table, context.stem(run, stem), shown, folded)

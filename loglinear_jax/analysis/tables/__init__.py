@@ -3,12 +3,11 @@ matplotlib."""
 
 from loglinear_jax.analysis.tables.lam import dependence, looks
 from loglinear_jax.analysis.tables.one_run import by_seed, differences, outcomes, parts
-from loglinear_jax.analysis.tables.rates import rates
+from loglinear_jax.analysis.tables.rates import differences_at_best_rates, few_seeds_table, rates
 from loglinear_jax.analysis.tables.several_runs import (
     accuracies_by_task,
     as_the_paper,
     by_setting,
-    changed_settings,
     initial_memory,
 )
 from loglinear_jax.analysis.tables.table import Table
@@ -19,9 +18,10 @@ __all__ = [
     "as_the_paper",
     "by_seed",
     "by_setting",
-    "changed_settings",
     "dependence",
     "differences",
+    "differences_at_best_rates",
+    "few_seeds_table",
     "initial_memory",
     "looks",
     "outcomes",

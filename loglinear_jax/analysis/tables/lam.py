@@ -10,6 +10,7 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.lam_values import relative_variation
 from loglinear_jax.analysis.looks import best_heads
 from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.runs.cells import mean_and_std
 from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 
@@ -64,7 +65,7 @@ def _dependence_cells(found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, st
     shares = [share for d in found if np.isfinite(share := _pooled_share(d))]
     low, high = min(np.nanmin(d["min"]) for d in found), max(np.nanmax(d["max"]) for d in found)
     return {
-        "Σ std over tokens / Σ mean of λ": _mean_and_std(variation[:, 0]),
+        "Σ std over tokens / Σ mean of λ": f"{mean_and_std(variation[:, 0])} %",
         "median std / mean": f"{variation[:, 1].mean():.1f} %",
         "λ from – to": f"{low:.3g} – {high:.3g}",
         "of the variance between roles": f"{100 * np.mean(shares):.0f} %" if shares else "–",
@@ -99,7 +100,7 @@ def looks(
             rows.append(row)
         for layer in range(best["largest"].shape[1] if finite else 0):
             cells = {"answers at the largest λ": "largest", "λ there / Σ λ": "weight"}
-            found = {name: _mean_and_std(100 * best[key][:, layer]) for name, key in cells.items()}
+            found = {name: f"{mean_and_std(100 * best[key][:, layer])} %" for name, key in cells.items()}
             rows.append(row | {"layer": str(layer)} | found)
         for seed, of_seed in seeds.items():
             for layer, head in np.ndindex(of_seed["largest"].shape):
@@ -115,8 +116,3 @@ def looks(
         f"holds the answer there, finds {100 * by_position:.1f} %."
     )
     return Table(title, rows, raw, note)
-
-
-def _mean_and_std(values: np.ndarray) -> str:
-    spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{values.mean():.1f}{spread} %"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.table import Table, with_interval
+from loglinear_jax.analysis.tables.rates import pairs_of_like_rates
+from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
@@ -43,7 +44,7 @@ def outcomes(run: Run) -> Table:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
         note += " The last column is the paper's, of 3 to 11 seeds."
-    return Table(f"{describe_run(run)}: outcomes, {_first(variants).shown_as}", rows, raw, note)
+    return Table(f"outcomes, {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def by_seed(run: Run) -> Table:
@@ -55,7 +56,7 @@ def by_seed(run: Run) -> Table:
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
     unit = run.task.score.unit
     what = _first(variants).shown_as + (f" ({unit})" if unit else "")
-    return Table(f"{describe_run(run)}: {what} of every seed", rows, raw)
+    return Table(f"{what} of every seed", rows, raw, of=describe_run(run))
 
 
 def parts(run: Run) -> Table | None:
@@ -75,17 +76,20 @@ def parts(run: Run) -> Table | None:
             )
         rows.append(row)
     note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], of the parameters that validation chose."
-    return Table(f"{describe_run(run)}: test accuracy on each part of the test", rows, raw, note)
+    return Table("test accuracy on each part of the test", rows, raw, note, describe_run(run))
 
 
 def differences(run: Run) -> Table | None:
-    """Every two variants of a run, paired by seed; None if there is only one."""
+    """Every two variants of a run, paired by seed; None if there is only one. Where variants have several learning rates, those
+    of the same rate: differences at the best rates have a table of their own (`differences_at_best_rates`)."""
     variants = on_one_set(run.outcomes)
-    if len(variants) < 2:
+    pairs = pairs_of_like_rates(run, variants)
+    if not pairs:
         return None
     score = run.task.score
     rows, raw = [], []
-    for (name_a, a), (name_b, b) in itertools.combinations(variants.items(), 2):
+    for name_a, name_b in pairs:
+        a, b = variants[name_a], variants[name_b]
         values = np.array([a.shown, b.shown])
         values = values[:, np.isfinite(values).all(0)]
         row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
@@ -97,15 +101,16 @@ def differences(run: Run) -> Table | None:
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
         mean, low, high = mean_difference(*values) if len(values[0]) else (np.nan,) * 3
-        interval = f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else ""
-        row[f"{what} [95 % interval]"] = f"{mean:+.2f}{interval}" if np.isfinite(mean) else "–"
+        row[f"{what} [95 % interval]"] = with_interval(mean, low, high, digits=2, sign="+")
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (
         f"{_first(variants).shown_note} Paired by seed. The p-values are exact and not corrected for the number of "
         "comparisons; intervals are bootstrapped, from 10 seeds on."
     )
-    return Table(f"{describe_run(run)}: differences in {_first(variants).shown_as}", rows, raw, note)
+    if len(pairs) < len(variants) * (len(variants) - 1) // 2:
+        note += " Pairs of different learning rates or weight decays are left out."
+    return Table(f"differences in {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
 def _first(variants: Mapping[str, VariantOutcome]) -> VariantOutcome:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.labels import setting_of
+from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.tables.rates import at_best_rates
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.config import default_config, differing_names, flat_settings, released_config, robust_config
+from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.runs.outcome_table import mean_and_std
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
-
-PRESETS = {"setting released": released_config, "robust": robust_config}
-# What does not make a setting another one.
-BESIDES = {
-    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
-    "train.eval_batch_size", "train.num_test",
-}  # fmt: skip
 
 
 def as_the_paper(runs: Sequence[Run]) -> list[Table]:
@@ -38,7 +30,7 @@ def as_the_paper(runs: Sequence[Run]) -> list[Table]:
     groups: dict[tuple, list[int]] = {}
     for index, run in enumerate(runs):
         axis = f"task.{run.task.AXIS[0]}"
-        same = tuple((name, repr(value)) for name, value in _setting(run).items() if name != axis)
+        same = tuple((name, repr(value)) for name, value in experiment_of(run).items() if name != axis)
         groups.setdefault(same, []).append(index)
     changes = changed_settings(runs)
     tables = [_against_axis([runs[i] for i in group], changes[group[0]]) for group in groups.values()]
@@ -50,7 +42,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
     variant's share of converged seeds; settings with few changes first. All tables are of accuracies on one set."""
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
-    for run in sorted(finished, key=lambda run: tuple(run.config.task.values())):
+    for run in sorted(finished, key=lambda run: _in_order(run.config.task)):
         groups.setdefault(run.task.describe(), []).append(run)
     compared = {task: group for task, group in groups.items() if len(set(changed_settings(group))) > 1}
     chosen, notes = {}, {}  # by task
@@ -60,11 +52,23 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
     return {task: _against_settings(task, runs, outcomes, notes[task]) for task, runs in chosen.items()}
 
 
+def _in_order(task: ConfigDict) -> tuple:
+    """Sorts settings of tasks by name, then by value: numbers before text, before all else."""
+
+    def comparable(value: Any) -> tuple:
+        if isinstance(value, (bool, int, float)):
+            return (0, value)
+        return (1, value) if isinstance(value, str) else (2, repr(value))
+
+    others = sorted((name, comparable(value)) for name, value in task.items() if name != "name")
+    return task.name, others
+
+
 def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
     """(By task and setting in words, then by variant, the accuracy of each seed in %; what they are, such as "test accuracy").
 
-    Of a variant with several learning rates, that of one half of the seeds, at the rate that the other half choose; none of one
-    seed. Of a variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
+    Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Of a
+    variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
@@ -77,40 +81,6 @@ def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[n
                 of_task[variant] = shown
     shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
     return {task: drawn for task, drawn in found.items() if drawn}, shown_as
-
-
-def changed_settings(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
-    settings, default = [_setting(run) for run in runs], flat_settings(default_config())
-    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
-    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
-
-
-def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    changed = {name: value for name, value in setting.items() if value != default.get(name)}
-    words = []
-    for word, preset in _presets().items():
-        if preset.items() <= changed.items():
-            words.append(word)
-            changed = {name: value for name, value in changed.items() if name not in preset}
-    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
-
-
-@functools.cache
-def _presets() -> dict[str, dict[str, Any]]:
-    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
-    changes = {}
-    for word, apply in PRESETS.items():
-        config = default_config()
-        apply(config)
-        names = differing_names([flat_settings(default_config()), flat_settings(config)])
-        changes[word] = {name: flat_settings(config)[name] for name in names}
-    return changes
-
-
-def _setting(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in flat_settings(run.config).items() if name not in BESIDES}
 
 
 def _by_changes(runs: list[Run]) -> tuple[dict[tuple[str, str], Run], list[str]]:
@@ -135,9 +105,7 @@ def _against_settings(
     raw = []
     for (changes, variant), run in runs.items():
         outcome = outcomes[task, changes, variant]
-        cell = _shares(outcome)
-        if outcome.median_solved_step is not None:
-            cell += f"; {outcome.median_solved_step:.0f}"
+        cell = converged_and_solved(outcome) + median_step(outcome)
         rows.setdefault(changes, {"changed": changes or "nothing"})[variant] = cell
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
@@ -159,15 +127,8 @@ def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, no
     notes.append(f"not shown: {variant} of {run.name}, as {kept.name} has it too")
 
 
-def _shares(outcome: VariantOutcome) -> str:
-    """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, and 99 %."""
-    low, high = outcome.share_converged_interval
-    seeds = len(outcome.seeds)
-    return f"{outcome.num_converged}/{seeds} [{low:.2f}, {high:.2f}], {outcome.num_solved}/{seeds}"
-
-
 def _share_numbers(outcome: VariantOutcome) -> dict[str, Any]:
-    """The same, and the accuracies, as plain numbers."""
+    """The accuracies, and how many seeds reached 90 % and 99 %, as plain numbers."""
     low, high = outcome.share_converged_interval
     names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged")
     return (
@@ -205,8 +166,8 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
             mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
-            ours[name] = mean_and_std(outcome) if field == "seq_len" else mean_and_peak
-            shares[name] = _shares(outcome)
+            ours[name] = mean_and_std(100 * outcome.accuracy) if field == "seq_len" else mean_and_peak
+            shares[name] = converged_and_solved(outcome)
             raw.append({"variant": variant, field: value} | _share_numbers(outcome) | {"the_paper": published})
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
     how = "mean ± std" if field == "seq_len" else "mean (peak)"

@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tabulate import tabulate
 
 LATEX = {
@@ -18,12 +17,19 @@ LATEX = {
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """rows: cells to be read, by column. raw: the same as plain numbers, for CSV; rows if None. note: stands below."""
+    """title: what is shown; of: of which run, if of one. rows: cells to be read, by column. raw: the same as plain numbers, for
+    CSV; rows if None. note: stands below."""
 
     title: str
     rows: list[dict[str, str]]
     raw: list[dict[str, Any]] | None = None
     note: str = ""
+    of: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """Which run, and what is shown."""
+        return f"{self.of}: {self.title}" if self.of else self.title
 
     def text(self, style: str) -> str:
         """In one of tabulate's styles. Cells are text, whatever they hold: no HTML, no line or column of Markdown."""
@@ -35,7 +41,7 @@ class Table:
     def write(self, stem: Path) -> list[Path]:
         """Writes stem.md, stem.csv and stem.tex."""
         note = f"\n\n{markdown(self.note)}" if self.note else ""
-        stem.with_suffix(".md").write_text(f"**{markdown(self.title)}**\n\n{self.text('github')}{note}\n")
+        stem.with_suffix(".md").write_text(f"**{markdown(self.full_title)}**\n\n{self.text('github')}{note}\n")
         raw = self.rows if self.raw is None else self.raw
         with stem.with_suffix(".csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in raw for key in row)))
@@ -44,17 +50,10 @@ class Table:
         tex = self.text("latex_booktabs")
         for sign, command in LATEX.items():
             tex = tex.replace(sign, command)
-        stem.with_suffix(".tex").write_text(f"% {' '.join(self.title.splitlines())}\n{tex}\n")
+        stem.with_suffix(".tex").write_text(f"% {' '.join(self.full_title.splitlines())}\n{tex}\n")
         return [stem.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
 
 
 def markdown(text: str) -> str:
     """A text as one line of Markdown that shows it as it is, in a cell of a table too."""
     return " ".join(str(text).splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
-
-
-def with_interval(mean: float, low: float, high: float) -> str:
-    """ "71.2 [66.0, 75.9]"; without the interval where there is none, "–" where there is no mean."""
-    if not np.isfinite(mean):
-        return "–"
-    return f"{mean:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import pallas_kernels
@@ -22,10 +21,8 @@ from loglinear_jax.ops.checks import (
     check_shapes,
     check_state,
 )
-from loglinear_jax.ops.continuation import with_more_levels
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
-from loglinear_jax.ops.heads import accumulation_dtype
-from loglinear_jax.ops.positions import have_room
+from loglinear_jax.ops.continuation import nan_beyond, with_more_levels
+from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
 def bucket_scores(
@@ -54,7 +51,8 @@ def bucket_scores(
         initial state's; the initial state's (and at least fenwick.num_levels(T)) where its position is traced.
       initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
         position can't be refused: tokens beyond the levels get NaN.
-      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16. The result does not depend on it.
+      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16, or up to 32 in the GPU kernel. The result
+        does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T log T), any
         backend), "pallas" (chunkwise, by a GPU kernel; K from 16 to 256, float32 or bfloat16, reverse-mode gradients only), or
         None for the best that works here.
@@ -93,13 +91,10 @@ def bucket_scores(
 )
 def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, implementation, precision, interpreted):
     del interpreted  # but it must not be that of an earlier call
-    dtype = accumulation_dtype(q, k)
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    widest = jnp.result_type(q, k)
-    q, k = q.astype(widest), k.astype(widest)
+    log_decay, q, k = to_common_dtypes(log_decay, q, k)
     wanted = levels
     if initial_state is not None:
-        initial_state = with_more_levels(initial_state, levels, dtype)
+        initial_state = with_more_levels(initial_state, levels, log_decay.dtype)
         levels = initial_state.levels.shape[2]
     kwargs = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
     if implementation == "parallel":
@@ -110,8 +105,4 @@ def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, 
         scores, state = chunkwise(q, k, log_decay, chunk_size=chunk_size, **kwargs)
     else:
         scores, state = pallas.pallas(q, k, log_decay, chunk_size=chunk_size, **kwargs)
-    scores = scores[..., :wanted]
-    if initial_state is not None:
-        known = have_room(initial_state.position, scores.shape[1], capacity(wanted))
-        scores = jnp.where(known[:, None, None], scores, jnp.nan)
-    return scores, state
+    return nan_beyond(capacity(wanted), initial_state, scores[..., :wanted]), state

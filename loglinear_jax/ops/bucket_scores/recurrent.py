@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
-from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import pallas_kernels
@@ -17,12 +16,9 @@ from loglinear_jax.ops.checks import (
     check_shapes,
     check_step_state,
 )
-from loglinear_jax.ops.continuation import take_step, with_more_levels
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
 from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
-from loglinear_jax.ops.heads import accumulation_dtype
-from loglinear_jax.ops.levels import pad_to
-from loglinear_jax.ops.positions import have_room
+from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
 def log_linear_delta_attention(
@@ -95,16 +91,12 @@ def _attend(
 ):
     """Of both functions: lam is None for one state."""
     del interpreted  # but it must not be that of an earlier call
-    dtype, out_dtype = accumulation_dtype(q, k, v), v.dtype
-    log_decay, beta = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY), beta.astype(dtype)
-    q, k, v = (x.astype(jnp.result_type(q, k, v)) for x in (q, k, v))
-    inputs, sizes = [q, k, v, log_decay, beta], {}
+    out_dtype, room = v.dtype, None if lam is None else capacity(lam.shape[-1])
+    log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
+    dtype = log_decay.dtype
+    inputs, sizes = [q, k, v, log_decay, beta.astype(dtype)], {}
     if lam is not None:
-        lam = lam.astype(dtype)
-        room = capacity(lam.shape[-1])
-        if initial_state is not None:
-            initial_state = with_more_levels(initial_state, lam.shape[-1], dtype)
-            lam = pad_to(lam, initial_state.levels.shape[2], axis=3)
+        lam, initial_state = with_all_levels(lam.astype(dtype), initial_state)
         inputs.append(lam)
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
@@ -114,10 +106,7 @@ def _attend(
         *inputs, initial_state=initial_state, return_state=return_state, precision=precision, **sizes
     )
     out = out.astype(out_dtype)
-    if lam is not None and initial_state is not None:
-        known = have_room(initial_state.position, out.shape[1], room)
-        out = jnp.where(known[:, None, None], out, jnp.nan)
-    return out, state
+    return out if lam is None else nan_beyond(room, initial_state, out), state
 
 
 # By implementation, and whether there are levels.

@@ -6,15 +6,13 @@ import functools
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_shapes
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear.chunkwise import chunkwise
 from loglinear_jax.ops.gated_linear.parallel import parallel
 from loglinear_jax.ops.gated_linear.recurrent import recurrent
-from loglinear_jax.ops.heads import accumulation_dtype
 
 Implementation = Literal["parallel", "recurrent", "xla"]
 
@@ -62,10 +60,10 @@ def gated_linear_attention(
 
 @functools.partial(jax.jit, static_argnames=("chunk_size", "precision", "implementation"))
 def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, implementation):
-    dtype = accumulation_dtype(q, k, v)
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    out_dtype = v.dtype
+    log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     if initial_state is not None:
-        initial_state = initial_state.astype(dtype)
+        initial_state = initial_state.astype(log_decay.dtype)
     kwargs = dict(initial_state=initial_state, precision=precision)
     if implementation == "parallel":
         out, state = parallel(q, k, v, log_decay, **kwargs)
@@ -73,4 +71,4 @@ def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, impleme
         out, state = recurrent(q, k, v, log_decay, **kwargs)
     else:
         out, state = chunkwise(q, k, v, log_decay, chunk_size=chunk_size, **kwargs)
-    return out.astype(v.dtype), state
+    return out.astype(out_dtype), state

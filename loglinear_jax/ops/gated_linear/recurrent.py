@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from loglinear_jax.ops.heads import accumulation_dtype
+from loglinear_jax.ops.dtypes import accumulation_dtype
 
 
 def recurrent(q, k, v, log_decay, *, initial_state, precision=None):

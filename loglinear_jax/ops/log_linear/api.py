@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import pallas_kernels
@@ -17,14 +16,11 @@ from loglinear_jax.ops.checks import (
     check_shapes,
     check_step_state,
 )
-from loglinear_jax.ops.continuation import take_step, with_more_levels
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
-from loglinear_jax.ops.heads import accumulation_dtype
-from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
+from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
-from loglinear_jax.ops.positions import have_room
 
 
 def log_linear_attention(
@@ -108,15 +104,9 @@ def _attend(
     q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
 ):
     del interpreted
-    dtype = accumulation_dtype(q, k, v)
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
-    lam = lam.astype(dtype)
-    room = capacity(lam.shape[-1])
-    out_dtype, widest = v.dtype, jnp.result_type(q, k, v)
-    q, k, v = (x.astype(widest) for x in (q, k, v))
-    if initial_state is not None:
-        initial_state = with_more_levels(initial_state, lam.shape[-1], dtype)
-        lam = pad_to(lam, initial_state.levels.shape[2], axis=3)
+    out_dtype, room = v.dtype, capacity(lam.shape[-1])
+    log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
+    lam, initial_state = with_all_levels(lam.astype(log_decay.dtype), initial_state)
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
     if implementation == "parallel":
@@ -127,12 +117,7 @@ def _attend(
         out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
     else:
         out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
-    out = out.astype(out_dtype)
-    if initial_state is not None:
-        # Of the outputs, not of λ: so NaN reaches no gradient of the other tokens.
-        known = have_room(initial_state.position, out.shape[1], room)
-        out = jnp.where(known[:, None, None], out, jnp.nan)
-    return out, state
+    return nan_beyond(room, initial_state, out.astype(out_dtype)), state
 
 
 def fenwick_step(

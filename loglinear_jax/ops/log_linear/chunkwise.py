@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, tree_heights
 from loglinear_jax.ops.continuation import run_from
 from loglinear_jax.ops.decays import decay_matrix, decay_to_end
-from loglinear_jax.ops.heads import accumulation_dtype, dot, merge_heads, split_heads
+from loglinear_jax.ops.dtypes import accumulation_dtype
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, select_level
 from loglinear_jax.ops.tree import climb, fitting_chunk_size, in_segments, into_parts, read_left_siblings
 

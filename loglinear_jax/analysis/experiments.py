@@ -1,0 +1,121 @@
+"""What makes two experiments the same: to which of the paper's settings a config belongs, whether it is one that the paper
+publishes, and in what several runs differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from loglinear_jax.config import (
+    default_config,
+    differing_names,
+    flat_settings,
+    language_config,
+    released_config,
+    released_language_config,
+    robust_config,
+)
+from loglinear_jax.runs.loading import Run
+
+# By the kind of model, how the setting text is made, and how the setting released is made from it.
+SETTINGS = {
+    "recall": (default_config, released_config),
+    "language": (language_config, released_language_config),
+}
+# What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
+NOT_OF_A_SETTING = {
+    "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},
+    "language": {"model.lam", "model.implementation", "model.chunk_size", "model.remat", "model.hidden"},
+}
+# The training that a published number is of.
+OF_A_PUBLISHED_NUMBER = (
+    "train.num_steps", "train.batch_size", "train.learning_rate", "train.warmup_steps", "train.schedule", "train.weight_decay",
+    "train.grad_clip", "train.stream", "train.num_train", "train.eval_every", "train.stop_at", "train.patience",
+)  # fmt: skip
+# In which runs may differ that stand in one table as the same experiment.
+NOT_OF_AN_EXPERIMENT = {
+    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
+    "train.eval_batch_size", "train.num_test",
+}  # fmt: skip
+PRESETS = {"setting released": released_config, "robust": robust_config}  # by what they are called among changes
+
+
+def setting_of(config: ConfigDict) -> str:
+    """ "text" or "released" if the model is exactly that of the paper's text or of its released code, else ""."""
+    given = flat_settings(config)
+    for name, settings in _settings(config.model.kind).items():
+        if all(given.get(key) == value for key, value in settings.items()):
+            return name
+    return ""
+
+
+def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
+    """Whether model and training are those that the paper publishes of this kind of model, in either setting; for how many
+    positions λ has levels does not count. train: in what training is not as the paper usually does it."""
+    if config.model.kind != kind:
+        return False
+    given, published = flat_settings(config), flat_settings(SETTINGS[kind][0]())
+    published |= {f"train.{name}": value for name, value in train.items()}
+    same_train = all(given.get(name) == published.get(name) for name in OF_A_PUBLISHED_NUMBER)
+    return same_train and any(
+        all(
+            given.get(n) == value for n, value in settings.items() if n.startswith("model.") and n != "model.max_length"
+        )
+        for settings in _settings(kind).values()
+    )
+
+
+@functools.cache
+def _settings(kind: str) -> dict[str, dict[str, Any]]:
+    """What makes the settings text and released: the model, and whatever else the preset `released` changes. A kind of model
+    that the paper does not have has neither."""
+    if kind not in SETTINGS:
+        return {}
+    make, release = SETTINGS[kind]
+    released = make()
+    release(released)
+    flat = {"text": flat_settings(make()), "released": flat_settings(released)}
+    changed = differing_names(list(flat.values()))
+    names = [name for name in flat["text"] if name in changed or name.startswith("model.")]
+    return {
+        setting: {name: of_one[name] for name in names if name in changed or name not in NOT_OF_A_SETTING[kind]}
+        for setting, of_one in flat.items()
+    }
+
+
+def experiment_of(run: Run) -> dict[str, Any]:
+    """The settings that make a run another experiment, by their dotted names."""
+    return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
+
+
+def changed_settings(runs: Sequence[Run]) -> list[str]:
+    """For each run the settings of model and training in which the runs differ, where they are not the default:
+    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
+    settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
+    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
+    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
+
+
+def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    changed = {name: value for name, value in setting.items() if value != default.get(name)}
+    words = []
+    for word, preset in _presets().items():
+        if preset.items() <= changed.items():
+            words.append(word)
+            changed = {name: value for name, value in changed.items() if name not in preset}
+    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
+    changes = {}
+    for word, apply in PRESETS.items():
+        config = default_config()
+        apply(config)
+        names = differing_names([flat_settings(default_config()), flat_settings(config)])
+        changes[word] = {name: flat_settings(config)[name] for name in names}
+    return changes

@@ -1,0 +1,310 @@
+"""Tables of the accuracies of runs of recall, and of which seeds converge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from loglinear_jax.analysis import decays, paper, tables
+from loglinear_jax.analysis.experiments import setting_of
+from loglinear_jax.analysis.pages.options import SOLVED, Labelled, Repetitions, Rows, Runs, split_labels, table
+from loglinear_jax.analysis.pages.results import outcome_of
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate, name_of
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs.cells import (
+    converged_and_solved,
+    mean_and_std,
+    mean_with_interval,
+    num_and_share_converged,
+    share_converged,
+    short_p,
+    solved_and_step,
+    with_interval,
+)
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
+
+ONE_STATE = "mixer=linear"
+
+
+@table()
+def by_pairs(runs: Runs, variants: str = "", lines: str = "") -> Rows:
+    """λ against pairs (or length): `tables.as_the_paper` of runs that differ in nothing else. lines=shares: only how many
+    seeds reached 90 and 99 %."""
+    found = tables.as_the_paper(runs)
+    if len(found) != 1:
+        raise ConfigError(
+            f"runs={runs.text} make {len(found)} tables, expected one: they differ in more than pairs or length"
+        )
+    rows = found[0].rows
+    if lines == "shares":
+        rows = [{k: v for k, v in row.items() if k} for row in rows if row[""].startswith("≥")]
+    return _chosen_rows(rows, variants)
+
+
+@table()
+def by_setting(runs: Runs, variants: str) -> Rows:
+    """A row for each setting of model and training that differs: `tables.by_setting` of one task."""
+    found = list(tables.by_setting(runs).values())
+    if len(found) != 1:
+        raise ConfigError(f"runs={runs.text} are of {len(found)} tasks in several settings, expected one")
+    chosen = variants.split(",")
+    return [
+        {"changed": row["changed"]} | {v: row[v] for v in chosen if v in row}
+        for row in found[0].rows
+        if any(v in row for v in chosen)
+    ]
+
+
+@table()
+def differences(runs: Runs, a: str, b: str) -> Rows:
+    """Two variants of MQAR paired by seed, a row for each run: McNemar's test, and the mean difference with its interval."""
+    rows = []
+    for run in runs:
+        pair = [outcome_of(run, variant) for variant in (a, b)]
+        row = {"setting": setting_of(run.config) or "–", "pairs": str(run.config.task.num_pairs)}
+        for threshold in (CONVERGED_ACCURACY, SOLVED_ACCURACY):
+            only_a, only_b, p_value = mcnemar(*(o.reached(threshold) for o in pair))
+            row[f"≥ {100 * threshold:.0f} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {short_p(p_value, 2)}"
+        rows.append(row | {f"accuracy, {a} − {b}, points": _points_between(*pair)})
+    return rows
+
+
+@table()
+def accuracies(runs: Runs, columns: str, variants: str = "") -> Rows:
+    """A row for each variant of each run. columns: names in COLUMNS."""
+    rows = []
+    for run in runs:
+        for variant, of_seeds in run.outcomes.items():
+            if variants and variant not in variants.split(","):
+                continue
+            cells = {"variant": variant}
+            for column in columns.split(","):
+                if column not in COLUMNS:
+                    raise ConfigError(f"there is no column {column!r}: there are {', '.join(COLUMNS)}")
+                title, cell = COLUMNS[column]
+                cells[title] = cell(run, variant, of_seeds)
+            rows.append(cells)
+    return rows
+
+
+Cell = Callable[[Run, str, VariantOutcome], str]
+COLUMNS: dict[str, tuple[str, Cell]] = {
+    "run": ("run", lambda run, v, o: f"`{run.name}`"),
+    "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
+    "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
+    "interval": ("mean % [95 % interval]", lambda run, v, o: mean_with_interval(100 * o.accuracy)),
+    "mean": ("accuracy %, mean ± std", lambda run, v, o: mean_and_std(100 * o.accuracy)),
+    "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
+    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
+    "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
+    "converged": ("≥ 90 %", lambda run, v, o: num_and_share_converged(o)),
+    "solved": (f"{SOLVED}; median step", lambda run, v, o: solved_and_step(o, ",")),
+    "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
+}
+
+
+@table(of_accuracies=False)
+def solved_by_pairs(rows: Labelled) -> Rows:
+    """Seeds at ≥ 99 % and the median step at which they reach it, against pairs. rows: "label = runs:variant"."""
+    found = []
+    for label, runs, variant in rows:
+        cells = {"mixer": label}
+        for run in runs:
+            cells[f"kv={run.config.task.num_pairs}"] = solved_and_step(outcome_of(run, variant), ",")
+        found.append(cells)
+    return found
+
+
+@table(counts_solved=True)
+def shares_by_pairs(rows: Labelled) -> Rows:
+    """Seeds at ≥ 90 % with the interval of their share, and at ≥ 99 %, against pairs. rows: "label = runs:variant"."""
+    found = []
+    for label, runs, variant in rows:
+        cells = {"mixer": label}
+        for run in runs:
+            cells[f"kv={run.config.task.num_pairs}"] = converged_and_solved(outcome_of(run, variant))
+        found.append(cells)
+    return found
+
+
+@table()
+def converged_by_pairs(rows: Labelled) -> Rows:
+    """The share of seeds at ≥ 90 % with its interval, against pairs. rows: "label = runs:variant,variant"."""
+    found = []
+    for label, runs, variants in rows:
+        for index, variant in enumerate(variants.split(",")):
+            cells = {"setting": "" if index else label, "λ": f"`{variant}`"}
+            for run in runs:
+                cells[f"{run.config.task.num_pairs} pairs"] = share_converged(outcome_of(run, variant))
+            found.append(cells)
+    return found
+
+
+@table()
+def repeated(runs: Repetitions, variants: str) -> Rows:
+    """Mean accuracy of the seeds that several runs of one task share, against pairs. runs: repetitions, separated by ';'."""
+    rows = []
+    for variant in variants.split(","):
+        row = {"variant": variant}
+        for same_pairs in zip(*runs, strict=True):
+            if len({run.config.task.num_pairs for run in same_pairs}) > 1:
+                raise ConfigError(f"runs={runs.text}: {', '.join(run.name for run in same_pairs)} have different pairs")
+            by_seed = [
+                dict(zip(o.seeds, o.accuracy, strict=True)) for o in (outcome_of(r, variant) for r in same_pairs)
+            ]
+            common = set.intersection(*map(set, by_seed))
+            means = [100 * np.mean([of_one[seed] for seed in sorted(common)]) for of_one in by_seed]
+            row[f"kv={same_pairs[0].config.task.num_pairs}"] = ", ".join(f"{mean:.1f}" for mean in means)
+        rows.append(row)
+    return rows
+
+
+@table()
+def compared(rows: Labelled, change: str) -> Rows:
+    """Seeds that converge without a change and with it, paired by seed. rows: "label = run without, run with"."""
+    found = []
+    for label, runs, _ in rows:
+        without, with_it = (run.outcomes for run in runs)
+        for variant in (name for name in without if name in with_it):
+            reached = [of_one[variant].reached(CONVERGED_ACCURACY) for of_one in (with_it, without)]
+            only_with, only_without, p_value = mcnemar(*reached)
+            found.append(
+                {
+                    "setting": label,
+                    "λ": variant,
+                    "without": f"{sum(reached[1])}/{len(reached[1])}",
+                    f"with {change}": f"{sum(reached[0])}/{len(reached[0])}",
+                    "only with, only without, p": f"{only_with}, {only_without}, {short_p(p_value)}",
+                }
+            )
+    return found
+
+
+@table()
+def bands(rows: Labelled) -> Rows:
+    """How many seeds end in which range of accuracy. rows: "label = runs:variant", over all of these runs together."""
+    found = []
+    for label, runs, variant in rows:
+        accuracy = 100 * np.concatenate([outcome_of(r, variant).accuracy for r in runs])
+        counts, _ = np.histogram(accuracy, [0, 10, 50, 90, 100.001])
+        names = ("≥ 90 %", "50 to 90 %", "10 to 50 %", "< 10 %")
+        found.append(
+            {"setting": label, "seeds": str(len(accuracy))} | dict(zip(names, map(str, counts[::-1]), strict=True))
+        )
+    return found
+
+
+@table("means")
+def mean_accuracies(columns: Labelled, variants: str) -> Rows:
+    """Mean accuracy of each variant with its bootstrapped 95 % interval, in the runs of each column."""
+    rows = []
+    for variant in variants.split(","):
+        cells = {"variant": variant}
+        for label, runs, _ in columns:
+            outcomes = [run.outcomes[variant] for run in runs if variant in run.outcomes]
+            if outcomes:
+                cells[label] = mean_with_interval(100 * np.concatenate([o.accuracy for o in outcomes]))
+        rows.append(cells)
+    return rows
+
+
+@table()
+def gains(columns: Labelled, rows: str) -> Rows:
+    """How much more accurate one variant is than another, in points, paired by seed, with the interval of the mean; in the runs
+    of each column. rows: "label = variant, other variant"."""
+    found = []
+    for label, variants, _ in split_labels(rows):
+        cells, pair = {"gain": label}, [variant.strip() for variant in variants.split(",")]
+        if len(pair) != 2:
+            raise ConfigError(f"gains: {variants}: expected two variants")
+        for column, runs, _ in columns:
+            ours, others = (_of_one_run(runs, variant) for variant in pair)
+            if ours.seeds != others.seeds:
+                raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
+            cells[column] = _points_between(ours, others)
+        found.append(cells)
+    return found
+
+
+def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
+    """ "+1.2 [−0.3, +2.7]": the mean difference of two variants' accuracies, paired by seed."""
+    difference = mean_difference(*(100 * o.accuracy for o in (ours, others)))
+    return with_interval(*difference, sign="+").replace("-", "−")
+
+
+def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
+    """Of the first run that has it."""
+    return next((run.outcomes[variant] for run in runs if variant in run.outcomes), None) or outcome_of(
+        runs[0], variant
+    )
+
+
+@table()
+def best_rates(columns: Labelled, variants: str) -> Rows:
+    """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose, of the
+    other half; in the first run of each column that has it at several rates."""
+    chosen = [(label, [by_rate(run) for run in runs]) for label, runs, _ in columns]
+    rows = []
+    for variant in variants.split(","):
+        cells = {"variant": variant}
+        for label, found in chosen:
+            group = next((groups[variant] for groups in found if variant in groups), None)
+            if group is not None:
+                best, shown = chosen_rate(ACCURACY, group)
+                rate = name_of(best, decays=len({at.weight_decay for at in group}) > 1)
+                cells[label] = f"{mean_with_interval(shown)} at {rate}" if len(shown) else "one seed"
+        if len(cells) == 1:
+            raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
+        rows.append(cells)
+    return rows
+
+
+@table(slow=True)
+def initial_memory(rows: Labelled) -> Rows:
+    """Whether converged seeds are those that remember longest before training, layer by layer, against pairs: the probability
+    that a converged seed's memory is longer (`longer_among`), of the head of a layer that remembers longest; † p < 0.01, ‡ p <
+    0.0001."""
+    found = []
+    for label, runs, only in rows:
+        for variant in [only] if only else runs[0].outcomes:
+            row = {"setting": label, "λ": "–" if variant == ONE_STATE else variant}
+            for run in runs:
+                if variant not in run.outcomes:
+                    continue
+                reached = np.array(run.outcomes[variant].reached(CONVERGED_ACCURACY))
+                by_layer = decays.initial_memory(run, variant).max(2).T
+                layers = ", ".join(_probability(*longer_among(memory, reached)) for memory in by_layer)
+                row[f"kv={run.config.task.num_pairs}"] = f"{layers} ({reached.sum()}/{len(reached)})"
+            found.append(row)
+    return found
+
+
+def _probability(chance: float, p_value: float) -> str:
+    return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p_value < 1e-4 else "†" if p_value < 0.01 else "")
+
+
+@table(slow=True)
+def by_memory(rows: Labelled) -> Rows:
+    """How many seeds converge whose memory in a layer before training is in a range. rows: "label = run:layer,low,high",
+    layers from 1, tokens from `low` to below `high`."""
+    found = []
+    for label, [run], limits in rows:
+        layer, low, high = (float(limit) for limit in limits.split(","))
+        row = {"pairs": str(run.config.task.num_pairs), "seeds whose": label}
+        for variant, o in run.outcomes.items():
+            memory = decays.initial_memory(run, variant)[:, int(layer) - 1].max(1)
+            chosen = (memory >= low) & (memory < high)
+            reached = np.array(o.reached(CONVERGED_ACCURACY))
+            row |= {"number": str(chosen.sum()), f"converge under {variant}": str((reached & chosen).sum())}
+        found.append(row)
+    return found
+
+
+def _chosen_rows(rows: Rows, variants: str) -> Rows:
+    if not variants:
+        return rows
+    return [row for variant in variants.split(",") for row in rows if row["variant"] == variant]

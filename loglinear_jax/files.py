@@ -1,0 +1,20 @@
+"""Files: on disk when they are written, and known by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import IO
+
+
+def to_disk(file: IO) -> None:
+    """Returns when what was written is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of its bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

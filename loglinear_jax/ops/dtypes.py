@@ -1,0 +1,19 @@
+"""The dtypes that operations compute in: products in the inputs', sums in float32 or wider."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
+
+
+def accumulation_dtype(*arrays) -> jnp.dtype:
+    """Dtype of decays, λ, states and sums: float32, or float64 if an input is."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def to_common_dtypes(log_decay: Float[Array, "B T H"], *arrays: Array) -> tuple[Array, ...]:
+    """(log_decay in the dtype of sums, from MIN_LOG_DECAY on; the others in the widest of their dtypes)."""
+    dtype, widest = accumulation_dtype(*arrays), jnp.result_type(*arrays)
+    return jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY), *(x.astype(widest) for x in arrays)

@@ -1,0 +1,84 @@
+"""How numbers are written in the cells of tables: of a run when it ends, of reports and of pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import mean_interval
+
+
+def mean_and_std(values: Sequence[float] | np.ndarray, digits: int = 1) -> str:
+    """ "84.7 ± 30.1": mean and standard deviation over seeds, which one seed does not have."""
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
+
+
+def mean_std_and_reached(values: Sequence[float] | np.ndarray, least: float) -> str:
+    """ "84.7 ± 30.1 (49/64)": and how many are at least `least`."""
+    return f"{mean_and_std(values)} ({sum(value >= least for value in values)}/{len(values)})"
+
+
+def perplexity(losses: Sequence[float | None] | None, digits: int = 2) -> str:
+    """ "76.30 ± 0.89" of losses in nats; of none "–"."""
+    return mean_and_std(np.exp(np.array(losses, float)), digits) if losses else "–"
+
+
+def with_interval(mean: float, low: float, high: float, digits: int = 1, sign: str = "") -> str:
+    """ "71.2 [66.0, 75.9]"; without the interval where there is none, "–" where there is no mean. sign: "+" for differences."""
+    if not np.isfinite(mean):
+        return "–"
+    form = f"{sign}.{digits}f"
+    return f"{mean:{form}}" + (f" [{low:{form}}, {high:{form}}]" if np.isfinite(low) else "")
+
+
+def mean_with_interval(values: Sequence[float] | np.ndarray) -> str:
+    """The same of some values' mean."""
+    return with_interval(*mean_interval(values))
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """ "73 %": 100 % only for all of them, 0 % only for none."""
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    least = 10.0**-digits
+    return f"{min(max(100 * share, least), 100 - least):.{digits}f} %"
+
+
+def short_p(p_value: float, digits: int = 1) -> str:
+    """ "0.0005", "8e-7"."""
+    return re.sub(r"e-0", "e-", f"{p_value:.{digits}g}")
+
+
+def share_converged(outcome: VariantOutcome) -> str:
+    """ "0.77 [0.65, 0.85]": the share of seeds at 90 %, with Wilson's interval."""
+    return f"{outcome.share_converged:.2f} {_wilson(outcome)}"
+
+
+def num_and_share_converged(outcome: VariantOutcome) -> str:
+    """ "49/64 = 0.77 [0.65, 0.85]"."""
+    return f"{outcome.num_converged}/{len(outcome.seeds)} = {share_converged(outcome)}"
+
+
+def converged_and_solved(outcome: VariantOutcome) -> str:
+    """ "49/64 [0.65, 0.85], 38/64": how many seeds reached 90 %, with the interval of their share, and 99 %."""
+    return f"{outcome.num_converged}/{len(outcome.seeds)} {_wilson(outcome)}, {outcome.num_solved}/{len(outcome.seeds)}"
+
+
+def median_step(outcome: VariantOutcome, separator: str = "") -> str:
+    """ "; 1200", for behind the number of seeds at 99 %: the median step at which they reached it; nothing if none did.
+    separator: of thousands."""
+    return "" if outcome.median_solved_step is None else f"; {outcome.median_solved_step:{separator}.0f}"
+
+
+def solved_and_step(outcome: VariantOutcome, separator: str = "") -> str:
+    """ "38/64; 1200": how many seeds reached 99 %, and the median step at which they did."""
+    return f"{outcome.num_solved}/{len(outcome.seeds)}{median_step(outcome, separator)}"
+
+
+def _wilson(outcome: VariantOutcome) -> str:
+    low, high = outcome.share_converged_interval
+    return f"[{low:.2f}, {high:.2f}]"
