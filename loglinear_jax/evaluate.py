@@ -6,6 +6,7 @@ The command line is in loglinear_jax.commands.evaluate.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,11 +22,12 @@ from loglinear_jax.statistics import mean_interval
 
 
 class Span(NamedTuple):
-    """Perplexity of the tokens at positions first .. last of the windows (1 is the first that is predicted): that of the mean
-    loss, and its 95 % interval over windows, nan for few windows."""
+    """Of the tokens at positions first .. last of the windows (1 is the first that is predicted): their mean loss in nats, the
+    perplexity of it, infinite where it is none that float64 holds, and its 95 % interval over windows, nan for few windows."""
 
     first: int
     last: int
+    loss: float
     perplexity: float
     low: float
     high: float
@@ -42,8 +44,8 @@ def window_losses(
     In parts of bounded memory: windows of any length need no more than PROMPT_TOKENS tokens' activations, and the states. tick:
     called with the number of tokens that were done.
 
-    Raises SettingError for windows of fewer than two tokens or outside the vocabulary, or longer than λ has levels for;
-    ValueError for params that are not the model's.
+    Raises SettingError for windows of fewer than two tokens or outside the vocabulary, or longer than λ has levels for, and for
+    losses that are not finite; ValueError for params that are not the model's.
     """
     num, size = windows.shape
     vocab = model.settings.vocab_size
@@ -54,6 +56,7 @@ def window_losses(
     model.settings.check_decoding(size - 1, "tokens in a window", "take shorter windows (a smaller --length)")
     flat_params(model, params)
     length = size - 1
+    params = jax.device_put(params)  # once, not for every part
 
     losses = np.empty((num, length), np.float32)
     part = min(PROMPT_TOKENS, length)
@@ -67,6 +70,12 @@ def window_losses(
                 params, tokens, targets, caches, model=model, room=length if caches is None else None
             )
             tick(tokens.size)
+            if not (finite := np.isfinite(losses[some, first:end])).all():
+                window, position = (int(x) for x in np.argwhere(~finite)[0])
+                raise SettingError(
+                    f"params give losses that are not finite, first at position {first + position + 1} of window "
+                    f"{row + window + 1}: expected a model that did not diverge"
+                )
     return losses
 
 
@@ -89,4 +98,12 @@ def perplexity(losses: Float[np.ndarray, "N T"]) -> Span:
 
 def _span(losses, first: int, last: int) -> Span:
     of_windows = losses[:, first - 1 : last].astype(np.float64).mean(axis=1)
-    return Span(first, last, *(float(x) for x in np.exp(mean_interval(of_windows))))
+    interval = mean_interval(of_windows)
+    with np.errstate(over="ignore"):
+        return Span(first, last, interval[0], *(float(x) for x in np.exp(interval)))
+
+
+if __name__ == "__main__":
+    from loglinear_jax.commands.main import main
+
+    sys.exit(main(command="evaluate", called="python -m loglinear_jax.evaluate"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import numbers
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
+SAMPLING = ("temperature", "top_k", "top_p", "num_ids")  # what `sample` takes
 PROMPT_TOKENS = 1 << 15  # of all sequences together, that are processed at a time
 
 
@@ -41,22 +42,29 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
     max_length: int | None = None,
+    num_ids: int | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
-    """The tokens after a prompt, one step of all B sequences at a time.
+    """The tokens after a prompt, one step of all B sequences at a time; all prompts are of one length.
 
     temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
     fewest tokens that together have this probability (Holtzman et al. 2020). seed: the same seed gives the same tokens.
-    stop_token: a sequence that has produced it repeats it; when all have, it ends. max_length: tokens, prompt included, for
-    which states are allocated; prompt and num_tokens together if None.
+    stop_token: a sequence that has produced it, or one of several, repeats it; when all have, it ends. max_length: tokens,
+    prompt included, for which states are allocated; prompt and num_tokens together if None. num_ids: only token ids below it
+    are taken, as the vocabulary of a model may be larger than its tokenizer's.
 
     Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
     max_length or the model's λ has levels for; ValueError naming the first of the params that the model has not, or has of
     another shape; and SettingError, at the token where it happens, for logits that are not finite.
     """
     m = model.settings
-    prompt = np.asarray(prompt)
+    try:
+        prompt = np.asarray(prompt)
+    except ValueError as error:
+        raise SettingError(
+            "prompt has rows of several lengths: expected token ids [B, T], all rows of one length"
+        ) from error
     if prompt.ndim != 2 or 0 in prompt.shape or not np.issubdtype(prompt.dtype, np.integer):
         raise SettingError(
             f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T] with at least one of each"
@@ -72,18 +80,21 @@ def stream(
             f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
         )
     _check_whole("seed", seed, 0, 2**32 - 1)
+    if num_ids is not None:
+        _check_whole("num_ids", num_ids, 1, m.vocab_size)
     if top_k is not None:
-        _check_whole("top_k", top_k, 1, m.vocab_size)
-    if stop_token is not None:
-        _check_whole("stop_token", stop_token, 0, m.vocab_size - 1)
+        _check_whole("top_k", top_k, 1, num_ids or m.vocab_size)
+    stops = stop_token if isinstance(stop_token, Sequence) else () if stop_token is None else (stop_token,)
+    for token in stops:
+        _check_whole("stop_token", token, 0, m.vocab_size - 1)
     if not (_is_number(temperature) and (temperature == 0 or LEAST_TEMPERATURE <= temperature <= FLOAT32_MAX)):
         raise SettingError(f"temperature must be 0, or a number from {LEAST_TEMPERATURE} on, got {temperature!r}")
     if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
         raise SettingError(f"top_p must be a number above 0 and at most 1, got {top_p!r}")
     m.check_decoding(max_length)
     flat_params(model, params)
-    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p)
-    return _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stop_token)
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, num_ids=num_ids)
+    return _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops)
 
 
 def _is_number(value: Any) -> bool:
@@ -97,23 +108,23 @@ def _check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 
 # Compiled once for a model, the shapes and the settings, however often text is generated.
-@functools.partial(jax.jit, static_argnames=("model", "max_length", "temperature", "top_k", "top_p"))
+@functools.partial(jax.jit, static_argnames=("model", "max_length", *SAMPLING))
 def _start(weights, prompt, key, *, model, max_length, **sampling):
     logits, caches = model.apply(params_of(weights), prompt, max_length, method="prefill")
     return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
 
 
-@functools.partial(jax.jit, static_argnames=("model", "temperature", "top_k", "top_p"), donate_argnums=(2,))
+@functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2,))
 def _advance(weights, tokens, caches, key, *, model, **sampling):
     logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
     return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
 
 
-def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stop_token):
+def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops):
     advance = functools.partial(_advance, model=model, **sampling)
     weights = decoding_weights(model, params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
-    stopped = np.zeros(prompt.shape[0], bool)
+    stopped, shown = np.zeros(prompt.shape[0], bool), prompt[:, -1]
     part = max(PROMPT_TOKENS // len(prompt), 1)
     token, finite, caches = _start(weights, prompt[:, :part], keys[0], model=model, max_length=max_length, **sampling)
     for first in range(part, prompt.shape[1], part):
@@ -124,12 +135,11 @@ def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stop_
                 f"params give logits that are not finite, at token {index} after the prompt: expected a model that "
                 "did not diverge"
             )
-        shown = np.where(stopped, stop_token if stop_token is not None else 0, np.asarray(token))
+        shown = np.where(stopped, shown, np.asarray(token))
         yield shown
-        if stop_token is not None:
-            stopped |= shown == stop_token
-            if stopped.all():
-                return
+        stopped |= np.isin(shown, stops)
+        if stopped.all():
+            return
         if index + 1 < num_tokens:
             token, finite, caches = advance(weights, token[:, None], caches, keys[index + 1])
 
@@ -141,8 +151,10 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    num_ids: int | None = None,
 ) -> Int[Array, " B"]:
     """A token for each sequence; the settings as in `stream`."""
+    logits = logits[:, :num_ids]
     if temperature == 0:
         return jnp.argmax(logits, axis=-1)
     # From the largest, so that a small temperature makes -inf of the others.

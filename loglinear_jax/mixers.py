@@ -367,6 +367,11 @@ class MixerSettings:
             return None
         return self.max_length if lam_traits(self.lam).has_levels and self.lam_levels is None else None
 
+    def extended(self):
+        """The same for sequences of any length: levels that λ was not trained for take the λ of the last that it was. As they
+        are if there is no longest sequence. `check` refuses it for a λ that has levels and looks into its buckets."""
+        return self if self.longest is None else dataclasses.replace(self, lam_levels=num_levels(self.max_length))
+
     @property
     def has_decays(self) -> bool:
         """Whether the mixer has step sizes and decays."""

@@ -52,6 +52,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
         (values,),
         np.mean,
         n_resamples=RESAMPLES,
+        batch=max(10_000_000 // len(values), 1),
         method="percentile",
         rng=np.random.default_rng(0),
         vectorized=True,

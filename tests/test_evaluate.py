@@ -32,6 +32,53 @@ def test_windows_in_parts_are_the_full_pass(settings, monkeypatch):
     assert sum(done) == 2 * 5 * 29
 
 
+def test_parameters_are_moved_to_the_device_once(monkeypatch):
+    model, params = build()
+    seen = []
+
+    def losses_of(params, tokens, *_, **__):
+        seen.append(params)
+        return np.zeros(tokens.shape), None
+
+    monkeypatch.setattr("loglinear_jax.evaluate._losses_of", losses_of)
+    monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", 8)
+    window_losses(model, jax.tree.map(np.asarray, params), WINDOWS)
+    assert len(seen) > 1 and all(isinstance(x, jax.Array) for x in jax.tree.leaves(seen))
+    assert all(params is seen[0] for params in seen)
+
+
+def test_losses_that_are_not_finite_are_named(monkeypatch):
+    model, params = build()
+    windows = np.where(WINDOWS == 7, 8, WINDOWS)
+    windows[3, 17] = 7
+    embedding = params["params"]["embed"]["embedding"].at[7].set(jnp.inf)
+    damaged = {"params": params["params"] | {"embed": {"embedding": embedding}}}
+    for tokens in (8, 70):
+        monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", tokens)
+        with pytest.raises(
+            SettingError, match=r"losses that are not finite, first at position 1?\d of window 4: expected"
+        ):
+            window_losses(model, damaged, windows)
+
+
+def test_a_perplexity_beyond_floats_is_infinite():
+    losses = np.full((12, 3), [1.0, 800.0, 900.0], np.float32)
+    first, second = perplexity_by_position(losses)
+    assert first.perplexity == pytest.approx(np.e) and (second.loss, second.perplexity) == (850.0, np.inf)
+
+
+def test_levels_of_lam_can_be_extended():
+    model, params = build(lam="linear")
+    extended = LanguageModel(model.settings.extended())
+    long = np.random.default_rng(1).integers(0, 23, (2, 101))
+    losses = window_losses(extended, params, long)
+    np.testing.assert_allclose(losses[:, :32], window_losses(model, params, long[:, :33]), rtol=1e-5)
+    assert losses.shape == (2, 100) and extended.settings.longest is None and extended.settings.lam_levels == 6
+    assert LanguageModel(extended.settings.extended()) == extended
+    content = build(lam="content")[0].settings
+    assert content.extended() == content
+
+
 def test_spans_are_powers_of_two_and_cover_everything():
     losses = np.random.default_rng(0).exponential(size=(40, 13)).astype(np.float32)
     spans = perplexity_by_position(losses)

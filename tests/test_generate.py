@@ -94,6 +94,20 @@ def test_a_sequence_stops_and_the_other_goes_on(params):
     assert tokens.shape[1] == min(max(first) + 1, 20)
 
 
+def test_one_of_several_tokens_stops(params):
+    free = generate(MODEL, params, PROMPT[:1], 20, temperature=0)[0]
+    stops = [int(free[6]), int(free[3])]
+    tokens = generate(MODEL, params, PROMPT[:1], 20, temperature=0, stop_token=stops)[0]
+    end = next(index for index, token in enumerate(free) if token in stops)
+    np.testing.assert_array_equal(tokens, free[: end + 1])
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 3.0}, {"temperature": 3.0, "top_k": 4}])
+def test_only_ids_of_the_tokenizer_are_taken(params, how):
+    assert generate(MODEL, params, PROMPT, 20, **how).max() >= 5
+    assert generate(MODEL, params, PROMPT, 20, num_ids=5, **how).max() < 5
+
+
 def test_parameters_that_are_not_finite_give_no_tokens(params):
     """Of a prompt that meets them, and of a later token that does."""
     for temperature in (0, 1.0):
@@ -149,6 +163,15 @@ def test_sampling_follows_the_logits():
         (PROMPT, 1, {"temperature": float("nan")}, "temperature must be 0, or a number from .* on, got nan"),
         (PROMPT, 1, {"temperature": float("inf")}, "temperature must be 0, or a number from .* on, got inf"),
         (PROMPT, 1, {"top_p": float("nan")}, "top_p must be a number above 0 and at most 1, got nan"),
+        (PROMPT, 1, {"stop_token": [3, 23]}, "stop_token must be a whole number from 0 to 22, got 23"),
+        (PROMPT, 1, {"num_ids": 24}, "num_ids must be a whole number from 1 to 23, got 24"),
+        (PROMPT, 1, {"num_ids": 5, "top_k": 6}, "top_k must be a whole number from 1 to 5, got 6"),
+        (
+            [[1, 2], [3]],
+            1,
+            {},
+            r"prompt has rows of several lengths: expected token ids \[B, T\], all rows of one length",
+        ),
         (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
         (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),

@@ -18,6 +18,7 @@ from loglinear_jax.commands.trained_models import add_trained_arguments, load_tr
 
 HELP = "perplexity of a text by position, under a trained language model"
 EXTRA = "text"
+MOST_DRAWN = 1e100  # perplexity that an axis takes
 LONGEST = 16_384  # of a window, if --length is not given
 
 
@@ -43,14 +44,20 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.progress import progress_bar
     from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
+    from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
+    from loglinear_jax.text.tokenizer import check_returned
 
     quiet_libraries()
     text = _read_text(args.text)
     if args.out is not None:
         check_folder(args.out, "--out")
     try:
-        model, params, tokenizer = load_trained(args)
-        ids = np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        model, params, tokenizer, _ = load_trained(args)
+        encoded = tokenizer.encode(text, add_special_tokens=False).ids
+        check_returned(
+            tokenizer, [text], [encoded], name=str(args.tokenizer or args.model or args.workdir), where=str(args.text)
+        )
+        ids = np.asarray(encoded, np.int32)
         if len(ids) < 2:
             raise SettingError(f"--text: {args.text} has {len(ids)} tokens: expected at least 2")
         length = args.length or min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST)
@@ -68,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     spans, whole = perplexity_by_position(losses), perplexity(losses)
     subject = f"{args.model or args.workdir}, {args.text.name}, {num} window(s) of {length:,} tokens"
-    rows = [(_range(span), f"{span.perplexity:.2f}", _interval(span)) for span in (*spans, whole)]
+    rows = [(_range(span), _perplexity(span), _interval(span)) for span in spans]
+    rows += [("all", _perplexity(whole), _interval(whole))]
     print(tabulate(rows, headers=("position", "perplexity", "95 % interval over windows"), disable_numparse=True))
+    if num < FEWEST_FOR_INTERVAL:
+        print(f"Intervals are given from {FEWEST_FOR_INTERVAL} windows on")
+    print(f"{num * length:,} of the text's {len(ids) - 1:,} tokens after the first were predicted")
     if args.out is not None:
         _write(args.out, subject, spans, whole, origin(args.called))
     return 0
@@ -77,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_bytes().decode()
     except OSError as error:
         raise BadInput(f"--text: {file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -88,13 +99,17 @@ def _range(span) -> str:
     return f"{span.first:,}" if span.first == span.last else f"{span.first:,} – {span.last:,}"
 
 
+def _perplexity(span) -> str:
+    return f"{span.perplexity:.2f}" if math.isfinite(span.perplexity) else f"exp({span.loss:.1f})"
+
+
 def _interval(span) -> str:
-    return "–" if math.isnan(span.low) else f"{span.low:.2f} – {span.high:.2f}"
+    return f"{span.low:.2f} – {span.high:.2f}" if math.isfinite(span.high) else "–"
 
 
 def _numbers(span) -> dict[str, float | None]:
-    """With None for nan, which JSON does not have."""
-    return {name: None if math.isnan(value) else value for name, value in span._asdict().items()}
+    """With None for what is not finite, which JSON does not have."""
+    return {name: value if math.isfinite(value) else None for name, value in span._asdict().items()}
 
 
 def _write(folder: Path, subject: str, spans, whole, origin) -> None:
@@ -102,7 +117,8 @@ def _write(folder: Path, subject: str, spans, whole, origin) -> None:
 
     record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
     (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n")
-    save(draw_perplexity_by_position(spans, subject), folder / "perplexity")
+    if shown := [span for span in spans if max(span.perplexity, span.high) <= MOST_DRAWN]:
+        save(draw_perplexity_by_position(shown, subject), folder / "perplexity")
     print(f"Written to {folder}")
 
 

@@ -1,19 +1,25 @@
-"""Text from a trained language model, streamed to standard output.
+"""Text from a trained language model, streamed to standard output; after several prompts, each when all are done.
 
 loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
-loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The city of"
+loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The city of" --prompt=" The river"
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 HELP = "text from a trained language model"
 EXTRA = "text"
@@ -21,7 +27,9 @@ EXTRA = "text"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trained_arguments(parser)
-    parser.add_argument("--prompt", required=True, help="text to go on from")
+    parser.add_argument(
+        "--prompt", action="append", required=True, help="text to go on from; may be given several times"
+    )
     parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
     parser.add_argument(
         "--temperature", type=number, default=1.0, help="logits are divided by it; 0: the likeliest token"
@@ -30,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top_p", type=number, help="only the fewest tokens with this probability together")
     parser.add_argument("--seed", type=_sampling_seed, default=0, help="of the sampling")
     parser.add_argument("--stop", help="end after this token, given as its text")
+    parser.add_argument(
+        "--go_on",
+        action="store_true",
+        help="of --model: do not end where its config says that a text does, eos_token_id",
+    )
 
 
 def _sampling_seed(text: str) -> int:
@@ -39,59 +52,103 @@ def _sampling_seed(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    import numpy as np
-    from tokenizers.decoders import DecodeStream
-
-    from loglinear_jax.config import ConfigError
     from loglinear_jax.generate import stream
     from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
+    from loglinear_jax.text.tokenizer import tokenizer_size
 
-    for name in ("prompt", "stop"):
-        _check_unicode(name, getattr(args, name))
+    for name, texts in (("prompt", args.prompt), ("stop", [args.stop or ""])):
+        for text in texts:
+            _check_unicode(name, text)
 
     quiet_libraries()
     try:
-        model, params, tokenizer = load_trained(args)
-        stop = None if args.stop is None else tokenizer.encode(args.stop, add_special_tokens=False).ids
-        if stop is not None and len(stop) != 1:
-            raise ConfigError(f"stop={args.stop!r} is {len(stop)} tokens: expected a text that is one")
-        prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
-        if not prompt:
-            raise ConfigError("prompt is empty: expected some text to go on from")
-        tokens = stream(
+        if args.go_on and args.model is None:
+            raise SettingError("--go_on is of a --model: a run's text has no end")
+        model, params, tokenizer, stops = load_trained(args)
+        stops = [] if args.go_on else [*stops]
+        if args.stop is not None:
+            stops += _only_token(tokenizer, args.stop)
+        prompts = [_ids(tokenizer, prompt) for prompt in args.prompt]
+        go_on = functools.partial(
+            stream,
             model,
             params,
-            np.asarray([prompt]),
-            args.num_tokens,
+            num_tokens=args.num_tokens,
             temperature=args.temperature,
             top_k=args.top_k,
             top_p=args.top_p,
             seed=args.seed,
-            stop_token=None if stop is None else stop[0],
+            stop_token=stops,
+            num_ids=min(tokenizer_size(tokenizer), model.settings.vocab_size),
         )
-        first = next(tokens)
+        if len(prompts) == 1:
+            _print_one(args.prompt[0], prompts[0], tokenizer, go_on)
+        else:
+            after = _tokens_after(prompts, go_on, stops)
+            print("\n\n".join(text + tokenizer.decode(ids) for text, ids in zip(args.prompt, after, strict=True)))
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
-    print(args.prompt, end="", flush=True)
+    return 0
+
+
+def _ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    from loglinear_jax.config import ConfigError
+
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise ConfigError("prompt is empty: expected some text to go on from")
+    return ids
+
+
+def _only_token(tokenizer: Tokenizer, text: str) -> list[int]:
+    from loglinear_jax.config import ConfigError
+
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if len(ids) != 1:
+        raise ConfigError(f"stop={text!r} is {len(ids)} tokens: expected a text that is one")
+    return ids
+
+
+def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Callable[..., Iterator]) -> None:
+    """The text and what follows it, token by token."""
+    import numpy as np
+    from tokenizers.decoders import DecodeStream
+
+    tokens = go_on(np.asarray([prompt]))
+    first = next(tokens)
+    print(text, end="", flush=True)
     ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
     try:
         for (token,) in itertools.chain([first], tokens):
             ids.append(int(token))
-            if text := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
-                print(text, end="", flush=True)
-                written += len(text)
-    except SettingError as error:
-        print()
-        raise BadInput(error) from error
-    print(tokenizer.decode(ids)[written:])
-    return 0
+            if more := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
+                print(more, end="", flush=True)
+                written += len(more)
+    finally:
+        print(tokenizer.decode(ids)[written:])
 
 
-def _check_unicode(name: str, text: str | None) -> None:
+def _tokens_after(
+    prompts: Sequence[Sequence[int]], go_on: Callable[..., Iterator], stops: Sequence[int]
+) -> list[list[int]]:
+    """Of each prompt, until it stops; prompts of one length together."""
+    import numpy as np
+
+    after = [[] for _ in prompts]
+    for length in sorted({len(prompt) for prompt in prompts}):
+        rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+        for tokens in go_on(np.asarray([prompts[row] for row in rows])):
+            for row, token in zip(rows, tokens, strict=True):
+                if not after[row] or after[row][-1] not in stops:
+                    after[row].append(int(token))
+    return after
+
+
+def _check_unicode(name: str, text: str) -> None:
     """Raises BadInput for bytes of the command line that are no UTF-8, which Python passes on as surrogates."""
     try:
-        (text or "").encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(
             f"--{name}: character {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"

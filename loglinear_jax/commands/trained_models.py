@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loglinear_jax.commands.arguments import path, whole_number
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from loglinear_jax.models import LanguageModel
+
+log = logging.getLogger(__name__)
+ENOUGH_IDS = 0.9  # of the vocabulary: embeddings have some rows more than tokenizers have ids, so that sizes are round
+
+
+class Trained(NamedTuple):
+    """A language model, one seed's parameters, its tokenizer, and the ids of which its config says that a text ends there."""
+
+    model: LanguageModel
+    params: Any
+    tokenizer: Tokenizer
+    stop_tokens: tuple[int, ...] = ()
 
 
 def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,48 +35,86 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
     )
     parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--extend_lam",
+        action="store_true",
+        help="go beyond the tokens that λ has levels for: higher levels take the λ of the last",
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `trained_of_run` reads, beside --workdir."""
     parser.add_argument("--variant", help="which variant of the run; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
 
 
-def load_trained(args: argparse.Namespace) -> tuple[LanguageModel, Any, Any]:
-    """(the model, one seed's parameters, its tokenizer) by --workdir, --variant and --model_seed, or by --model.
+def load_trained(args: argparse.Namespace) -> Trained:
+    """By --workdir, --variant and --model_seed, or by --model; with --extend_lam for sequences of any length.
 
     Raises SettingError or NoReadableCheckpoint where one is not there, or they do not fit together.
     """
+    from loglinear_jax.models import LanguageModel
+    from loglinear_jax.settings import SettingError
+
+    if args.model is None and args.tokenizer is not None:
+        raise SettingError("--tokenizer is of a --model: a run has its own")
+    trained = trained_of_run(args) if args.model is None else _of_others(args)
+    if not args.extend_lam:
+        return trained
+    settings = trained.model.settings.extended()
+    settings.check()
+    return trained._replace(model=LanguageModel(settings))
+
+
+def trained_of_run(args: argparse.Namespace) -> Trained:
+    """By --workdir, --variant and --model_seed; errors as of `load_trained`."""
     from loglinear_jax.config import ConfigError
-    from loglinear_jax.hub.folders import find_folder, load_model
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.text import load_tokenizer
-    from loglinear_jax.text.tokenizer import tokenizer_size
+
+    run = load_run(args.workdir, args.variant)
+    if not isinstance(run.model, LanguageModel):
+        raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
+    tokenizer = load_tokenizer(str(run.workdir))
+    model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
+    if model_seed not in run.seeds:
+        raise ConfigError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
+    return Trained(run.model, run.params(model_seed), tokenizer)
+
+
+def _of_others(args: argparse.Namespace) -> Trained:
+    from loglinear_jax.hub.folders import find_folder, load_model, stop_tokens
+    from loglinear_jax.models import LanguageModel
+    from loglinear_jax.settings import SettingError
+    from loglinear_jax.text import CorpusError, load_tokenizer
+    from loglinear_jax.text.tokenizer import holds_tokenizer, tokenizer_size
     from pallas_kernels import runs_on_gpu
 
-    if args.model is None:
-        if args.tokenizer is not None:
-            raise SettingError("--tokenizer is of a --model: a run has its own")
-        run = load_run(args.workdir, args.variant)
-        if not isinstance(run.model, LanguageModel):
-            raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
-        tokenizer = load_tokenizer(str(run.workdir))
-        model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
-        if model_seed not in run.seeds:
-            raise ConfigError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
-        return run.model, run.params(model_seed), tokenizer
     for name in ("variant", "model_seed"):
         if getattr(args, name) is not None:
             raise SettingError(f"--{name} is of a run, and has no meaning with --model")
     try:
-        folder = find_folder(args.model)
+        folder, root = find_folder(args.model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")
+        stops = stop_tokens(folder, settings.vocab_size)
     except ValueError as error:
         raise SettingError(f"--model: {error}") from error
-    where = str(folder) if args.tokenizer is None else args.tokenizer
-    tokenizer = load_tokenizer(where)
+    own = root if holds_tokenizer(root) and not holds_tokenizer(folder) else folder
+    where = str(own) if args.tokenizer is None else args.tokenizer
+    try:
+        tokenizer = load_tokenizer(where)
+    except CorpusError as error:
+        raise CorpusError(f"{error}{'; or give another as --tokenizer' * (args.tokenizer is None)}") from error
     if (ids := tokenizer_size(tokenizer)) > settings.vocab_size:
         raise SettingError(
             f"--tokenizer: that of {where} has ids up to {ids - 1:,}: expected at most {settings.vocab_size - 1:,}, as in the "
             "model"
         )
-    return LanguageModel(settings), params, tokenizer
+    if ids < ENOUGH_IDS * settings.vocab_size:
+        log.warning(
+            "--tokenizer: that of %s has only %s ids of the %s in the model's vocabulary: is it another model's?",
+            where, f"{ids:,}", f"{settings.vocab_size:,}",
+        )  # fmt: skip
+    return Trained(LanguageModel(settings), params, tokenizer, stops)

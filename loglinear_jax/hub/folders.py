@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from loglinear_jax.hub.fields import shown
 from loglinear_jax.hub.params import export_params, import_params
 from loglinear_jax.models import LanguageSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NEEDED = ("*.json", "*.safetensors", "merges.txt")
+TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSettings, dict[str, Any]]:
@@ -24,7 +26,7 @@ def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSe
 
     Raises ValueError, naming the file, for what is not there, cannot be read, or does not fit (see `import_params`).
     """
-    folder = find_folder(model)
+    folder, _ = find_folder(model)
     config = _read_json(folder / CONFIG)
     arrays, files = _read_arrays(folder)
     try:
@@ -34,54 +36,87 @@ def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSe
         raise ValueError(f"{at}{error}") from error
 
 
+def stop_tokens(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids of which config.json says, as eos_token_id, that a text ends with them. Raises ValueError for what is no id."""
+    config = _read_json(folder / CONFIG)
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        raise ValueError(
+            f"{folder / CONFIG}: config has eos_token_id={shown(value)}: expected a token id from 0 to {vocab_size - 1}, "
+            "a list of them, or null"
+        )
+    return tuple(ids)
+
+
 def save_model(
     folder: str | Path, settings: LanguageSettings, params: Mapping[str, Any], architecture: str | None = None
 ) -> None:
     """Writes config.json and model.safetensors, in float32, what `load_model` undoes. Arguments and errors as in
     `export_params`."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     config, arrays = export_params(settings, params, architecture)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=2) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}: the model can't be written there: {_first_line(error)}") from error
 
 
-def find_folder(model: str | Path) -> Path:
-    """The folder itself, or where the one of that name on the model hub has been copied to.
+def find_folder(model: str | Path) -> tuple[Path, Path]:
+    """(the folder itself, or where the one of that name on the model hub has been copied to; the repository's root, which is
+    another one for owner/name/folder).
 
     Raises ValueError where there is neither.
     """
+    if not isinstance(model, (str, Path)) or not str(model):
+        raise ValueError(f"model is {model!r}: expected a folder with {CONFIG}, or owner/name on the model hub")
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        if path.is_dir():
+            return path, path
+        there = path.exists()
+    except OSError as error:  # too long a name
+        raise ValueError(f"model {shown(str(model))} can't be read: {error.strerror}") from error
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
-    if path.exists() or not (owner and name) or path.is_absolute() or owner in (".", "..", "~"):
+    outside = path.is_absolute() or owner in (".", "..", "~") or ".." in Path(inside).parts
+    if there or not (owner and name) or outside:
         raise ValueError(f"{model} is not a folder: expected one with {CONFIG}, or owner/name on the model hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [f"{inside}/{pattern}" if inside else pattern for pattern in NEEDED]
+    patterns = [*(f"{inside}/{pattern}" for pattern in NEEDED), *TOKENIZER] if inside else [*NEEDED]
     try:
-        found = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns)) / inside
+        root = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"{model} is not a folder, and could not be downloaded from the model hub: {reason}"
+            f"{model} is not a folder, and could not be downloaded from the model hub: {_first_line(error)}"
         ) from error
+    found = root / inside
     if not found.is_dir():
         raise ValueError(f"{model}: {owner}/{name} on the model hub has no folder {inside} with {' or '.join(NEEDED)}")
-    return found
+    return found, root
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: expected it beside the weights") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: no JSON, no UTF-8, or a number of too many digits
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}: expected a mapping")
@@ -94,11 +129,15 @@ def _read_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Path]]:
         shards: dict[Path, list[str] | None] = {folder / WEIGHTS: None}
     elif (folder / INDEX).exists():
         weight_map = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{folder / INDEX} has no mapping weight_map of arrays to files")
         shards = {}
         for name, file in weight_map.items():
-            shards.setdefault(folder / Path(file).name, []).append(name)
+            if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
+                raise ValueError(
+                    f"{folder / INDEX}: weight_map has {shown(name)}: {shown(file)}: expected the name of a file beside it"
+                )
+            shards.setdefault(folder / file, []).append(name)
     else:
         raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}: expected one of them")
     arrays, files = {}, {}
@@ -120,4 +159,20 @@ def _read_shard(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: {INDEX} names it") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors: {error}") from error
+        raise ValueError(f"{path} cannot be read as safetensors: {_cut_off(path) or _first_line(error)}") from error
+
+
+def _cut_off(path: Path) -> str:
+    """Which array the file ends before the end of; empty if that is not what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            data = path.stat().st_size - 8
+            header = int.from_bytes(file.read(8), "little")
+            arrays = json.loads(file.read(header)) if header <= data else {}
+        arrays.pop("__metadata__", None)
+        for name, about in sorted(arrays.items(), key=lambda item: item[1]["data_offsets"]):
+            if about["data_offsets"][1] > data - header:
+                return f"it ends inside of {name}, {about['data_offsets'][1] - data + header:,} bytes before that array's end"
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        pass  # its header is not one
+    return ""

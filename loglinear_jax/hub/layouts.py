@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from loglinear_jax.hub.fields import is_one_of, positive, ratio_to, shown, size_from, truth, whole
 from loglinear_jax.models import LanguageSettings
+from loglinear_jax.settings import INT32_MAX, SettingError, kind_of
 
 NO_LIMIT = (
     [0.0, math.inf],
@@ -33,19 +35,37 @@ class Place:
     turn: str = "same"
 
 
+class Field(typing.NamedTuple):
+    """The field of a config that is one of our settings, of whose type and limits it has to be. default: where the config does
+    not say (... if it must; null stands for None alone). also: another name that it goes by."""
+
+    name: str
+    default: Any = ...
+    also: str | None = None
+
+    def read(self, config: Mapping[str, Any], setting: str) -> Any:
+        kind = kind_of(typing.get_type_hints(LanguageSettings)[setting])
+        if kind is bool:
+            return truth(config, self.name, self.default)
+        if kind is float:
+            return positive(config, self.name, self.default, also=self.also)
+        most = LanguageSettings.__dataclass_fields__[setting].metadata.get("most", INT32_MAX)
+        return whole(config, self.name, self.default, most, also=self.also)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """model_type: config.json's. prefix: of the arrays of the blocks, which a number follows. block, outside: our parameters'
-    paths, in a block and outside of blocks, and their places. fields: the config's name of each of our settings, and what it is
-    where the config does not say (... if it must). only: other fields, and the values with which the model is ours. fixed: of
-    our settings, those that all its models have. sizes: function of the config and of the settings that `fields` found, to more
-    of them. config: function of our settings to more of the config, which `sizes` undoes."""
+    paths, in a block and outside of blocks, and their places. fields: the config's field for each of our settings. only: other
+    fields, and the values with which the model is ours. fixed: of our settings, those that all its models have. sizes: function
+    of the config and of the settings that `fields` found, to more of them. config: function of our settings to more of the
+    config, which `sizes` undoes."""
 
     model_type: str
     prefix: str
     outside: Mapping[str, Place]
     block: Mapping[str, Place]
-    fields: Mapping[str, tuple[str, Any]]
+    fields: Mapping[str, Field]
     only: Mapping[str, tuple]
     fixed: Mapping[str, Any]
     sizes: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -77,14 +97,6 @@ def part_sizes(path: str, settings: LanguageSettings) -> list[int]:
     return [settings.inner, settings.inner, keys, keys, *(size for size in settings.input_sizes if size)]
 
 
-def _whole(config: Mapping[str, Any], field: str, value: Any) -> int:
-    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0 or int(value) != value:
-        raise ValueError(
-            f"config has {field}={config.get(field)!r}, which makes {value!r}: expected a whole number from 1 on"
-        )
-    return int(value)
-
-
 _LOG_LINEAR = {"lam": "linear", "lam_levels": None}  # of all that have λ
 
 
@@ -112,16 +124,16 @@ _MAMBA_OUTSIDE = {
     "head": Place(("lm_head.weight",), "transposed"),
 }
 _MAMBA_FIELDS = {
-    "vocab_size": ("vocab_size", ...),
-    "hidden": ("hidden_size", ...),
-    "layers": ("num_hidden_layers", ...),
-    "heads": ("num_heads", None),
-    "head_dim": ("head_dim", 64),
-    "key_dim": ("state_size", 128),
-    "key_groups": ("n_groups", 1),
-    "conv_width": ("conv_kernel", 4),
-    "conv_bias": ("use_conv_bias", True),
-    "norm_epsilon": ("norm_eps", 1e-5),
+    "vocab_size": Field("vocab_size"),
+    "hidden": Field("hidden_size"),
+    "layers": Field("num_hidden_layers"),
+    "heads": Field("num_heads", None),
+    "head_dim": Field("head_dim", 64),
+    "key_dim": Field("state_size", 128),
+    "key_groups": Field("n_groups", 1),
+    "conv_width": Field("conv_kernel", 4),
+    "conv_bias": Field("use_conv_bias", True),
+    "norm_epsilon": Field("norm_eps", 1e-5, also="layer_norm_epsilon"),
 }
 _MAMBA_ONLY = {
     "hidden_act": SILU,
@@ -138,10 +150,8 @@ _MAMBA_ONLY = {
 
 def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """heads, where the config has none; and the inner width held against them."""
-    width = _whole(config, "expand", config.get("expand", 2) * found["hidden"])
-    heads = found["heads"]
-    if heads is None:
-        heads = _whole(config, "head_dim", width / found["head_dim"])
+    width = size_from(config, "expand", positive(config, "expand", 2) * found["hidden"])
+    heads = found["heads"] or size_from(config, "head_dim", width / found["head_dim"])
     if heads * found["head_dim"] != width:
         raise ValueError(
             f"config has num_heads={heads}, head_dim={found['head_dim']}: expected {width} together, expand · hidden_size"
@@ -150,7 +160,7 @@ def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
 
 
 def _mamba_config(settings: LanguageSettings) -> dict[str, Any]:
-    return {"expand": settings.inner / settings.hidden, "residual_in_fp32": False}
+    return {"expand": ratio_to(settings.inner, settings.hidden), "residual_in_fp32": False}
 
 
 _LOG_LINEAR_MAMBA = Layout(
@@ -191,13 +201,13 @@ def _delta_block(inputs: tuple[str, ...]) -> dict[str, Place]:
 
 def _delta_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """heads, head_dim, β's largest value and the MLP's width."""
-    usual = -(-int(found["hidden"] * (config.get("hidden_ratio") or 4) * 2 / 3) // 256) * 256
-    mlp = config.get("intermediate_size") or usual
+    ratio = positive(config, "hidden_ratio", None) or 4
+    usual = -(-int(found["hidden"] * ratio * 2 / 3) // 256) * 256
     return {
         "heads": found["heads"] or found["key_groups"],
-        "head_dim": _whole(config, "expand_v", config.get("expand_v", 2.0) * found["key_dim"]),
-        "beta_max": 2.0 if config.get("allow_neg_eigval", False) else 1.0,
-        "mlp_hidden": None if mlp == LanguageSettings(1, 1, hidden=found["hidden"]).mlp_width else mlp,
+        "head_dim": size_from(config, "expand_v", positive(config, "expand_v", 2.0) * found["key_dim"]),
+        "beta_max": 2.0 if truth(config, "allow_neg_eigval", False) else 1.0,
+        "mlp_hidden": whole(config, "intermediate_size", None) or size_from(config, "hidden_ratio", usual),
     }
 
 
@@ -205,7 +215,7 @@ def _delta_config(settings: LanguageSettings) -> dict[str, Any]:
     if settings.beta_max not in (1, 2):
         raise ValueError(f"settings have beta_max={settings.beta_max}: expected 1 or 2, which is what others have")
     return {
-        "expand_v": settings.head_dim / settings.key_dim,
+        "expand_v": ratio_to(settings.head_dim, settings.key_dim, times=settings.groups),
         "allow_neg_eigval": settings.beta_max == 2,
         "intermediate_size": settings.mlp_width,
     }
@@ -221,14 +231,14 @@ _GATED_DELTA = Layout(
     },
     block=_delta_block(("a", "b")),
     fields={
-        "vocab_size": ("vocab_size", ...),
-        "hidden": ("hidden_size", ...),
-        "layers": ("num_hidden_layers", ...),
-        "key_groups": ("num_heads", 6),
-        "heads": ("num_v_heads", None),
-        "key_dim": ("head_dim", 256),
-        "conv_width": ("conv_size", 4),
-        "norm_epsilon": ("norm_eps", 1e-6),
+        "vocab_size": Field("vocab_size"),
+        "hidden": Field("hidden_size"),
+        "layers": Field("num_hidden_layers"),
+        "key_groups": Field("num_heads", 6),
+        "heads": Field("num_v_heads", None),
+        "key_dim": Field("head_dim", 256),
+        "conv_width": Field("conv_size", 4),
+        "norm_epsilon": Field("norm_eps", 1e-6),
     },
     only={
         "hidden_act": SILU,
@@ -256,14 +266,19 @@ LAYOUTS = {
     "HAttentionForCausalLM": dataclasses.replace(
         _LOG_LINEAR_MAMBA,
         model_type="hattention",
-        fields=_MAMBA_FIELDS | {"key_groups": ("n_groups", ...), "norm_epsilon": ("layer_norm_epsilon", 1e-5)},
+        fields=_MAMBA_FIELDS
+        | {
+            "key_groups": Field("n_groups"),
+            "norm_epsilon": Field("layer_norm_epsilon", 1e-5, also="norm_eps"),
+        },
         fixed=_LOG_LINEAR_MAMBA.fixed | {"norm_groups": 1},
     ),
     "HGatedDeltaNetForCausalLM": dataclasses.replace(
         _GATED_DELTA,
         model_type="h_gated_deltanet",
         block=_delta_block(("a", "l", "b")) | {"mixer/mixer/lam/scale": Place(("attn.L",))},
-        fixed={"mixer": "log_linear_delta", **_LOG_LINEAR, "conv_bias": False, "mlp": True, "beta_max": 1.0},
+        only=_GATED_DELTA.only | {"allow_neg_eigval": (False,)},
+        fixed=_GATED_DELTA.fixed | {"mixer": "log_linear_delta", **_LOG_LINEAR, "key_groups": None, "beta_max": 1.0},
     ),
 }
 
@@ -271,15 +286,15 @@ LAYOUTS = {
 def find_layout(config: Mapping[str, Any]) -> tuple[str, Layout]:
     """(its name, the layout) of a config. Raises ValueError for an architecture that there is none of."""
     named = config.get("architectures")
-    if named:
-        if not isinstance(named, (list, tuple)) or len(named) != 1 or named[0] not in LAYOUTS:
-            raise ValueError(f"config has architectures={named!r}: expected one of {', '.join(LAYOUTS)}")
+    if named not in (None, []):
+        if not isinstance(named, (list, tuple)) or len(named) != 1 or named[0] not in list(LAYOUTS):
+            raise ValueError(f"config has architectures={shown(named)}: expected one of {', '.join(LAYOUTS)}")
         return named[0], LAYOUTS[named[0]]
     for name, layout in LAYOUTS.items():
         if config.get("model_type") == layout.model_type:
             return name, layout
     known = ", ".join(layout.model_type for layout in LAYOUTS.values())
-    raise ValueError(f"config has model_type={config.get('model_type')!r}: expected one of {known}")
+    raise ValueError(f"config has model_type={shown(config.get('model_type'))}: expected one of {known}")
 
 
 def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, dtype: str) -> LanguageSettings:
@@ -287,20 +302,26 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
 
     Raises ValueError naming the first field of the config that is missing, or with which the model is not ours.
     """
-    for field, values in layout.only.items():
-        if field in config and config[field] not in values:
+    for name, values in layout.only.items():
+        if name in config and not is_one_of(config[name], values):
             raise ValueError(
-                f"config has {field}={config[field]!r}: expected {values[0]!r}, as our model has nothing else"
+                f"config has {name}={shown(config[name])}: expected {values[0]!r}, as our model has nothing else"
             )
-    found = {}
-    for setting, (field, default) in layout.fields.items():
-        if default is ... and field not in config:
-            raise ValueError(f"config has no {field}: expected it")
-        found[setting] = config.get(field, None if default is ... else default)
+    found = {setting: field.read(config, setting) for setting, field in layout.fields.items()}
     found |= layout.sizes(config, found)
-    max_length = 1 << (levels - 1) if levels else config.get("max_position_embeddings") or 16_384
+    heads, groups = (f"{layout.fields[name].name}={found[name]}" for name in ("heads", "key_groups"))
+    if found["heads"] % found["key_groups"]:
+        raise ValueError(f"config has {heads}, {groups}: expected a multiple of {groups}")
+    max_length = 1 << (levels - 1) if levels else whole(config, "max_position_embeddings", None) or 16_384
     settings = LanguageSettings(max_length=max_length, dtype=dtype, **(found | layout.fixed))
-    settings.check()
+    if settings.groups != found["key_groups"]:
+        raise ValueError(f"config has {heads}, {groups}: expected as many, as the model has no heads that share keys")
+    if settings.mlp_hidden == dataclasses.replace(settings, mlp_hidden=None).mlp_width:
+        settings = dataclasses.replace(settings, mlp_hidden=None)
+    try:
+        settings.check()
+    except SettingError as error:
+        raise ValueError(f"config makes no model of ours: {error}") from error
     return settings
 
 
@@ -309,8 +330,8 @@ def config_of(name: str, layout: Layout, settings: LanguageSettings) -> dict[str
     config = {"architectures": [name], "model_type": layout.model_type, "tie_word_embeddings": False}
     if layout.levels_name is None:
         config["max_position_embeddings"] = settings.max_length
-    for setting, (field, _) in layout.fields.items():
-        config[field] = settings.groups if setting == "key_groups" else getattr(settings, setting)
+    for setting, field in layout.fields.items():
+        config[field.name] = settings.groups if setting == "key_groups" else getattr(settings, setting)
     return config | layout.config(settings)
 
 
@@ -322,7 +343,7 @@ def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[st
     if architecture is not None and architecture not in LAYOUTS:
         raise ValueError(f"architecture is {architecture!r}: expected one of {', '.join(LAYOUTS)}")
     others = {
-        name: [key for key, value in LAYOUTS[name].fixed.items() if getattr(settings, key) != value]
+        name: [key for key, value in LAYOUTS[name].fixed.items() if not _means(settings, key, value)]
         for name in (LAYOUTS if architecture is None else (architecture,))
     }
     name = min(others, key=lambda name: ("mixer" in others[name], len(others[name])))
@@ -330,6 +351,12 @@ def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[st
         return name, LAYOUTS[name]
     given = {key: getattr(settings, key) for key in dict.fromkeys(["mixer", *others[name]])}
     raise ValueError(f"settings have {_in_words(given)}: expected what a {name} has, {_in_words(LAYOUTS[name].fixed)}")
+
+
+def _means(settings: LanguageSettings, key: str, value: Any) -> bool:
+    """Whether the model would be the same with this value of a setting, however it is spelled."""
+    filled = {"key_groups": "groups", "mlp_hidden": "mlp_width", "norm_groups": "norm_parts"}.get(key, key)
+    return getattr(settings, filled) == getattr(dataclasses.replace(settings, **{key: value}), filled)
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:

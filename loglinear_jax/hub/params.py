@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from loglinear_jax.hub.fields import truth
 from loglinear_jax.hub.layouts import (
     TURN,
     TURN_BACK,
@@ -51,7 +52,7 @@ def import_params(
     architecture, layout = find_layout(config)
     settings = settings_of(layout, config, _count_levels(layout, state_dict, architecture, where), dtype)
     places = layout.places(settings)
-    tied = config.get("tie_word_embeddings", False) and places[HEAD].names[0] not in state_dict
+    tied = truth(config, "tie_word_embeddings", False) and places[HEAD].names[0] not in state_dict
     if tied:
         del places[HEAD]
     names = {name for place in places.values() for name in place.names}

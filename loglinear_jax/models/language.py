@@ -72,6 +72,11 @@ class LanguageSettings(MixerSettings):
         return -(-(8 * self.hidden // 3) // 256) * 256 if self.mlp_hidden is None else self.mlp_hidden
 
     @property
+    def norm_parts(self) -> int:
+        """Parts of the features that Mamba-2's norm behind the attention takes by themselves."""
+        return self.groups if self.norm_groups is None else self.norm_groups
+
+    @property
     def unread(self):
         of_softmax = {"key_dim", "key_groups", "conv_width", "conv_bias"}
         of_mamba = {"norm_groups"} if self.mixer == "softmax" or self.traits.erases else set()
@@ -85,8 +90,8 @@ class LanguageSettings(MixerSettings):
         do but to train another model."""
         if self.longest is not None and max_length > self.longest:
             raise SettingError(
-                f"{max_length} {what}: the model's λ, {self.lam}, has levels for {self.longest}; train with a larger "
-                f"model.max_length, or {instead}"
+                f"{max_length:,} {what}: the model's λ, {self.lam}, has levels for {self.longest:,}; {instead}, or extend λ "
+                "(--extend_lam; settings.extended()), or train with a larger model.max_length"
             )
 
     def check(self) -> None:
@@ -212,7 +217,7 @@ class LanguageMixer(nn.Module):
         else:
             skip = self.param("skip", nn.initializers.ones, (m.heads,))
             y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(flat)
-            y = _RMSNorm(m, m.norm_groups or m.groups, deferred=True, name="norm")(y * nn.silu(gate))
+            y = _RMSNorm(m, m.norm_parts, deferred=True, name="norm")(y * nn.silu(gate))
         y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
         return y, None if mixer_cache is None else BlockCache(window, mixer_cache)
 

@@ -41,6 +41,13 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
     return _parse(_from_hub(where))
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether there are the files that `load_tokenizer` reads."""
+    return (folder / "tokenizer.json").exists() or all(
+        (folder / name).exists() for name in ("vocab.json", "merges.txt")
+    )
+
+
 def tokenizer_sha256(tokenizer: tokenizers.Tokenizer) -> str:
     """Of everything that decides its token ids; the same vocabulary in another form of file may have another."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
@@ -75,10 +82,14 @@ def check_returned(
 
 def _read(folder: Path) -> tokenizers.Tokenizer:
     whole, vocab, merges = folder / "tokenizer.json", folder / "vocab.json", folder / "merges.txt"
+    if not holds_tokenizer(folder):
+        of_sentencepiece = (folder / "tokenizer.model").exists()
+        raise CorpusError(
+            f"tokenizer: {folder} holds no tokenizer{' but tokenizer.model' * of_sentencepiece}: expected {FILES}"
+            + ", to which transformers' AutoTokenizer converts it" * of_sentencepiece
+        )
     if whole.exists():
         return _parse(whole)
-    if not (vocab.exists() and merges.exists()):
-        raise CorpusError(f"tokenizer: {folder} holds no tokenizer: expected {FILES}")
     entries = _vocabulary(vocab)
     _text(merges)
     with _told(f"{vocab} and {merges} are not a byte-level BPE"):

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.evaluate import window_losses
@@ -34,8 +35,57 @@ def test_a_text_by_position(files, tmp_path, capsys):
     assert record["all"]["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
     assert [span["first"] for span in record["by_position"]] == [1, 2, 4, 8, 16, 32]
     assert record["by_position"][-1]["last"] == 50 and "command" in record
-    assert f"{record['all']['perplexity']:.2f}" in out.splitlines()[-2]
+    *_, table, intervals, share, _ = out.splitlines()
+    assert table.split() == ["all", f"{record['all']['perplexity']:.2f}", "–"]
+    assert intervals == "Intervals are given from 10 windows on"
+    assert share == "250 of the text's 299 tokens after the first were predicted"
     assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".json", ".png", ".svg"}
+
+
+def scale_head(folder, factor):
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    save_file(arrays | {"lm_head.weight": arrays["lm_head.weight"] * np.float32(factor)}, path)
+
+
+@pytest.mark.parametrize("loss", [600, 1e6])
+def test_a_perplexity_that_cannot_be_drawn(files, tmp_path, capsys, loss):
+    folder, text, ids = files
+    settings, params = load_model(folder)
+    windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
+    scale_head(folder, loss / window_losses(LanguageModel(settings), params, windows).mean())
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]) == 0
+    record = json.loads((tmp_path / "out/perplexity.json").read_text(), parse_constant=pytest.fail)
+    found = record["all"]
+    assert found["loss"] == pytest.approx(loss, rel=0.2) and (found["perplexity"] is None) == (loss > 709)
+    assert (f"exp({found['loss']:.1f})" in capsys.readouterr().out) == (loss > 709)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["perplexity.json"]  # and nothing to draw
+
+
+def test_losses_that_are_not_finite_are_one_line(files, tmp_path, capsys):
+    folder, text, _ = files
+    scale_head(folder, 1e38)
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50"]) == 2
+    assert "params give losses that are not finite, first at position 1 of window 1" in capsys.readouterr().err
+
+
+def test_beyond_the_levels_of_lam(files, capsys):
+    folder, text, ids = files
+    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=200", "--extend_lam"]) == 0
+    settings, params = load_model(folder)
+    losses = window_losses(LanguageModel(settings.extended()), params, ids[None, :201])
+    assert f"{np.exp(losses.mean()):.2f}" in capsys.readouterr().out
+
+
+def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
+    folder, text, _ = files
+    text.write_text("w3 w5 hello w7")
+    assert main(["evaluate", f"--model={folder}", f"--text={text}"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.count("\n") == 1
+        and f"{folder} loses a part of the text: 'w3 w5 hello w7' in {text} comes back as" in error
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Text from a model that others trained, by the command line."""
 
+import json
 import re
 
 import pytest
@@ -25,11 +26,79 @@ def test_text_from_a_folder(folder, capsys):
     assert re.findall(r"w\d+", capsys.readouterr().out) == words
 
 
+def words_after(capsys, folder, *arguments):
+    assert main(["generate", f"--model={folder}", "--temperature=0", *arguments]) == 0
+    return [re.findall(r"w\d+", text) for text in capsys.readouterr().out.split("\n\n")]
+
+
+def test_several_prompts_of_any_lengths(folder, capsys):
+    prompts = ["w3 w5 w2", "w4", "w1 w7 w9", "w3 w5"]
+    alone = [words_after(capsys, folder, f"--prompt={prompt}", "--num_tokens=6")[0] for prompt in prompts]
+    assert words_after(capsys, folder, *(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6") == alone
+    stop = f"--stop={alone[0][5]}"
+    stopped = words_after(capsys, folder, *(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6", stop)
+    assert stopped[0] == alone[0][: alone[0].index(alone[0][5], 3) + 1]
+
+
+def set_field(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_text_ends_where_the_config_says(folder, capsys, as_list):
+    (free,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9")
+    end = int(free[6][1:])
+    set_field(folder, eos_token_id=[end] if as_list else end)
+    (stopped,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9")
+    assert stopped == free[: free.index(f"w{end}", 3) + 1] and len(stopped) < len(free)
+    assert words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9", "--go_on") == [free]
+
+
+def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folder, capsys, caplog):
+    (all_words,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=20")
+    assert not caplog.records and max(int(word[1:]) for word in all_words) > 6
+    write_tokenizer(folder.parent / "small", 6)
+    small = f"--tokenizer={folder.parent / 'small'}"
+    (words,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=20", small)
+    assert len(words) == 23 and max(int(word[1:]) for word in words) < 6
+    assert "has only 6 ids of the 19 in the model's vocabulary" in caplog.text
+
+
+def test_beyond_the_levels_of_lam(folder, capsys):
+    (words,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=90", "--extend_lam")
+    assert len(words) == 93
+
+
+def test_the_tokenizer_of_a_repository_may_be_in_its_root(folder, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder.parent))
+    expected = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=5")
+    (folder / "tokenizer.json").rename(folder.parent / "tokenizer.json")
+    monkeypatch.chdir(folder)
+    assert words_after(capsys, "somebody/models/model", "--prompt=w3 w5 w2", "--num_tokens=5") == expected
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_give(folder, capsys):
+    (folder / "tokenizer.json").unlink()
+    command = ["generate", f"--model={folder}", "--prompt=w3"]
+    assert main(command) == 2
+    assert re.search(
+        "model holds no tokenizer: expected tokenizer.json, .*; or give another as --tokenizer$",
+        capsys.readouterr().err,
+    )
+    (folder / "tokenizer.model").touch()
+    assert main(command) == 2
+    assert "holds no tokenizer but tokenizer.model: expected tokenizer.json, or" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model={folder}", "--variant=x"], "--variant is of a run, and has no meaning with --model"),
         (["--model={folder}", "--workdir=x"], "argument --workdir: not allowed with argument --model"),
+        (["--model="], "--model: model is '': expected a folder with config.json, or owner/name"),
+        (["--model=" + 300 * "a"], "--model: model 'a*… can't be read: .*File name too long"),
+        (["--workdir={folder}", "--go_on"], "--go_on is of a --model: a run's text has no end"),
         ([], "one of the arguments --workdir --model is required"),
         (["--workdir={folder}", "--tokenizer=x"], "--tokenizer is of a --model: a run has its own"),
         (

@@ -79,6 +79,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert out == "" and err.startswith(message) and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["generate", "evaluate"])
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_a_module_that_stands_for_a_command(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [command, "--variant=x"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"loglinear_jax.{command}", run_name="__main__")
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"{command}: ")
+
+
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),
     [

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from loglinear_jax.hub import LAYOUTS, import_params, load_model, save_model
+from loglinear_jax.hub.folders import TOKENIZER, find_folder, stop_tokens
 from tests.hub.checkpoints import CONFIGS, draw, write
 
 
@@ -36,6 +37,12 @@ def test_bfloat16_is_read(tmp_path):
     assert_same(load_model(tmp_path, dtype="bfloat16"), expected)
 
 
+def edit(folder, change, file="config.json"):
+    config = json.loads((folder / file).read_text())
+    change(config)
+    (folder / file).write_text(json.dumps(config))
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -47,7 +54,29 @@ def cut(path):
         (lambda f: (f / "config.json").write_text("{"), r"config.json cannot be read as JSON: "),
         (lambda f: (f / "config.json").write_text("[]"), r"config.json holds a list: expected a mapping"),
         (lambda f: (f / "config.json").write_text("{}"), r"config.json: config has model_type=None: expected one of"),
-        (lambda f: cut(f / "model.safetensors"), r"model.safetensors cannot be read as safetensors: "),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), r"config.json cannot be read as JSON: "),
+        (lambda f: (f / "config.json").write_text("1" * 10_000), r"config.json cannot be read as JSON: "),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), r"config.json cannot be read as JSON: "),
+        (
+            lambda f: edit(f, lambda c: c.update(head_dim="8")),
+            r"config.json: config has head_dim='8': expected a whole number",
+        ),
+        (
+            lambda f: edit(f, lambda c: c.update(num_heads=3)),
+            r"config.json: config has num_v_heads=4, num_heads=3: expected",
+        ),
+        (
+            lambda f: edit(f, lambda c: c.update(vocab_size=2**31 - 1)),
+            r"config.json: config makes no model of ours: .* is a matrix",
+        ),
+        (
+            lambda f: cut(f / "model.safetensors"),
+            r"model.safetensors cannot be read as safetensors: it ends inside of \S+, 100 bytes before that array's end$",
+        ),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100),
+            r"model.safetensors cannot be read as safetensors: ",
+        ),
         (lambda f: (f / "model.safetensors").write_bytes(b""), r"model.safetensors cannot be read as safetensors: "),
         (
             lambda f: (f / "model.safetensors").unlink(),
@@ -75,10 +104,10 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, change, message):
 
 
 def edit_index(folder, change):
-    path = folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    change(index)
-    path.write_text(json.dumps(index))
+    edit(folder, lambda index: change(index["weight_map"]), "model.safetensors.index.json")
+
+
+NO_NAME = r"index.json: weight_map has .lm_head.weight.: .*: expected the name of a file beside it$"
 
 
 @pytest.mark.parametrize(
@@ -92,9 +121,17 @@ def edit_index(folder, change):
             lambda f: cut(f / "model-00003-of-00003.safetensors"),
             r"00003-of-00003.safetensors cannot be read as safetensors",
         ),
-        (lambda f: edit_index(f, lambda i: i.pop("weight_map")), r"index.json has no mapping weight_map"),
         (
-            lambda f: edit_index(f, lambda i: i["weight_map"].update(more="model-00001-of-00003.safetensors")),
+            lambda f: edit(f, lambda i: i.pop("weight_map"), "model.safetensors.index.json"),
+            r"index.json has no mapping weight_map",
+        ),
+        *(
+            (lambda f, file=file: edit_index(f, lambda w: w.update({"lm_head.weight": file})), NO_NAME)
+            for file in ("", ".", "..", "sub/model-00001-of-00003.safetensors", "a\0b", 3, None, [])
+        ),
+        (lambda f: edit_index(f, lambda w: w.clear()), r"index.json has no mapping weight_map"),
+        (
+            lambda f: edit_index(f, lambda w: w.update(more="model-00001-of-00003.safetensors")),
             r"00001-of-00003.safetensors has no more, which model.safetensors.index.json says is there",
         ),
     ],
@@ -106,13 +143,47 @@ def test_what_is_wrong_with_shards_is_named(tmp_path, change, message):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nothing-here", "/nowhere/at/all", "./a/b"])
+@pytest.mark.parametrize("name", ["nothing-here", "/nowhere/at/all", "./a/b", "owner/name/../../.."])
 def test_no_folder_and_no_name_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         ValueError, match="is not a folder: expected one with config.json, or owner/name on the model hub"
     ):
         load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "model is None: expected a folder with config.json, or owner/name"),
+        (3, "model is 3: expected a folder"),
+        ("", "model is '': expected a folder"),
+        ("a" * 300, "model 'a*… can't be read: .*File name too long"),
+    ],
+)
+def test_what_cannot_be_a_model_is_named(model, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        load_model(model)
+
+
+def test_a_model_is_not_written_over_a_file(tmp_path):
+    (tmp_path / "book.txt").write_text("a book")
+    config = CONFIGS["Mamba2ForCausalLM"]
+    with pytest.raises(ValueError, match="book.txt: the model can't be written there: .*File exists"):
+        save_model(tmp_path / "book.txt", *import_params(draw(config), config))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, ()), (2, (2,)), ([2, 5], (2, 5)), (19, None), (-1, None), ("2", None), (True, None)]
+)
+def test_the_tokens_that_end_a_text(tmp_path, value, expected):
+    write(tmp_path)
+    edit(tmp_path, lambda c: c.update(eos_token_id=value))
+    if expected is not None:
+        assert stop_tokens(tmp_path, 19) == expected
+        return
+    with pytest.raises(ValueError, match="config.json: config has eos_token_id=.*: expected a token id from 0 to 18"):
+        stop_tokens(tmp_path, 19)
 
 
 def test_a_name_is_looked_up_on_the_hub(tmp_path, monkeypatch):
@@ -125,7 +196,8 @@ def test_a_name_is_looked_up_on_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert_same(load_model("somebody/models/inside"), import_params(arrays, config))
-    assert asked == [("somebody/models", ["inside/*.json", "inside/*.safetensors", "inside/merges.txt"])]
+    assert asked == [("somebody/models", ["inside/*.json", "inside/*.safetensors", "inside/merges.txt", *TOKENIZER])]
+    assert find_folder("somebody/models/inside") == (tmp_path / "inside", tmp_path)
     with pytest.raises(ValueError, match="somebody/models on the model hub has no folder other"):
         load_model("somebody/models/other")
 

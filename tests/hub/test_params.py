@@ -1,13 +1,18 @@
 """Models of others against their own recurrences, there and back; and what does not fit."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from loglinear_jax.hub import LAYOUTS, export_params, import_params
+from loglinear_jax.hub.layouts import config_of, layout_for, settings_of
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from tests.hub.checkpoints import CONFIGS, draw
 from tests.hub.transcription import logits
@@ -101,17 +106,21 @@ def test_arrays_that_do_not_fit_are_named(change, message):
         ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, "backbone.layers.1.mixer.A_log is not a parameter"),
         ("Mamba2ForCausalLM", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
         ("Mamba2ForCausalLM", {"expand": 2}, "config has num_heads=4, head_dim=8: expected 64 together"),
-        ("Mamba2ForCausalLM", {"expand": -1}, "config has expand=-1, which makes -32: expected a whole number"),
-        ("Mamba2ForCausalLM", {"n_groups": 3}, "model.heads must be a multiple of key_groups, got heads=4, key_groups=3"),
-        ("Mamba2ForCausalLM", {"hidden_size": "32"}, "model.hidden must be a whole number, got '32'|config has"),
+        ("Mamba2ForCausalLM", {"expand": -1}, "config has expand=-1: expected a positive number$"),
+        ("Mamba2ForCausalLM", {"n_groups": 3}, "config has num_heads=4, n_groups=3: expected a multiple of n_groups=3"),
+        ("Mamba2ForCausalLM", {"hidden_size": "32"}, "config has hidden_size='32': expected a whole number from 1 to 2,147"),
         ("Mamba2ForCausalLM", {"hidden_act": "gelu"}, "config has hidden_act='gelu': expected 'silu', as our model has"),
         ("Mamba2ForCausalLM", {"dt_limit": [0.0, 1.0]}, r"config has dt_limit=\[0.0, 1.0\]: expected"),
-        ("Mamba2ForCausalLM", {"norm_eps": 0}, "model.norm_epsilon must be finite and positive, got 0"),
+        ("Mamba2ForCausalLM", {"norm_eps": 0}, "config has norm_eps=0: expected a positive number"),
         ("GatedDeltaNetForCausalLM", {"use_gate": False}, "config has use_gate=False: expected True"),
         ("GatedDeltaNetForCausalLM", {"attn": {"layers": [0]}}, "config has attn=.*: expected None"),
         ("GatedDeltaNetForCausalLM", {"expand_v": 1.3}, "config has expand_v=1.3, which makes 10.4: expected a whole number"),
         ("GatedDeltaNetForCausalLM", {"intermediate_size": 64}, r"gate_proj.weight has shape \(256, 32\): expected \(64, 32\)"),
         ("HAttentionForCausalLM", {"time_step_limit": [0.1, 1.0]}, "config has time_step_limit"),
+        ("Mamba2ForCausalLM", {"layer_norm_epsilon": 1e-3}, "config has norm_eps=1e-05, layer_norm_epsilon=0.001: expected"),
+        ("Mamba2ForCausalLM", {"vocab_size": 2**31 - 1}, "config makes no model of ours: .* is a matrix of"),
+        ("HGatedDeltaNetForCausalLM", {"num_v_heads": 8}, "config has num_v_heads=8, num_heads=4: expected as many"),
+        ("HGatedDeltaNetForCausalLM", {"allow_neg_eigval": True}, "config has allow_neg_eigval=True: expected False"),
     ],
 )  # fmt: skip
 def test_configs_that_do_not_fit_are_named(architecture, changes, message):
@@ -119,6 +128,47 @@ def test_configs_that_do_not_fit_are_named(architecture, changes, message):
     arrays = draw(config)
     with pytest.raises(ValueError, match=message):
         import_params(arrays, config | changes)
+
+
+SIZES = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"}
+WHOLE = {
+    "Mamba2ForCausalLM": SIZES | {"head_dim", "state_size", "n_groups", "conv_kernel"},
+    "GatedDeltaNetForCausalLM": SIZES
+    | {"num_v_heads", "head_dim", "conv_size", "intermediate_size", "max_position_embeddings"},
+}
+POSITIVE = {
+    "Mamba2ForCausalLM": {"expand", "norm_eps"},
+    "GatedDeltaNetForCausalLM": {"expand_v", "hidden_ratio", "norm_eps"},
+}
+TRUTH = {
+    "Mamba2ForCausalLM": {"use_conv_bias", "tie_word_embeddings", "use_bias", "rmsnorm", "D_has_hdim"},
+    "GatedDeltaNetForCausalLM": {"allow_neg_eigval", "tie_word_embeddings", "use_gate"},
+}
+NULL = {"num_heads", "num_v_heads", "intermediate_size", "max_position_embeddings", "hidden_ratio"}
+NEITHER = [True, False, "4", "false", [], [4], {}, -1, 0, 1e308, 10**400, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+@pytest.mark.parametrize("value", [None, *NEITHER, 4.0, 1.5, 10**12], ids=repr)
+def test_fields_of_another_type_are_named(architecture, value):
+    config, arrays = CONFIGS[architecture], draw(CONFIGS[architecture])
+    wrong = {name: "a whole number" for name in WHOLE[architecture]}
+    if value not in (4.0, 1.5, 10**12):
+        wrong |= {name: "a positive number" for name in POSITIVE[architecture]}
+    if not isinstance(value, bool):
+        wrong |= {name: "(true or false|True|False)" for name in TRUTH[architecture]}
+    allowed = NULL - ({"num_heads"} if "num_v_heads" in config else set()) if value is None else set()
+    for name, expected in wrong.items():
+        if name not in allowed:
+            with pytest.raises(ValueError, match=f"^config has {name}=.*: expected {expected}"):
+                import_params(arrays, config | {name: value})
+
+
+@pytest.mark.parametrize("field", ["norm_eps", "layer_norm_epsilon"])
+@pytest.mark.parametrize("architecture", ["LogLinearMamba2ForCausalLM", "HAttentionForCausalLM"])
+def test_the_norms_epsilon_goes_by_two_names(architecture, field):
+    config = {name: x for name, x in CONFIGS[architecture].items() if name not in ("norm_eps", "layer_norm_epsilon")}
+    assert import_params(draw(config), config | {field: 0.25})[0].norm_epsilon == 0.25
 
 
 def test_a_config_has_to_say_the_sizes():
@@ -206,6 +256,7 @@ def test_models_that_others_lack_are_named(settings, change, message):
             "lam_levels=3: expected what a LogLinearMamba2ForCausalLM has",
         ),
         ("Mamba2ForCausalLM", {"norm_groups": 4}, "norm_groups=4: expected what a Mamba2ForCausalLM has"),
+        ("HGatedDeltaNetForCausalLM", {"key_groups": 2}, "key_groups=2: expected what a HGatedDeltaNetForCausalLM has"),
         ("GatedDeltaNetForCausalLM", {"beta_max": 1.5}, "settings have beta_max=1.5: expected 1 or 2"),
         ("HGatedDeltaNetForCausalLM", {"beta_max": 2.0}, "beta_max=2.0: expected what a HGatedDeltaNetForCausalLM has"),
     ],
@@ -215,6 +266,42 @@ def test_what_a_config_of_others_cannot_say_is_not_exported(architecture, change
     settings, params = import_params(draw(CONFIGS[architecture]), CONFIGS[architecture])
     with pytest.raises(ValueError, match=message):
         export_params(dataclasses.replace(settings, **changes), params)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("HAttentionForCausalLM", {"key_groups": 1, "norm_groups": None}),
+        ("LogLinearMamba2ForCausalLM", {"key_groups": 1, "norm_groups": 1, "mlp_hidden": 256}),
+        ("HGatedDeltaNetForCausalLM", {"key_groups": 4, "mlp_hidden": 256}),
+        ("GatedDeltaNetForCausalLM", {"mlp_hidden": 256}),
+    ],
+)
+def test_equal_models_are_exported_however_they_are_spelled(architecture, changes):
+    config = CONFIGS[architecture] | ({"n_groups": 1} if "Mamba" in architecture or "HAtt" in architecture else {})
+    settings, params = import_params(draw(config), config)
+    written = export_params(dataclasses.replace(settings, **changes), params, architecture)
+    assert import_params(written[1], written[0])[0] == settings
+
+
+@settings_of_hypothesis(max_examples=60, deadline=None)
+@given(st.sampled_from(["linear", "gated_delta"]), *(st.integers(1, most) for most in (200, 6, 120, 120)))
+@example("linear", 107, 1, 15, 4).via("15/107 · 107 is 14.999999999999998")
+def test_any_sizes_come_back(mixer, hidden, heads, head_dim, key_dim):
+    """Through the ratios by which others' configs say them, which others round down."""
+    settings = LanguageSettings(
+        19, 64, mixer=mixer, hidden=hidden, layers=1, heads=heads, head_dim=head_dim, key_dim=key_dim, key_groups=heads,
+        mlp=mixer != "linear", conv_bias=mixer == "linear",
+    )  # fmt: skip
+    name, layout = layout_for(settings, None)
+    config = config_of(name, layout, settings)
+    found = settings_of(layout, json.loads(json.dumps(config)), None, settings.dtype)
+    assert (found.heads, found.head_dim, found.inner) == (heads, head_dim, settings.inner)
+    if mixer == "linear":
+        assert int(config["expand"] * hidden) == settings.inner
+    else:
+        assert int(key_dim * config["expand_v"]) == head_dim
+        assert int(heads * key_dim * config["expand_v"]) == settings.inner
 
 
 def test_an_architecture_is_chosen_or_asked_for():

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis import load_run
-from loglinear_jax.config import ConfigError, build, language_config, read_config
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import ConfigError, build, language_config, read_config, variant_names
+from loglinear_jax.hub import load_model
 from loglinear_jax.losses import token_losses
+from loglinear_jax.models import LanguageModel
 from loglinear_jax.runs import training
 from tests.text.conftest import make_text
 
@@ -160,6 +163,42 @@ def test_generating_from_a_run(run, tmp_path):
     assert done.returncode == 0 and done.stdout.startswith(" the heron") and len(done.stdout) > 12, done.stderr
     done = subprocess.run([*command, "--num_tokens=50"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "has levels for 16;" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
+    config = read_config(run[0] / "config.json")
+    config.variants = "mixer=gated_delta+conv_bias=False,mlp_softplus"
+    config.train.num_steps = 4
+    workdir, out = tmp_path / "run", tmp_path / "out"
+    training.run(config, workdir)
+    first, second = variant_names(config)
+    export = ["export", f"--workdir={workdir}", "--model_seed=1"]
+    assert main([*export, f"--variant={first}", f"--out={out}"]) == 0
+    trained = load_run(workdir, first)
+    settings, params = load_model(out)
+    tokens = np.arange(12)[None]
+    expected = trained.model.apply(trained.params(1), tokens)
+    np.testing.assert_allclose(LanguageModel(settings).apply(params, tokens), expected, atol=1e-5)
+    capsys.readouterr()
+    texts = []
+    for model in ([f"--model={out}"], [f"--workdir={workdir}", f"--variant={first}", "--model_seed=1"]):
+        assert main(["generate", *model, "--prompt= the heron", "--num_tokens=5", "--temperature=0"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    for arguments, message in (
+        (
+            [f"--variant={second}", f"--out={tmp_path / 'other'}"],
+            "settings have mixer='log_linear', lam='mlp_softplus'",
+        ),
+        (
+            [f"--variant={first}", "--architecture=Llama", f"--out={tmp_path / 'other'}"],
+            "architecture is 'Llama': expected",
+        ),
+        ([f"--variant={first}", f"--out={workdir}"], "run holds a config.json already: expected another folder"),
+    ):
+        assert main([*export, *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1 and not (tmp_path / "other").exists()
 
 
 def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
