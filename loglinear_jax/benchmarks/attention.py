@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from tabulate import tabulate
 
+from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.commands.arguments import BadInput, comma_separated, one_of, size
+from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import unit
 from loglinear_jax.ops import (
@@ -412,7 +413,7 @@ def run(args: argparse.Namespace) -> int:
             f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
         )
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
-    origin = common.origin(args.called)
+    origin = provenance.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}
     bandwidth = {"at_start": timing.steady(timing.copy_bandwidth)}
 

@@ -14,9 +14,10 @@ from typing import get_args
 import jax
 from tabulate import tabulate
 
+from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
-from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS, lam_traits
 from loglinear_jax.mixers import TokenMixer
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(f"{common.machine()}; {args.preset}: {', '.join(f'{k}={v}' for k, v in PRESETS[args.preset].items())}")
+    print(f"{provenance.machine()}; {args.preset}: {', '.join(f'{k}={v}' for k, v in PRESETS[args.preset].items())}")
     results, rows = {}, []
     for length in args.lengths:
         for lam in args.lams:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             results.setdefault(lam, {})[length] = found
             rows.append([length, lam, found["forward_ms"], found["both_ms"]])
     print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))
-    common.write_record(args.output, common.origin(args.called) | PRESETS[args.preset] | {"results": results})
+    common.write_record(args.output, provenance.origin(args.called) | PRESETS[args.preset] | {"results": results})
     return 0
 
 

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from tabulate import tabulate
 
+from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.mixers import MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, params_of
@@ -174,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
     for mixer in args.mixers:
         settings_of(mixer, max(args.lengths)).check()
     model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
-    record: dict[str, Any] = common.origin(args.called) | {"model": model}
+    record: dict[str, Any] = provenance.origin(args.called) | {"model": model}
     machine = record["machine"]
     if "training" in args.what:
         peak = record["matmul_flops"] = timing.matmul_rate()

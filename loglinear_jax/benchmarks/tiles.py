@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.commands.arguments import BadInput, comma_separated, size
+from loglinear_jax import provenance
+from loglinear_jax.benchmarks import timing
+from loglinear_jax.command_line import BadInput, comma_separated, size
 from pallas_kernels import attention, triton_scan
 from pallas_kernels.support import why_cannot_run, why_hopper_unsupported
 from pallas_kernels.tiles import PROGRAMS_A_MULTIPROCESSOR, HopperTiles, Launch, Tiles, choose_hopper_tiles
@@ -199,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
     if reason:
         raise BadInput(reason)
     shape = (args.batch, args.length, args.groups, args.heads, args.key_dim, args.value_dim)
-    print(common.machine(), *map("{}={}".format, "BTGHKV", shape), args.dtype)
+    print(provenance.machine(), *map("{}={}".format, "BTGHKV", shape), args.dtype)
     tried = Tried(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Tried)})
     for chunk in args.chunks:
         tiles = Tiles(value_block=args.value_block)

@@ -19,8 +19,9 @@ import jax
 import numpy as np
 from tabulate import tabulate
 
+from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common
-from loglinear_jax.commands.arguments import comma_separated, one_of, size
+from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.train import ManySeeds, SeedTrainer
@@ -119,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for task in args.tasks:
         build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
-    record = common.origin(args.called) | {"variant": args.variant}
+    record = provenance.origin(args.called) | {"variant": args.variant}
     rows = record["training"] = []
     for task in args.tasks:
         workload = WORKLOADS[task]

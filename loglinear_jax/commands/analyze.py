@@ -17,8 +17,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from loglinear_jax.commands import FAILED
-from loglinear_jax.commands.arguments import (
+from loglinear_jax.command_line import (
+    FAILED,
     BadInput,
     Failed,
     check_folder,

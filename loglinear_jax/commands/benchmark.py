@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loglinear_jax.commands.arguments import BadInput, check_writable
+from loglinear_jax.command_line import BadInput, check_writable
 
 HELP = "time and memory on this machine"
 

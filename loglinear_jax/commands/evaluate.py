@@ -12,7 +12,7 @@ import math
 import sys
 from pathlib import Path
 
-from loglinear_jax.commands.arguments import BadInput, check_folder, path, size
+from loglinear_jax.command_line import BadInput, check_folder, path, size
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 
@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
     from tabulate import tabulate
 
-    from loglinear_jax.benchmarks.common import origin
     from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses
     from loglinear_jax.progress import progress_bar
+    from loglinear_jax.provenance import origin
     from loglinear_jax.runs.errors import NoReadableCheckpoint
     from loglinear_jax.settings import SettingError
     from loglinear_jax.statistics import FEWEST_FOR_INTERVAL

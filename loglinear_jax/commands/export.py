@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loglinear_jax.commands.arguments import BadInput, check_folder, path
+from loglinear_jax.command_line import BadInput, check_folder, path
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_run_arguments, trained_of_run
 

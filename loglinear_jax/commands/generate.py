@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from loglinear_jax.commands.arguments import BadInput, number, size, whole_number
+from loglinear_jax.command_line import BadInput, number, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 

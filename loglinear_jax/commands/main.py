@@ -17,8 +17,7 @@ from types import ModuleType
 from typing import TextIO
 
 from loglinear_jax import commands
-from loglinear_jax.commands import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED
-from loglinear_jax.commands.arguments import BadInput, Failed, Parser
+from loglinear_jax.command_line import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED, BadInput, Failed, Parser
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {

@@ -13,8 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from loglinear_jax.commands import FAILED
-from loglinear_jax.commands.arguments import BadInput
+from loglinear_jax.command_line import FAILED, BadInput
 
 HELP = "check the tables of the pages against the runs they are made from, or make them again"
 

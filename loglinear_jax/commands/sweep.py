@@ -15,8 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from loglinear_jax.commands import FAILED, INTERRUPTED
-from loglinear_jax.commands.arguments import BadInput, Parser, check_folder, comma_separated, path, size
+from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, Parser, check_folder, comma_separated, path, size
 
 HELP = "train every cell of a grid file, here or under SLURM"
 EXTRA = "sweep"

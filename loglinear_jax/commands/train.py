@@ -16,8 +16,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from loglinear_jax.commands import INTERRUPTED
-from loglinear_jax.commands.arguments import BadInput, Failed, Parser, path, size, whole_number
+from loglinear_jax.command_line import INTERRUPTED, BadInput, Failed, Parser, path, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries, show_log
 
 HELP = "train what a config says, or go on with it"

@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loglinear_jax.commands.arguments import path, whole_number
+from loglinear_jax.command_line import path, whole_number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

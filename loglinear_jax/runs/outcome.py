@@ -203,7 +203,7 @@ def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutco
 class RunSummary:
     """summary.json: the outcomes of a finished run, and where they come from.
 
-    command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.runs.provenance).
+    command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance).
     command_today: the command that gives the same config with today's presets, where that is another one.
     """
 

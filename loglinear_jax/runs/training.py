@@ -20,12 +20,12 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import ConfigError, Experiment, build, check_config, variant_names
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
+from loglinear_jax.provenance import device, provenance, versions
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.loop import TrainingLoop
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
-from loglinear_jax.runs.provenance import device, provenance, versions
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal

@@ -15,7 +15,7 @@ from typing import Any
 import submitit
 from submitit.core.utils import UncompletedJobError
 
-from loglinear_jax.commands import FAILED, INTERRUPTED
+from loglinear_jax.command_line import FAILED, INTERRUPTED
 from loglinear_jax.config import ConfigError
 from loglinear_jax.sweep.states import State, Tracked
 from loglinear_jax.sweep.worker import Worker

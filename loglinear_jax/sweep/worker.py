@@ -14,7 +14,7 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from loglinear_jax.commands import INTERRUPTED
+from loglinear_jax.command_line import INTERRUPTED
 from loglinear_jax.commands.main import main
 
 # Under SLURM, how long an interrupted cell waits for what comes after SIGTERM: its end, or the signal of preemption.

@@ -9,7 +9,7 @@ import pytest
 
 from loglinear_jax.config import build, config_differences, read_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.runs.provenance import config_sha256
+from loglinear_jax.provenance import config_sha256
 from loglinear_jax.sweep.grid import read_grid
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import pytest
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs import load_run, read_run, training
-from loglinear_jax.runs.provenance import config_sha256
 from loglinear_jax.train import ManySeeds
 from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
 

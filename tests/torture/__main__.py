@@ -88,7 +88,7 @@ def table(found: dict[str, dict[int, Outcome]]) -> str:
 
 def counts(found: dict[str, dict[int, Outcome]], failures: list, command: str, seconds: float) -> dict[str, Any]:
     """What --out holds: where the counts come from, the counts, and every failure."""
-    from loglinear_jax.runs.provenance import commit, versions
+    from loglinear_jax.provenance import commit, versions
 
     by_kind = {
         kind: {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import platform
 
-import jax
-
 from loglinear_jax.analysis import complexity
 from loglinear_jax.analysis.figures import draw_complexity
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.progress import progress_bar
+from loglinear_jax.provenance import machine
 
 
 class Complexity(Section):
@@ -27,10 +26,10 @@ class Complexity(Section):
             self._measure()
 
     def _measure(self) -> None:
-        machine = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+        here = machine()
         lengths = complexity.default_lengths()
         measured = {}
-        key = {"what": "complexity", "machine": machine, "host": platform.node(), "lengths": lengths}
+        key = {"what": "complexity", "machine": here, "host": platform.node(), "lengths": lengths}
         key["settings"] = dataclasses.asdict(complexity.measured_settings())
         with progress_bar("complexity", len(lengths) * len(complexity.VARIANTS), unit="length") as bar:
             for variant in complexity.VARIANTS:
@@ -38,6 +37,6 @@ class Complexity(Section):
                     key | {"variant": variant}, lambda variant=variant: complexity.measure(lengths, variant, bar.update)
                 )
         report = self.context.report
-        report.add_table(self.part, complexity.table(measured, machine), "complexity-table")
-        figure = draw_complexity(measured, f"Training time and decoding memory against T; {machine}")
+        report.add_table(self.part, complexity.table(measured, here), "complexity-table")
+        figure = draw_complexity(measured, f"Training time and decoding memory against T; {here}")
         report.add_figure(self.part, figure, "complexity", "Training time and decoding memory against T")

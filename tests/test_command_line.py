@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from loglinear_jax.benchmarks.language_model import Shape
-from loglinear_jax.commands.arguments import (
+from loglinear_jax.command_line import (
     BadInput,
     Parser,
     comma_separated,

@@ -6,7 +6,9 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def provenance(config: dict[str, Any]) -> dict[str, str]:
 
 def commit() -> str:
     """`git describe --always --dirty` of the checkout that this code is in; without one, the installed version."""
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[1]
     if (checkout / ".git").exists():
         try:
             described = subprocess.run(
@@ -47,6 +49,16 @@ def device() -> str:
     """ "1 × NVIDIA H200"."""
     devices = jax.devices()
     return f"{len(devices)} × {devices[0].device_kind}"
+
+
+def machine() -> str:
+    """ "1 × NVIDIA H200, JAX 0.11.2"."""
+    return f"{device()}, JAX {jax.__version__}"
+
+
+def origin(command: Sequence[str]) -> dict[str, Any]:
+    """Machine, code and command, for a record of what was measured."""
+    return {"machine": machine(), "commit": commit(), "versions": versions(), "command": shlex.join(command)}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reading a command's arguments: argparse with errors of one line, and the types that several commands share."""
+"""What commands have in common: their exit codes, and their arguments, by argparse with errors of one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+# Exit codes, beside 0: done.
+FAILED = 1  # something was left out, or the disk was full, or memory too little: one line on stderr says which
+BAD_INPUT = 2  # one line on stderr says which
+INTERRUPTED = 130  # what there was to save is saved
+BROKEN_PIPE = 141  # the reader of the output is gone
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
