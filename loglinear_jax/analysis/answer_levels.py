@@ -17,10 +17,10 @@ def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -
     """The share of the answers at each level, 0 .. num_levels(T) - 1, over `num` sequences: the level of the bucket in which
     the query at position t sees the position s of its answer (`BaseTask.sources`), fenwick_level(t, s).
 
-    seq_len: T, the task's own if None. None for a task that does not say where its answers stand.
+    seq_len: T, that of the longest trained sequences if None. None for a task that does not say where its answers stand.
     Raises ValueError for an invalid num or seq_len, and for invalid sources.
     """
-    task = with_length(task, num, seq_len)
+    task = with_length(task.trained_on.longest_part, num, seq_len)
     if type(task).sources is BaseTask.sources:  # asked first: a text would have to be opened
         return None
     tokens, targets = task.inspection_sequences(num)

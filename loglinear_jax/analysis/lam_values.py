@@ -85,7 +85,7 @@ def static_lam(
         raise ValueError(
             f"{trained.variant} of {trained.workdir} has no static part of λ: lam={settings.lam} looks into its buckets"
         )
-    reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.seq_len)
+    reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.trained_on.longest)
     params = trained.params(seed, which)["params"]
     mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
     if settings.lam == "linear":

@@ -24,7 +24,7 @@ BATCH_TOKENS = 1 << 15  # of one evaluation at a time
 def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
     """The trained length, its doubles, and `longest` itself, or the longest that λ has levels for (model.max_length)."""
     limit = min(trained.model.settings.longest or longest, longest)
-    lengths = [trained.task.seq_len]
+    lengths = [trained.task.trained_on.longest]
     while 2 * lengths[-1] <= limit:
         lengths.append(2 * lengths[-1])
     return lengths + [limit] * (limit > lengths[-1])
@@ -41,7 +41,7 @@ def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None
     traits = lam_traits(settings.lam)
     if traits.needs_scores or not traits.has_levels:
         return None
-    settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.seq_len))
+    settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.trained_on.longest))
     return dataclasses.replace(trained, model=type(trained.model)(settings))
 
 

@@ -209,7 +209,7 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
     for variant in sorted(first_of_model.values(), key=list(experiments).index):
         experiment = experiments[variant]
         try:
-            sizes[variant] = describe_size(experiment.model, experiment.task.seq_len)
+            sizes[variant] = describe_size(experiment.model, experiment.task.trained_on.longest)
         except UnsupportedError as error:
             implementation = experiment.config.model.implementation
             raise ConfigError(f"{variant}: model.implementation={implementation}: {error}") from error

@@ -110,7 +110,7 @@ class BaseTask:
     def inspection_sequences(
         self, num: int, seq_len: int | None = None
     ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
-        """(tokens, targets) to look at, which no seed was trained on. seq_len: the task's own if None.
+        """(tokens, targets) to look at, which no seed was trained on. seq_len: that of the longest trained ones if None.
 
         Raises ValueError if there is no sequence of that length.
         """
@@ -217,7 +217,7 @@ class Task(BaseTask):
         return found
 
     def inspection_sequences(self, num, seq_len=None):
-        return _inspect(with_length(self, num, seq_len), num)
+        return _inspect(with_length(self.trained_on.longest_part, num, seq_len), num)
 
 
 def with_length(task: BaseTask, num: int, seq_len: int | None) -> BaseTask:

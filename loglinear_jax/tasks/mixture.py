@@ -52,9 +52,14 @@ class Mixture:
                 raise SettingError(f"{setting}: {name}: {error}") from error
 
     @property
+    def longest_part(self) -> BaseTask:
+        """The part with the longest sequences; the last of several."""
+        return max(reversed(self.parts), key=lambda part: part.seq_len)
+
+    @property
     def longest(self) -> int:
         """Tokens in its longest sequences."""
-        return max(part.seq_len for part in self.parts)
+        return self.longest_part.seq_len
 
     @property
     def mean_length(self) -> float:

@@ -51,8 +51,8 @@ class ZoologyMqar(QueriesInSlots):
     ANSWERS = ("value",)
 
     @property
-    def first_query(self):
-        return 2 * self.num_pairs
+    def first_query(self):  # of a mixture, in the sequences that are looked at
+        return 2 * (self.trained_on.longest_part if self.mixture else self).num_pairs
 
     def roles(self, tokens):
         """A key that stands in a slot by chance counts as a query too."""

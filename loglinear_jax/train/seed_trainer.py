@@ -137,7 +137,7 @@ class SeedTrainer:
 
     def init(self, seed: Int[Array, ""]) -> SeedState:
         """The state before the first step."""
-        tokens = jnp.zeros((1, self.task.seq_len), jnp.int32)
+        tokens = jnp.zeros((1, self.task.trained_on.longest), jnp.int32)
         params = self.model.init(self._key(seed, _INIT), tokens)
         params = {"params": params["params"]}
         return SeedState(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from loglinear_jax.analysis import answer_levels
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import load_task
 from loglinear_jax.tasks.mixture import Mixture
@@ -61,3 +62,14 @@ def test_lengths_of_a_mixture():
 def test_what_is_no_mixture_is_refused(name, text, message):
     with pytest.raises(SettingError, match=message.replace("*", r"\*")):
         load_task("zoology_mqar", vocab_size=64, num_pairs=4, seq_len=64, **{name: text})
+
+
+def test_what_is_looked_at_is_the_longest_part():
+    """Whatever seq_len and num_pairs say."""
+    task = load_task("zoology_mqar", vocab_size=16, mixture="8/1,16/2,16/4", tests="8/2")
+    tokens, targets = task.inspection_sequences(20)
+    assert tokens.shape == (20, 16) and ((targets >= 0).sum(axis=1) == 4).all()
+    answers = np.take_along_axis(tokens, np.maximum(task.sources(tokens, targets), 0), axis=1)
+    np.testing.assert_array_equal(answers[targets >= 0], targets[targets >= 0])
+    assert task.marks() == {"pairs end": 8} and (task.roles(tokens)[:, :8] == [0, 1] * 4).all()
+    assert answer_levels(task).argmax() == 4 and len(answer_levels(task, seq_len=32)) == 6

@@ -50,7 +50,7 @@ class InitialDecays(Section):
         outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
         for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
             title = run.task.describe() + (f"; {changes}" if changes else "")
-            panel = drawn.setdefault(run.workdir, (title, run.task.seq_len, {}))
+            panel = drawn.setdefault(run.workdir, (title, run.task.trained_on.longest, {}))
             panel[2][variant] = tokens[:, layer].max(1), outcome.accuracy
         table = tables.initial_memory(found)
         whose = "the last layer" if layer == -1 else f"layer {layer}"

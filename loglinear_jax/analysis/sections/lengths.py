@@ -28,7 +28,7 @@ class Lengths(Section):
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
         with self.context.attempt(run.workdir, f"{trained.variant}: longer sequences"):
-            longest = self.context.choices.longest or run.config.model.max_length or run.task.seq_len
+            longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
             self._add(trained, trained.variant, longest)
             extended = with_highest_trained_level(trained)
             if extended is not None:
@@ -56,7 +56,9 @@ class Lengths(Section):
         context, report = self.context, self.context.report
         with context.attempt(run.workdir, "longer sequences"):
             drawn = {variant: (lengths, values) for variant, (lengths, _, values) in found.items()}
-            figure = figures.draw_scores_by_length(drawn, run.task.seq_len, run.task.score, describe_run(run))
+            figure = figures.draw_scores_by_length(
+                drawn, run.task.trained_on.longest, run.task.score, describe_run(run)
+            )
             title = context.titled(run, "longer sequences")
             report.add_figure(self.part, figure, context.stem(run, "lengths"), title)
             table = _table(run, found)
