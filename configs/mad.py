@@ -35,7 +35,7 @@ Chosen here, and different:
 - Accuracy is averaged over all that is scored; MAD averages it for each token id, and then over these. Validation sequences,
   other than the test's, choose the parameters.
 
-So our accuracies compare mixers with each other; against the scores above they are not to be held. We have none yet.
+So our accuracies compare mixers with each other. Do not compare them with the scores above. We have none yet.
 
 In memorisation with vocab=8192, 37 % of the keys stand in none of 256 training sequences: nobody can know their values.
 
@@ -108,7 +108,7 @@ def set_num_train(config, sequences):
 
 def set_noise(config, percent):
     """Of the task noisy: so many percent of the pairs are noise."""
-    if percent > 99:
+    if not 1 <= percent <= 99:
         raise ConfigError(f"preset 'noise={percent}': expected a percentage from 1 to 99")
     config.task.frac_noise = percent / 100
 

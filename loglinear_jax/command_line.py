@@ -134,9 +134,9 @@ def path(text: str) -> Path:
 
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
-    if path.is_file():
-        raise BadInput(f"{name}: {path} is a file, expected a folder")
     try:
+        if path.is_file():
+            raise BadInput(f"{name}: {path} is a file, expected a folder")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error

@@ -38,7 +38,7 @@ OF_A_PUBLISHED_NUMBER = (
 # In which runs may differ that stand in one table as the same experiment.
 NOT_OF_AN_EXPERIMENT = {
     "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
-    "train.eval_batch_size", "train.num_test",
+    "train.num_test",
 }  # fmt: skip
 PRESETS = {"setting released": released_config, "robust": robust_config}  # by what they are called among changes
 

@@ -6,12 +6,16 @@ loglinear_jax export --workdir=runs/wikitext2 --variant=linear --out=my-model
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 
 from loglinear_jax.command_line import BadInput, check_folder, path
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_run_arguments, trained_of_run
 
+log = logging.getLogger(__name__)
+
+LONGEST_OF_OTHERS = 16_384  # tokens that λ has levels for in flash-linear-attention's and Guo et al.'s code
 HELP = "a run's language model in the layout of flash-linear-attention"
 EXTRA = "text"
 
@@ -32,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
 
     quiet_libraries()
-    if (args.out / CONFIG).exists():  # of a model, or of a run
-        raise BadInput(f"--out: {args.out} holds a {CONFIG} already: expected another folder")
     try:
         model, params, tokenizer, _ = trained_of_run(args)
     except (SettingError, NoReadableCheckpoint) as error:
@@ -41,10 +43,20 @@ def run(args: argparse.Namespace) -> int:
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         check_folder(args.out, "--out")
+        if (args.out / CONFIG).exists():  # of a model, or of a run
+            raise BadInput(f"--out: {args.out} holds a {CONFIG} already: expected another folder")
+        (args.out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
         save_model(args.out, model.settings, params, args.architecture)
     except ValueError as error:
         raise BadInput(error) from error
-    tokenizer.save(str(args.out / "tokenizer.json"))
+    except OSError as error:
+        raise BadInput(f"--out: {args.out} can't be written: {error.strerror}") from error
+    longest = model.settings.max_length
+    if model.settings.traits.levels and longest != LONGEST_OF_OTHERS:
+        log.warning(
+            "λ has levels for model.max_length=%d, those of others for %d: load_model reads the folder, they do not",
+            longest, LONGEST_OF_OTHERS,
+        )  # fmt: skip
     print(f"Written to {args.out}")
     return 0
 

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.models.recall import MOST_LOGITS
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import TrainSettings
 
 # Of each parameter training always holds its value, the best one so far, and Adam's two moments.
 COPIES = 4
-# Where rates_at_once is None, what is counted below takes at most this share of the memory: gradients, logits and what
-# operations need besides are not counted.
-SHARE_OF_RATES = 0.5
+# Where rates_at_once is None: the share of the memory that programs may take, by an estimate. In it are the outputs of so many
+# layers for each layer, as backpropagation and operations hold them (25 to 50 on a CPU), and logits so many times.
+SHARE_OF_RATES, OUTPUTS_OF_A_LAYER, COPIES_OF_LOGITS = 0.8, 50, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,16 @@ def rates_at_once(
     model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings, rates: int
 ) -> int:
     """How many of so many learning rates and weight decays one program trains: train.rates_at_once, or if that is None as many
-    as surely fit into this machine's memory, in programs of about the same size."""
+    as should fit into this machine's memory by an estimate, in programs of about the same size."""
     memory = memory_in_bytes()
     if train.rates_at_once is not None or memory is None or rates == 1:
         return min(rates, train.rates_at_once or rates)
-    of_one = sum(part.num_bytes for part in parts_of(model_class, model, task, train))
+    params, sequences, _ = (part.num_bytes for part in parts_of(model_class, model, task, train))
+    tokens = train.num_seeds * train.batch_size // train.grad_accumulation * task.trained_on.longest
+    width = 2 if train.precision == "bfloat16" else 4
+    outputs = OUTPUTS_OF_A_LAYER * model.layers * tokens * max(model.hidden, model.heads * model.head_dim) * width
+    logits = COPIES_OF_LOGITS * 4 * min(tokens * model.vocab_size, train.num_seeds * MOST_LOGITS)
+    of_one = params + sequences + outputs + logits
     fitting = min(rates, max(1, int(SHARE_OF_RATES * memory / of_one)))
     return math.ceil(rates / math.ceil(rates / fitting))
 

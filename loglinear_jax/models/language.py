@@ -84,7 +84,10 @@ class LanguageSettings(MixerSettings):
         return super().unread | of_mlp | of_mamba | (of_softmax if self.mixer == "softmax" else set())
 
     def check_decoding(
-        self, max_length: int, what: str = "tokens, prompt included", instead: str = "generate less"
+        self,
+        max_length: int,
+        what: str = "tokens, prompt included",
+        instead: str = "generate fewer (a smaller num_tokens)",
     ) -> None:
         """Raises SettingError if λ has no levels for so many tokens. what, instead: for its message, what they are, and what to
         do but to train another model."""

@@ -94,7 +94,7 @@ class ZoologyMqar(QueriesInSlots):
     def _mixture(self, name: str) -> Mixture:
         text = getattr(self, name)
         if not text:
-            return Mixture.of(self)
+            return Mixture.of(dataclasses.replace(self, mixture="", tests=""))
         found = [re.fullmatch(r"(\d+)/(\d+)(?:\*(\d+))?", part.strip(), re.ASCII) for part in text.split(",")]
         if not all(found):
             raise SettingError(f"task.{name} must be like 64/4*5,128/8 (length/pairs*weight), got {text!r}")

@@ -46,8 +46,8 @@ class TrainSettings:
     )
     rates_at_once: int | None = setting(
         None,
-        "how many of a variant's learning rates and weight decays are trained in one program: memory, not results; None: as "
-        "many as fit into half of it",
+        "how many of a variant's learning rates and weight decays are trained in one program: memory, and results by "
+        "rounding alone; None: as many as should fit",
         least=1,
     )
     precision: str = setting(

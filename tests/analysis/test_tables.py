@@ -168,7 +168,7 @@ def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     assert (number["num_good"], number["window_low"], number["window_high"]) == (2, 0.002, 0.004)
     assert number["window_at_edge"] is False and number["other_num_good"] == 2
     assert table.rows[1][within] == "–" and table.raw[1]["num_good"] is None  # every rate is at chance
-    assert "its interval not above 2." in table.note
+    assert "its interval is not above 2." in table.note
     row, number, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
     assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4") and number["window_at_edge"]
     row, *_ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))

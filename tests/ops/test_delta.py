@@ -94,6 +94,19 @@ def test_kernels_are_taken_where_they_pay(monkeypatch, dtype, dim, precision, ex
         assert not pallas.is_best(q[:, :16], k[:, :16], v[:, :16], precision=precision)  # one chunk
 
 
+@pytest.mark.parametrize("operation", [DELTA, GATED_DELTA], ids=lambda operation: operation.name)
+def test_what_is_best_is_taken(monkeypatch, operation):
+    """But not where another form is named."""
+    inputs = operation.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
+    monkeypatch.setattr(pallas, "is_best", lambda *arguments: True)
+    with pallas_kernels.interpret():
+        taken = operation.function(*inputs)
+        np.testing.assert_array_equal(taken, operation.function(*inputs, implementation="pallas"))
+        assert (np.asarray(taken) != operation.function(*inputs, implementation="xla")).any()
+    monkeypatch.setattr(pallas, "is_best", lambda *arguments: False)
+    np.testing.assert_array_equal(operation.function(*inputs), operation.function(*inputs, implementation="xla"))
+
+
 def test_a_chunk_longer_than_the_sequence_is_no_longer_than_it_has_to_be():
     inputs = GATED_DELTA.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
     with pallas_kernels.interpret():

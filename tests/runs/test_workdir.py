@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import threading
 import time
 
 import pytest
@@ -84,14 +83,16 @@ def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
         Workdir(tmp_path).append_metrics(record(5))
 
 
-def test_a_process_that_asks_whether_a_folder_is_in_use_is_in_no_runs_way(tmp_path):
+def test_a_process_that_asks_whether_a_folder_is_in_use_is_in_no_runs_way(tmp_path, monkeypatch):
     """A sweep asks so for every cell, while others begin."""
-    directory = Workdir(tmp_path)
+    directory, waited = Workdir(tmp_path), []
     with directory.lock_file.open("a+") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
-        threading.Timer(0.2, lambda: fcntl.flock(asking, fcntl.LOCK_UN)).start()
+        # It has its answer while the run waits.
+        monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(fcntl.flock(asking, fcntl.LOCK_UN)))
         with directory.hold():
             assert directory.is_in_use()
+    assert waited
 
 
 def test_a_run_is_in_the_way_however_long_another_waits(tmp_path, monkeypatch):

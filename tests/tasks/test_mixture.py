@@ -64,6 +64,15 @@ def test_what_is_no_mixture_is_refused(name, text, message):
         load_task("zoology_mqar", vocab_size=64, num_pairs=4, seq_len=64, **{name: text})
 
 
+@pytest.mark.parametrize("given", ["mixture", "tests"])
+def test_where_one_is_empty_the_sequences_have_the_tasks_own_sizes(given):
+    task = load_task("zoology_mqar", vocab_size=64, seq_len=64, num_pairs=4, **{given: "16/2,128/16"})
+    other = task.evaluated_on if given == "mixture" else task.trained_on
+    ((tokens, targets),) = other.draw(jax.random.key(0), 30)
+    alone = load_task("zoology_mqar", vocab_size=64, seq_len=64, num_pairs=4)
+    np.testing.assert_array_equal((tokens, targets), alone.sample(jax.random.key(0), 30))
+
+
 def test_what_is_looked_at_is_the_longest_part():
     """Whatever seq_len and num_pairs say."""
     task = load_task("zoology_mqar", vocab_size=16, mixture="8/1,16/2,16/4", tests="8/2")

@@ -25,6 +25,7 @@ from loglinear_jax.statistics import (
     cross_fit_difference,
     cross_fit_interval,
     few_seeds,
+    mean_difference,
     mean_interval,
     wilson_interval,
 )
@@ -164,7 +165,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         f"{CROSS_FITTED}{shares} The window: rates next to the best one, without a gap, whose mean is within {GOOD:.0%} of the "
         "mean there, at the same weight decay. One half of the seeds chooses the best rate and the other half has the means; "
         "both windows are shown where they differ. The highest of its rates over the lowest is its width, ≥ where the window "
-        f"ends with the rates tried. – where the best rate is not clearly above chance: {_describe_chance(score, chance)}."
+        f"ends with the rates tried. {_describe_chance(score, chance)}"
     )
     return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
 
@@ -213,7 +214,10 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
         published = PUBLISHED_GAIN
     groups, rows, raw = _by_variant(run, outcomes), [], []
     for a, b in itertools.combinations(shown, 2):
-        mean, low, high, _ = difference_at_best_rates(score, groups[a], groups[b])
+        if len(groups[a]) == len(groups[b]) == 1:  # as in the table of differences
+            mean, low, high = mean_difference(shown[a], shown[b])
+        else:
+            mean, low, high, _ = difference_at_best_rates(score, groups[a], groups[b])
         each, same = (few_seeds(shown[a], shown[b], num, paired, published) for paired in (False, True))
         names = {"A": a, "B": b, "seeds": str(len(shown[a]))}
         row = names | {
@@ -375,10 +379,12 @@ def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
 
 def _describe_chance(score: Score, chance: float) -> str:
     if np.isnan(chance):
-        return f"that takes an interval, and so {FEWEST_FOR_INTERVAL} seeds"
+        return f"With fewer than {FEWEST_FOR_INTERVAL} seeds there is no interval, and no window is given."
     if score.higher_is_better:
-        return f"its interval not above {score.text(chance)}, the upper end of that of the worst mean here, or 50 %"
-    return f"its interval not below {score.text(chance)}, the lower end of that of the worst mean here"
+        beyond, end = f"not above {score.text(chance)}", "upper end of that of the worst mean here, or 50 %"
+    else:
+        beyond, end = f"not below {score.text(chance)}", "lower end of that of the worst mean here"
+    return f"No window (–) is given where the best rate is not clearly better than chance: its interval is {beyond}, the {end}."
 
 
 def _either(of_windows: Iterable[str]) -> str:

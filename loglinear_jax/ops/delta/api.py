@@ -67,20 +67,14 @@ def log_linear_delta_attention(
     batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, beta, lam, initial_state,
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=_chosen(implementation, q, k, v, chunk_size, precision),
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
         interpreted=pallas_kernels.interpreting(),
     )  # fmt: skip
     return (out, state) if return_state else out
-
-
-def _chosen(implementation, q, k, v, chunk_size, precision) -> Implementation:
-    """The implementation, or the best that works here. Raises UnsupportedError if kernels are asked for and cannot run."""
-    if implementation == "pallas" and (reason := pallas.why_unsupported(q, k, v, chunk_size, precision)):
-        raise pallas_kernels.UnsupportedError(reason)
-    return implementation or ("pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla")
 
 
 @functools.partial(
@@ -175,10 +169,11 @@ def gated_delta_attention(
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
     check_attention_settings(chunk_size, implementation)
+    if implementation is None:
+        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, beta, None, initial_state,
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=_chosen(implementation, q, k, v, chunk_size, precision),
+        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
         interpreted=pallas_kernels.interpreting(),
     )  # fmt: skip
     return (out, state) if return_state else out

@@ -17,19 +17,13 @@ from loglinear_jax.ops.tree import fitting_chunk_size
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, for more than one chunk, where it was faster than plain JAX, unless it
     cannot run, of which there is one warning for each reason."""
-    dtype = jnp.result_type(q, k, v)
-    if q.shape[1] <= chunk_size_for(q, v, dtype, chunk_size):
-        return False
-    if not pallas_kernels.delta_kernels_pay(q.shape[-1], v.shape[-1], dtype, precision):
-        return False
-    return pallas_kernels.are_best("the delta rule", lambda: why_unsupported(q, k, v, chunk_size, precision))
-
-
-def why_unsupported(q, k, v, chunk_size=None, precision=None) -> str | None:
-    """Why the kernels cannot run for these inputs; None if they can."""
-    dtype = jnp.result_type(q, k, v)
+    dtype, dims = jnp.result_type(q, k, v), (q.shape[-1], v.shape[-1])
     size = chunk_size_for(q, v, dtype, chunk_size)
-    return pallas_kernels.why_delta_unsupported(size, q.shape[-1], v.shape[-1], dtype, precision)
+    if q.shape[1] <= size or not pallas_kernels.delta_kernels_pay(*dims, dtype, precision):
+        return False
+    return pallas_kernels.are_best(
+        "the delta rule", lambda: pallas_kernels.why_delta_unsupported(size, *dims, dtype, precision)
+    )
 
 
 def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
