@@ -1,5 +1,6 @@
 """Four virtual CPU devices for the sharding tests, and GPU tests skipped where there is no GPU."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -44,3 +45,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """A command that a test calls logs to the standard error of that test, not to a closed one of a test before."""
+    log = logging.getLogger("loglinear_jax")
+    before = log.handlers, log.propagate, log.level
+    yield
+    log.handlers, log.propagate = before[:2]
+    log.setLevel(before[2])
