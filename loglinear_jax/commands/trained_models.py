@@ -68,7 +68,7 @@ def load_trained(args: argparse.Namespace) -> Trained:
 
 
 def trained_of_run(args: argparse.Namespace) -> Trained:
-    """By --workdir, --variant and --model_seed; errors as of `load_trained`."""
+    """By --workdir, --variant and --model_seed. Raises what `load_trained` raises."""
     from loglinear_jax.config import ConfigError
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run

@@ -23,7 +23,7 @@ def whole(config: Config, name: str, default: Any = ..., most: int = INT32_MAX, 
 
 
 def positive(config: Config, name: str, default: Any = ..., also: str | None = None) -> Any:
-    """A number above 0 that float32 holds; arguments as of `whole`."""
+    """A number above 0 that float32 holds. The arguments are those of `whole`."""
 
     def fits(value):
         return isinstance(value, Real) and not isinstance(value, bool) and 0 < value <= FLOAT32_MAX
@@ -32,7 +32,7 @@ def positive(config: Config, name: str, default: Any = ..., also: str | None = N
 
 
 def truth(config: Config, name: str, default: Any = ...) -> Any:
-    """true or false; arguments as of `whole`."""
+    """true or false. The arguments are those of `whole`."""
     return _read(config, name, None, default, lambda value: isinstance(value, bool), "true or false", bool)
 
 

@@ -195,7 +195,7 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
     """(what each variant stands for, and the size in words of each model), by variant, after every check that can be made
     before training and writing. Of variants of one model, which differ in training alone, the first has its size.
 
-    Raises ConfigError naming the first setting that can't be.
+    Raises ConfigError naming the first invalid setting.
     """
     check_config(config)
     experiments = {variant: build(config, variant) for variant in variant_names(config)}

@@ -117,25 +117,20 @@ COLUMNS: dict[str, tuple[str, Cell]] = {
 @table(of_accuracies=False)
 def solved_by_pairs(rows: Labelled) -> Rows:
     """Seeds at ≥ 99 % and the median step at which they reach it, against pairs. rows: "label = runs:variant"."""
-    found = []
-    for label, runs, variant in rows:
-        cells = {"mixer": label}
-        for run in runs:
-            cells[f"kv={run.config.task.num_pairs}"] = solved_and_step(outcome_of(run, variant), ",")
-        found.append(cells)
-    return found
+    return _cells_by_pairs(rows, lambda outcome: solved_and_step(outcome, ","))
 
 
 @table(counts_solved=True)
 def shares_by_pairs(rows: Labelled) -> Rows:
     """Seeds at ≥ 90 % with the interval of their share, and at ≥ 99 %, against pairs. rows: "label = runs:variant"."""
-    found = []
-    for label, runs, variant in rows:
-        cells = {"mixer": label}
-        for run in runs:
-            cells[f"kv={run.config.task.num_pairs}"] = converged_and_solved(outcome_of(run, variant))
-        found.append(cells)
-    return found
+    return _cells_by_pairs(rows, converged_and_solved)
+
+
+def _cells_by_pairs(rows: Labelled, cell: Callable[[VariantOutcome], str]) -> Rows:
+    return [
+        {"mixer": label} | {f"kv={run.config.task.num_pairs}": cell(outcome_of(run, variant)) for run in runs}
+        for label, runs, variant in rows
+    ]
 
 
 @table()
