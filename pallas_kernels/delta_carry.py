@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.common import call, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta_tree import MapSizes, MapSpecs, map_sizes, multiply_maps
-from pallas_kernels.tiles import CARRY, CARRY_GRADIENTS, carry_columns
+from pallas_kernels.tiles import CARRY, CARRY_GRADIENTS, carry_columns, for_maps
 
 
 def carry_state(inside, reads, decay, lost, states, first, *, precision=None):
@@ -122,7 +122,7 @@ def _forward(inside, reads, decay, lost, states, first, *, sizes: MapSizes):
             jax.ShapeDtypeStruct(x.shape, d)
             for x, d in ((inside, reads.dtype), (first, jnp.float32), (states, states.dtype))
         ],
-        CARRY,
+        for_maps(CARRY, *sizes.tile),
         sizes.interpret,
     )(inside, reads, decay, lost, states, first)
 
@@ -138,7 +138,7 @@ def _backward(do, d_last, reads, decay, lost, before, *, sizes: MapSizes):
         [specs.tokens(), specs.states(), *specs.maps()],
         [of_chunks, specs.states()],
         [jax.ShapeDtypeStruct(before.shape, before.dtype), jax.ShapeDtypeStruct(d_last.shape, jnp.float32)],
-        CARRY,
+        for_maps(CARRY, *sizes.tile),
         sizes.interpret,
     )(do, d_last, reads, decay, lost)
 
@@ -151,7 +151,7 @@ def _backward(do, d_last, reads, decay, lost, before, *, sizes: MapSizes):
         [specs.values(), specs.of_chunk(keys, values), specs.of_chunk(keys, values)],
         [specs.of_chunk(sizes.chunk, keys), specs.of_chunk(), specs.of_chunk(keys, keys)],
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (reads, decay, lost)],
-        CARRY_GRADIENTS,
+        for_maps(CARRY_GRADIENTS, *sizes.tile),
         sizes.interpret,
     )(do, before, d_states)
     return d_reads, d_decay, d_lost, d_states, d_first

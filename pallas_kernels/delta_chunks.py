@@ -193,7 +193,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
     specs = _ChunkSpecs(sizes, sizes.launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
-    pairs, by_keys = specs.by_chunk(chunk, chunk), specs.by_chunk(chunk, keys)
+    pairs, by_keys, by_values = (specs.by_chunk(chunk, columns) for columns in (chunk, keys, values))
 
     def by_chunk(*shape):
         return jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype)
@@ -203,33 +203,44 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         "delta_value_gradients",
         specs.grid(sizes.num_chunks),
         [*specs.inputs(), pairs, specs.values(), specs.by_chunk(keys, values)],
-        [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_keys],
+        [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_values],
         [
             jax.ShapeDtypeStruct(v.shape, v.dtype),
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in lam),
             by_chunk(chunk, chunk),
             by_chunk(chunk, chunk),
-            by_chunk(chunk, keys),
+            by_chunk(chunk, values),
         ],
         sizes.launch,
         sizes.interpret,
     )(q, k, v, decay, beta, *lam, inverse, do.astype(q.dtype), d_states)
-    dv, d_lam, of_values = results[0], results[1:-3], results[-3:]
-    partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
+    dv, d_lam, (d_inner, d_of_queries, written) = results[0], results[1:-3], results[-3:]
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
-    dq, dk, d_decay, d_until, d_beta = call(
+    of_states = by_keys, specs.by_chunk(keys, keys)
+    d_similar, d_of_queries, erase, d_erase, d_decay, d_beta = call(
+        functools.partial(_pair_gradients_kernel, sizes=sizes),
+        "delta_pair_gradients",
+        specs.grid(sizes.num_chunks),
+        [specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs, *of_states, pairs, pairs],
+        [pairs, pairs, by_keys, by_keys, specs.by_token(), specs.by_token()],
+        [*[by_chunk(chunk, chunk)] * 2, *[by_chunk(chunk, keys)] * 2, by_token, by_token],
+        sizes.launch,
+        sizes.interpret,
+    )(q, k, decay, beta, inverse, d_reads, d_lost, d_inner, d_of_queries)
+    partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
+    dq, dk, d_decay, d_until = call(
         functools.partial(_key_gradients_kernel, sizes=sizes),
         "delta_key_gradients",
         specs.grid(sizes.num_chunks),
         [
-            *(specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs),
-            *(by_keys, specs.by_chunk(keys, keys), pairs, pairs, by_keys),
+            *(specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs, *of_states),
+            *(specs.by_chunk(keys, values), pairs, pairs, by_keys, by_keys, by_values, specs.by_token()),
         ],
-        [specs.partial_keys(), specs.partial_keys(), *[specs.by_token()] * 3],
-        [partial, partial, by_token, by_token, by_token],
+        [specs.partial_keys(), specs.partial_keys(), *[specs.by_token()] * 2],
+        [partial, partial, by_token, by_token],
         sizes.launch,
         sizes.interpret,
-    )(q, k, decay, beta, inverse, d_reads, d_lost, *of_values)
+    )(q, k, decay, beta, inverse, d_reads, d_lost, d_states, d_similar, d_of_queries, erase, d_erase, written, d_decay)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
     # A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as
     # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
@@ -242,18 +253,25 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
 # --- Kernels --------------------------------------------------------------------------------------------------------
 
 
+def _decay_parts(decay_ref, sizes: ChunkSizes):
+    return decay_parts(decay_ref, 0, slice(None), sizes)
+
+
+def _decays_of_ends(decay_ref, sizes: ChunkSizes):
+    """(of each token since the chunk's start, until its end), [C, 1]."""
+    parts, last = _decay_parts(decay_ref, sizes), decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
+    return jnp.exp2(sum(parts))[:, None], decay_until_end(parts, last)[:, None]
+
+
 class _Chunk:
     """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
 
     def __init__(self, q_ref, k_ref, decay_ref, sizes: ChunkSizes):
         self.q, self.k, self.sizes = q_ref[:, :], k_ref[:, :], sizes
         self.dtype = self.k.dtype
-        parts = decay_parts(decay_ref, 0, slice(None), sizes)
-        last = decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
         self.level = level_tile(sizes.chunk)
-        self.between = decay_tile(parts)  # [C, C], decay from one token to another
-        self.since_start = jnp.exp2(sum(parts))[:, None]
-        self.until_end = decay_until_end(parts, last)[:, None]
+        self.between = decay_tile(_decay_parts(decay_ref, sizes))  # [C, C], decay from one token to another
+        self.since_start, self.until_end = _decays_of_ends(decay_ref, sizes)
 
     def similar(self):
         """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
@@ -326,30 +344,32 @@ def _value_gradients_kernel(
     *refs,
     sizes: ChunkSizes,
 ):
-    """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M, P = Q Kᵀ ∘ Γ and K̃ the parts that come by way of them."""
+    """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M and P the parts that come by way of them. Also M V."""
     lam_refs, refs = refs[: sizes.has_lam], refs[sizes.has_lam :]
-    inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, d_to_end_ref = refs
+    inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
     dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    weights = times(of_queries, inner)
+    weights = times(of_queries, inner).astype(dtype)
     weighted = chunk.weighted(weights, lam_refs).astype(dtype)
 
     def of_values(place, carry):
-        d_inner, d_pairs, d_to_end = carry
-        v, do, d_states = v_ref[:, place], do_ref[:, place], d_states_ref[:, place]
-        d_written = times(to_end, d_states).astype(dtype)
+        d_inner, d_pairs = carry
+        v, do = v_ref[:, place], do_ref[:, place]
+        d_written = times(to_end, d_states_ref[:, place]).astype(dtype)
         dv = times(inner, d_written, transpose_x=True) + times(weighted, do, transpose_x=True)
         dv_ref[:, place] = dv.astype(dv_ref.dtype)
-        d_inner += times(d_written, v, transpose_y=True)
-        d_pairs += times(do, v, transpose_y=True)
-        return d_inner, d_pairs, d_to_end + times(times(inner, v).astype(dtype), d_states, transpose_y=True)
+        written_ref[:, place] = times(inner, v).astype(dtype)
+        return d_inner + times(d_written, v, transpose_y=True), d_pairs + times(do, v, transpose_y=True)
 
     zeros = jnp.zeros(weights.shape, jnp.float32)
-    start = zeros, zeros, jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
-    d_inner, d_pairs, d_to_end = for_columns(sizes.value_dim, of_values, start)
-    d_to_end_ref[:, :] = d_to_end.astype(dtype)
+    d_inner, d_pairs = for_columns(sizes.value_dim, of_values, (zeros, zeros))
+    # Made again, rather than held in registers meanwhile.
+    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    of_queries = chunk.of_queries()
+    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+    weights = times(of_queries, inner).astype(dtype)
     for d_lam_ref in d_lam_refs:
         d_lam = d_pairs * weights
         for index in range(sizes.levels_inside):
@@ -357,6 +377,61 @@ def _value_gradients_kernel(
     d_weights = chunk.weighted(d_pairs, lam_refs).astype(dtype)
     d_of_queries_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
     d_inner_ref[:, :] = (d_inner + times(of_queries, d_weights, transpose_x=True)).astype(dtype)
+
+
+def _pair_gradients_kernel(
+    q_ref,
+    k_ref,
+    decay_ref,
+    beta_ref,
+    inverse_ref,
+    d_reads_ref,
+    d_lost_ref,
+    d_inner_ref,
+    d_of_queries_ref,
+    d_similar_ref,
+    d_products_ref,
+    erase_ref,
+    d_erase_ref,
+    d_decay_ref,
+    d_beta_ref,
+    *,
+    sizes: ChunkSizes,
+):
+    """Of W = M diag(Γ₀) K, by way of D = K̃ᵀ W and reads = diag(Γ₀) Q - P W; then of M and P, and of what they are made of: the
+    products K Kᵀ and Q Kᵀ, β and decays between tokens. Also W itself."""
+    times = functools.partial(multiply, sizes=sizes)
+    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+
+    def of_pairs(place, carry):
+        d_inner, d_of_queries = carry
+        since_start, d_reads = (chunk.since_start * k_ref[:, place]).astype(dtype), d_reads_ref[:, place]
+        erase = times(inner, since_start).astype(dtype)
+        erase_ref[:, place] = erase
+        d_erase = times(to_end, d_lost_ref[:, place]) - times(of_queries, d_reads, transpose_x=True)
+        d_erase = d_erase.astype(dtype)
+        d_erase_ref[:, place] = d_erase
+        d_of_queries -= times(d_reads, erase, transpose_y=True)
+        return d_inner + times(d_erase, since_start, transpose_y=True), d_of_queries
+
+    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
+    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
+
+    # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made of the inputs above is made again, rather
+    # than held in registers meanwhile.
+    chunk, beta, inverse = _Chunk(q_ref, k_ref, decay_ref, sizes), beta_ref[0, :], inverse_ref[:, :]
+    similar = chunk.similar()
+    d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
+    d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
+    d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
+    d_similar = beta[:, None] * d_system
+    d_of_queries = jnp.where(chunk.level >= 0, d_of_queries, 0.0)
+    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * chunk.of_queries(), 0.0)
+    d_decay_ref[0, :] = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
+    d_similar_ref[:, :] = (d_similar * chunk.between).astype(dtype)
+    d_products_ref[:, :] = (d_of_queries * chunk.between).astype(dtype)
 
 
 def _key_gradients_kernel(
@@ -367,70 +442,44 @@ def _key_gradients_kernel(
     inverse_ref,
     d_reads_ref,
     d_lost_ref,
-    d_inner_ref,
-    d_of_queries_ref,
-    d_to_end_ref,
+    d_states_ref,
+    d_similar_ref,
+    d_products_ref,
+    erase_ref,
+    d_erase_ref,
+    written_ref,
+    d_between_ref,
     dq_ref,
     dk_ref,
     d_decay_ref,
     d_until_ref,
-    d_beta_ref,
     *,
     sizes: ChunkSizes,
 ):
-    """Of D = K̃ᵀ W, reads = diag(Γ₀) Q - P W and W = M diag(Γ₀) K, and then of all that comes by way of M and P."""
+    """Of queries and keys, from those of their products and of what is read and erased. d_between: that of decays so far."""
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
-    beta, inverse = beta_ref[0, :], inverse_ref[:, :]
-    inner = (inverse * beta[None, :]).astype(dtype)
-
-    def keys_since_start(place):
-        return (chunk.since_start * k_ref[:, place]).astype(dtype)
-
-    def d_erase(place):
-        d_of_reads = times(of_queries, d_reads_ref[:, place], transpose_x=True)
-        return (times(to_end, d_lost_ref[:, place]) - d_of_reads).astype(dtype)
-
-    def of_pairs(place, carry):
-        d_inner, d_of_queries = carry
-        since_start = keys_since_start(place)
-        erase = times(inner, since_start).astype(dtype)
-        d_of_queries -= times(d_reads_ref[:, place], erase, transpose_y=True)
-        return d_inner + times(d_erase(place), since_start, transpose_y=True), d_of_queries
-
-    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
-    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
-
-    # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal
-    similar = chunk.similar()
-    d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
-    d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
-    d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
-    d_similar = beta[:, None] * d_system
-    d_of_queries = jnp.where(chunk.level >= 0, d_of_queries, 0.0)
-    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * of_queries, 0.0)
-    d_decay = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
-    d_similar = (d_similar * chunk.between).astype(dtype)
-    d_of_queries = (d_of_queries * chunk.between).astype(dtype)
-    erase = times(inner, chunk.keys_since_start()).astype(dtype)
+    since, until = _decays_of_ends(decay_ref, sizes)
+    dtype = k_ref.dtype
+    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+    d_similar, d_products = d_similar_ref[:, :], d_products_ref[:, :]
 
     def of_keys(place, carry):
         d_since, d_until = carry
         q, k, d_reads = q_ref[:, place], k_ref[:, place], d_reads_ref[:, place].astype(jnp.float32)
-        d_since_start = times(inner, d_erase(place), transpose_x=True)
-        d_to_end = d_to_end_ref[:, place].astype(jnp.float32) + times(erase, d_lost_ref[place, :], transpose_y=True)
-        dk = chunk.since_start * d_since_start + chunk.until_end * d_to_end + times(d_similar, k)
-        dk += times(d_similar, k, transpose_x=True) + times(d_of_queries, q, transpose_x=True)
+        d_since_start = times(inner, d_erase_ref[:, place], transpose_x=True)
+        d_to_end = times(written_ref[:, :], d_states_ref[place, :], transpose_y=True)
+        d_to_end += times(erase_ref[:, :], d_lost_ref[place, :], transpose_y=True)
+        dk = since * d_since_start + until * d_to_end + times(d_similar, k)
+        dk += times(d_similar, k, transpose_x=True) + times(d_products, q, transpose_x=True)
         dk_ref[:, place] = dk.astype(dk_ref.dtype)
-        dq_ref[:, place] = (chunk.since_start * d_reads + times(d_of_queries, k)).astype(dq_ref.dtype)
+        dq_ref[:, place] = (since * d_reads + times(d_products, k)).astype(dq_ref.dtype)
         return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
 
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)
     d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))
     # By the logarithms of decays.
-    d_decay_ref[0, :] = d_decay + chunk.since_start[:, 0] * d_since
-    d_until_ref[0, :] = d_until * chunk.until_end[:, 0]
+    d_decay_ref[0, :] = d_between_ref[0, :] + since[:, 0] * d_since
+    d_until_ref[0, :] = d_until * until[:, 0]
 
 
 def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):

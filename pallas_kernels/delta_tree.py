@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta_chunks import why_delta_unsupported
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting
-from pallas_kernels.tiles import MIN_TILE, TREE_JOINS, TREE_NODES, TREE_READS, tile_for
+from pallas_kernels.tiles import MIN_TILE, TREE_JOINS, TREE_NODES, TREE_READS, for_maps, tile_for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,11 @@ class MapSizes:
     @property
     def heights(self) -> int:
         return (self.num_chunks - 1).bit_length()
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Of tokens of a chunk where they matter, keys and values: what a program holds at once is as large."""
+        return self.chunk or MIN_TILE, self.key_dim, self.value_dim
 
 
 def join_tree(decay, lost, states, *, precision=None):
@@ -223,6 +228,7 @@ def _run(
     aliases=None,
 ):
     kernel = functools.partial(kernel, sizes=sizes)
+    launch = for_maps(launch, *sizes.tile)
     return call(kernel, name, grid, in_specs, out_specs, out_shape, launch, sizes.interpret, aliases)(*operands)
 
 

@@ -75,6 +75,7 @@ class Tiles:
         )
 
 
+# Of maps of 128 x 128; `for_maps` has those of smaller ones.
 TREE_JOINS = Launch(1, 8, 1)
 TREE_READS = Launch(1, 4, 1)
 TREE_NODES = Launch(1, 8, 1)
@@ -148,6 +149,11 @@ def delta_launch(*tile: int) -> Launch:
     """Of what happens inside chunks, by the sizes of a chunk, K and V: no more warps than such tiles keep busy."""
     largest = max(tile)
     return Launch(1, 1 if largest <= 16 else 2 if largest <= 32 else 4, 1)
+
+
+def for_maps(launch: Launch, *tile: int) -> Launch:
+    """A launch for maps of 128 x 128, with no more warps than a smaller tile keeps busy."""
+    return dataclasses.replace(launch, warps=max(1, launch.warps * max(tile) // 128))
 
 
 def carry_columns(sequences: int, value_dim: int) -> int:
