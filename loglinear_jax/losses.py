@@ -13,6 +13,8 @@ import pallas_kernels
 # Logits of a chunk of one seed take this many elements at most: 1 GiB in float32.
 CHUNK_ELEMENTS = 1 << 28
 ALIGNMENT = 128
+# From so many columns on, a row of logits fills a program of the kernel of cross-entropy.
+KERNEL_COLUMNS = 2048
 
 
 def token_losses(
@@ -48,6 +50,12 @@ def summed_loss(
     """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
     then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32."""
     return _summed(*_in_chunks(x, kernel, targets, chunk), kernel)
+
+
+def takes_kernel(vocab: int) -> bool:
+    """Whether `summed_loss` computes the loss and its gradient by a kernel that pays for so large a vocabulary: then it moves
+    less than the gradient of `token_losses`, also where all logits exist at a time."""
+    return vocab >= KERNEL_COLUMNS and pallas_kernels.why_cross_entropy_unsupported() is None
 
 
 def _in_chunks(x, kernel, targets, chunk):

@@ -1,11 +1,12 @@
-"""GPU kernels by Pallas, with their gradients: of log-linear attention, the delta rule, bucket scores and λ; and of
-cross-entropy by Triton.
+"""GPU kernels by Pallas, with their gradients: of log-linear attention, the delta rule, bucket scores, λ and the short
+convolution; and of cross-entropy by Triton.
 
 Nothing outside knows which Pallas lowering they use.
 """
 
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
+from pallas_kernels.causal_conv import causal_conv, why_causal_conv_unsupported
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
 from pallas_kernels.delta_carry import carry_state
 from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
@@ -26,6 +27,7 @@ __all__ = [
     "UnsupportedError",
     "are_best",
     "carry_state",
+    "causal_conv",
     "chunk_of_scores",
     "chunk_scores",
     "cross_entropy",
@@ -39,6 +41,7 @@ __all__ = [
     "lam_mlp",
     "read_tree",
     "runs_on_gpu",
+    "why_causal_conv_unsupported",
     "why_cross_entropy_unsupported",
     "why_delta_unsupported",
     "why_lam_mlp_unsupported",

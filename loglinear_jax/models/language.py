@@ -196,8 +196,8 @@ class LanguageMixer(nn.Module):
         gate, xbc, *inputs = jnp.split(projected, np.cumsum([gate_size, conv_size, *sizes[:-1]]), axis=-1)
         window = None
         if not softmax:
-            conv = CausalConv(m.conv_width, m.conv_bias, name="conv")
-            xbc, window = conv(xbc, None if cache is None else cache.window)
+            conv = CausalConv(m.conv_width, m.conv_bias, m.implementation, name="conv")
+            xbc, window = conv(projected, None if cache is None else cache.window, first=gate_size, channels=conv_size)
         v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)

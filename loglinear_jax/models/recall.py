@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.lam import lam_traits
-from loglinear_jax.losses import chunked_token_losses, summed_loss, token_losses
+from loglinear_jax.losses import chunked_token_losses, summed_loss, takes_kernel, token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
 from loglinear_jax.models.positions import Positions, at_positions
 from loglinear_jax.modules import CausalConv, Embed
@@ -89,9 +89,11 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     qkv_size = 2 * keys + values
     init = nn.initializers.normal(m.weight_std)
     dense = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
-    qkv, *inputs = jnp.split(dense(x), np.cumsum([qkv_size, *sizes[:-1]]), axis=-1)
+    projected = dense(x)
+    qkv, *inputs = jnp.split(projected, np.cumsum([qkv_size, *sizes[:-1]]), axis=-1)
     if m.conv_width:
-        qkv, _ = CausalConv(m.conv_width, name="conv")(qkv)
+        conv = CausalConv(m.conv_width, implementation=m.implementation, name="conv")
+        qkv, _ = conv(projected, channels=qkv_size)
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
     if m.qk_norm or m.traits.erases:
@@ -164,7 +166,7 @@ class RecallModel(nn.Module):
         """The sum of `token_losses`, for training."""
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
-        if targets.size <= _tokens_at_once(head):
+        if targets.size <= _tokens_at_once(head) and not takes_kernel(head.shape[1]):
             return jnp.sum(token_losses(_logits(x, head), targets)[0])
         return summed_loss(x, head, targets, _tokens_at_once(head))
 

@@ -7,28 +7,57 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+import pallas_kernels
+
 
 class CausalConv(nn.Module):
     """Depthwise convolution over time with bias and SiLU: y_t = silu(b + Σ_j w_j x_{t - width + 1 + j}).
 
-    window: the inputs of the width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
+    x: what holds the inputs: `channels` of its columns from `first` on (all behind that if None). window: the inputs of the
+    width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
+
+    implementation, as of log_linear_attention: "pallas" is one kernel, None is that kernel on a GPU; where there are tokens
+    before, or it cannot run, plain JAX.
     """
 
     width: int = 4
     use_bias: bool = True
+    implementation: str | None = None
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T C"], window: Float[Array, "B W C"] | None = None
+        self,
+        x: Float[Array, "B T A"],
+        window: Float[Array, "B W C"] | None = None,
+        *,
+        first: int = 0,
+        channels: int | None = None,
     ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
+        channels = x.shape[2] - first if channels is None else channels
         bound = self.width**-0.5  # as PyTorch starts a depthwise convolution
         uniform = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)  # noqa: E731
-        kernel = self.param("kernel", uniform, (self.width, x.shape[2]))
+        kernel = self.param("kernel", uniform, (self.width, channels))
+        bias = self.param("bias", uniform, (channels,)) if self.use_bias else jnp.zeros((channels,))
+        inputs = x[:, :, first : first + channels]
         if window is None:
-            window = jnp.zeros((x.shape[0], self.width - 1, x.shape[2]), x.dtype)
-        x = jnp.concatenate([window.astype(x.dtype), x], axis=1)
-        length = x.shape[1] - self.width + 1
-        y = sum(kernel[j].astype(x.dtype) * x[:, j : j + length] for j in range(self.width))
-        if self.use_bias:
-            y += self.param("bias", uniform, (x.shape[2],)).astype(x.dtype)
-        return nn.silu(y), x[:, length:]
+            window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
+            if self._takes_kernel(x.dtype):
+                return pallas_kernels.causal_conv(x, kernel, bias, first), _last(window, inputs)
+        padded = jnp.concatenate([window.astype(x.dtype), inputs], axis=1)
+        length = x.shape[1]
+        y = sum(kernel[j].astype(x.dtype) * padded[:, j : j + length] for j in range(self.width))
+        return nn.silu(y + bias.astype(x.dtype)), padded[:, length:]
+
+    def _takes_kernel(self, dtype) -> bool:
+        def why_not():
+            return pallas_kernels.why_causal_conv_unsupported(self.width, dtype)
+
+        if self.implementation is None:
+            return pallas_kernels.are_best("the short convolution", why_not)
+        return self.implementation == "pallas" and why_not() is None
+
+
+def _last(window: Float[Array, "B W C"], inputs: Float[Array, "B T C"]) -> Float[Array, "B W C"]:
+    """The window after these inputs."""
+    kept = min(inputs.shape[1], window.shape[1])
+    return jnp.concatenate([window[:, kept:], inputs[:, inputs.shape[1] - kept :]], axis=1)

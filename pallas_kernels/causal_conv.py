@@ -1,0 +1,247 @@
+"""The short causal convolution with SiLU, and its gradient, each in one pass over the tokens: every input is read once.
+
+Names and shapes inside: S independent convolutions (mapped axes), B sequences, T tokens, C channels, W their width.
+
+  x         [S, B, T, columns]   the channels are columns first .. first + C - 1
+  weights   [S, W + 1, C] float32; row W holds the bias
+  y, dy     [S, B, T, C]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.common import call, fold_mapped_axes
+from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.tiles import Launch
+
+MAX_WIDTH = 8  # so many inputs of each channel are held
+# Channels and tokens of a program, and tokens that it fetches at once.
+CHANNELS, SPAN, ROWS = 64, 128, 16
+LAUNCH = Launch(heads=1, warps=2, stages=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvSizes:
+    """Sizes of a convolution as its kernels see them."""
+
+    length: int  # T
+    first: int
+    channels: int  # C
+    width: int  # W
+    interpret: bool
+
+    @property
+    def blocks(self) -> int:
+        return pl.cdiv(self.channels, CHANNELS)
+
+    @property
+    def spans(self) -> int:
+        return pl.cdiv(self.length, SPAN)
+
+
+def causal_conv(x, kernel, bias, first: int = 0):
+    """silu(bias + Σ_j kernel[j] · x[t - W + 1 + j]) for each of some channels of x, computed in float32; zeros before the first
+    token.
+
+    Args:
+      x: [B, T, columns], float32 or bfloat16. kernel: [W, C]. bias: [C]. first: the first of the C columns to take.
+
+    Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
+
+    Raises UnsupportedError where `why_causal_conv_unsupported` gives a reason.
+    """
+    width, channels = kernel.shape
+    if reason := why_causal_conv_unsupported(width, x.dtype):
+        raise UnsupportedError(reason)
+    sizes = ConvSizes(length=x.shape[1], first=first, channels=channels, width=width, interpret=interpreting())
+    weights = jnp.concatenate([kernel, bias[None]]).astype(jnp.float32)
+    return _differentiable(sizes)(x[None], weights[None])[0]
+
+
+def why_causal_conv_unsupported(width: int, dtype) -> str | None:
+    """Why `causal_conv` would raise UnsupportedError here; None if it would run."""
+    if not 1 <= width <= MAX_WIDTH:
+        return f"W, the width of the convolution, is {width}: its kernel takes 1 to {MAX_WIDTH}"
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"x has dtype {jnp.dtype(dtype)}: the kernel of the convolution takes float32 and bfloat16"
+    return why_cannot_run()
+
+
+@functools.cache
+def _differentiable(sizes: ConvSizes):
+    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
+    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
+
+    def gradients(operands, dy):
+        x, _ = operands
+        dx, dweights = backward(*operands, dy)
+        behind = x.shape[-1] - sizes.first - sizes.channels
+        return jnp.pad(dx, [(0, 0)] * 3 + [(sizes.first, behind)]), dweights
+
+    convolve = jax.custom_vjp(forward)
+    convolve.defvjp(lambda *operands: (forward(*operands), operands), gradients)
+    return convolve
+
+
+def _grid(x, sizes: ConvSizes):
+    """A program for each convolution, sequence, span of tokens and block of channels, and the number of the first two."""
+    return (x.shape[0] * x.shape[1], sizes.spans * sizes.blocks), x.shape[1]
+
+
+def _sequence_spec(columns: int, sequences: int, sizes: ConvSizes):
+    """All tokens of one sequence, of which a program takes some."""
+    shape = (None, None, sizes.length, columns)
+    return pl.BlockSpec(shape, lambda i, j: (i // sequences, i % sequences, 0, 0))
+
+
+def _weights_spec(sequences: int, sizes: ConvSizes):
+    return pl.BlockSpec((None, sizes.width + 1, sizes.channels), lambda i, j: (i // sequences, 0, 0))
+
+
+def _forward(x, weights, *, sizes: ConvSizes):
+    grid, sequences = _grid(x, sizes)
+    return call(
+        functools.partial(_forward_kernel, sizes=sizes),
+        "causal_conv",
+        grid,
+        [_sequence_spec(x.shape[-1], sequences, sizes), _weights_spec(sequences, sizes)],
+        _sequence_spec(sizes.channels, sequences, sizes),
+        jax.ShapeDtypeStruct((*x.shape[:-1], sizes.channels), x.dtype),
+        LAUNCH,
+        sizes.interpret,
+    )(x, weights)
+
+
+def _backward(x, weights, dy, *, sizes: ConvSizes):
+    grid, sequences = _grid(x, sizes)
+    of_program = pl.BlockSpec(
+        (None, None, None, sizes.width + 1, sizes.channels),
+        lambda i, j: (i // sequences, i % sequences, j // sizes.blocks, 0, 0),
+    )
+    dx, parts = call(
+        functools.partial(_backward_kernel, sizes=sizes),
+        "causal_conv_gradients",
+        grid,
+        [
+            _sequence_spec(x.shape[-1], sequences, sizes),
+            _weights_spec(sequences, sizes),
+            _sequence_spec(sizes.channels, sequences, sizes),
+        ],
+        [_sequence_spec(sizes.channels, sequences, sizes), of_program],
+        [
+            jax.ShapeDtypeStruct(dy.shape, x.dtype),
+            jax.ShapeDtypeStruct((*x.shape[:2], sizes.spans, *weights.shape[1:]), jnp.float32),
+        ],
+        LAUNCH,
+        sizes.interpret,
+    )(x, weights, dy)
+    return dx, jnp.sum(parts, axis=(1, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Channels:
+    """The channels and tokens of one program."""
+
+    sizes: ConvSizes
+    columns: jax.Array
+    start: jax.Array
+
+    @classmethod
+    def of_program(cls, sizes: ConvSizes) -> _Channels:
+        program = pl.program_id(1)
+        columns = program % sizes.blocks * CHANNELS + lax.broadcasted_iota(jnp.int32, (CHANNELS,), 0)
+        return cls(sizes, columns, program // sizes.blocks * SPAN)
+
+    @property
+    def exist(self):
+        return self.columns < self.sizes.channels
+
+    def weights(self, ref):
+        """The rows of the kernel, and the bias."""
+        rows = [triton.load(ref.at[j, self.columns], mask=self.exist, other=0.0) for j in range(self.sizes.width + 1)]
+        return rows[:-1], rows[-1]
+
+    def load(self, ref, token, first: int = 0):
+        """A token's channels in float32; zeros where there is no such token."""
+        exists = self.exist & (token >= 0) & (token < self.sizes.length)
+        token = jnp.clip(token, 0, self.sizes.length - 1)
+        return triton.load(ref.at[token, first + self.columns], mask=exists, other=0.0).astype(jnp.float32)
+
+    def store(self, ref, token, value, wanted=True):
+        exists = self.exist & wanted & (token >= 0) & (token < self.sizes.length)
+        token = jnp.clip(token, 0, self.sizes.length - 1)
+        triton.store(ref.at[token, self.columns], value.astype(ref.dtype), mask=exists)
+
+    def before(self, ref):
+        """The inputs of the W - 1 tokens before the program's."""
+        return tuple(self.load(ref, self.start - j, self.sizes.first) for j in range(self.sizes.width - 1, 0, -1))
+
+
+def _sigmoid(x):
+    return 1.0 / (1.0 + jnp.exp(-x))
+
+
+def _weighted(weights, rows):
+    return sum(weight * row for weight, row in zip(weights, rows, strict=True))
+
+
+def _forward_kernel(x_ref, weights_ref, y_ref, *, sizes: ConvSizes):
+    program = _Channels.of_program(sizes)
+    weights, bias = program.weights(weights_ref)
+
+    def step(index, before):
+        first = program.start + index * ROWS
+        rows = [*before, *(program.load(x_ref, first + i, sizes.first) for i in range(ROWS))]
+        for i in range(ROWS):
+            z = bias + _weighted(weights, rows[i : i + sizes.width])
+            program.store(y_ref, first + i, z * _sigmoid(z))
+        return tuple(rows[ROWS:])
+
+    lax.fori_loop(0, min(SPAN, pl.cdiv(sizes.length, ROWS) * ROWS) // ROWS, step, program.before(x_ref))
+
+
+def _backward_kernel(x_ref, weights_ref, dy_ref, dx_ref, parts_ref, *, sizes: ConvSizes):
+    """Token by token: the gradient of its sum z, of the weights by it, and of the input W - 1 tokens before, of which z is the
+    last to read. The W - 1 tokens behind the program's are there for the last inputs alone."""
+    program, width = _Channels.of_program(sizes), sizes.width
+    weights, bias = program.weights(weights_ref)
+    end = program.start + SPAN
+
+    def rows_of(first, count, x_before, dz_before):
+        """(inputs from W - 1 tokens before on, gradients of z likewise) up to `count` tokens from `first` on; writes dx."""
+        xs = [*x_before, *(program.load(x_ref, first + i, sizes.first) for i in range(count))]
+        dys = [program.load(dy_ref, first + i) for i in range(count)]
+        dzs = list(dz_before)
+        for i in range(count):
+            z = bias + _weighted(weights, xs[i : i + width])
+            share = _sigmoid(z)
+            dzs.append(dys[i] * share * (1.0 + z * (1.0 - share)))
+            token = first + i - width + 1
+            dx = _weighted(weights, dzs[i : i + width][::-1])
+            program.store(dx_ref, token, dx, wanted=(token >= program.start) & (token < end))
+        return xs, dzs
+
+    def step(index, carry):
+        x_before, dz_before, sums = carry
+        xs, dzs = rows_of(program.start + index * ROWS, ROWS, x_before, dz_before)
+        of_rows = dzs[width - 1 :]
+        sums = [
+            *(sums[j] + _weighted(of_rows, xs[j : j + ROWS]) for j in range(width)),
+            sums[width] + sum(of_rows),
+        ]
+        return tuple(xs[ROWS:]), tuple(dzs[ROWS:]), tuple(sums)
+
+    zeros = jnp.zeros((CHANNELS,), jnp.float32)
+    start = program.before(x_ref), (zeros,) * (width - 1), (zeros,) * (width + 1)
+    steps = min(SPAN, pl.cdiv(sizes.length, ROWS) * ROWS) // ROWS
+    x_before, dz_before, sums = lax.fori_loop(0, steps, step, start)
+    for j, value in enumerate(sums):
+        triton.store(parts_ref.at[j, program.columns], value, mask=program.exist)
+    rows_of(program.start + steps * ROWS, width - 1, x_before, dz_before)

@@ -1,0 +1,125 @@
+"""The kernel of the short convolution against plain float64 arithmetic: in Pallas's interpreter, or on a GPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallas_kernels
+from loglinear_jax.modules import CausalConv
+from tests.ops.inputs import relative_error
+from tests.pallas_kernels.conftest import HAS_GPU
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+NAMES = "y", "x", "kernel", "bias"
+
+
+def draw(seed, batch, length, columns, channels, width):
+    rng = np.random.default_rng(seed)
+    shapes = (batch, length, columns), (width, channels), (channels,)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def plain(x, kernel, bias, first):
+    """The definition: a product for each token and tap that there is."""
+    width, channels = kernel.shape
+    z = bias + jnp.zeros((*x.shape[:2], channels), x.dtype)
+    for tap in range(width):
+        back = width - 1 - tap
+        moved = kernel[tap] * x[:, : x.shape[1] - back, first : first + channels]
+        z = z.at[:, back:].add(moved) if back < x.shape[1] else z
+    return z / (1 + jnp.exp(-z))
+
+
+def value_and_gradients(function, inputs):
+    value, vjp = jax.vjp(function, *inputs)
+    return value, *vjp(jnp.asarray(np.random.default_rng(1).normal(size=value.shape), value.dtype))
+
+
+def check(inputs, first, tolerance=1e-5):
+    results = jax.jit(functools.partial(value_and_gradients, lambda *x: pallas_kernels.causal_conv(*x, first)))(inputs)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
+        expected = [np.asarray(x) for x in value_and_gradients(lambda *x: plain(*x, first), exact)]
+    for name, result, wanted in zip(NAMES, results, expected, strict=True):
+        error = np.linalg.norm(np.asarray(result, np.float64) - wanted)
+        assert error <= tolerance * (1e-2 + np.linalg.norm(wanted)), name
+    return results
+
+
+@settings(max_examples=6)
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(1, 40),
+    channels=st.integers(1, 70),
+    first=st.integers(0, 3),
+    behind=st.integers(0, 3),
+    width=st.integers(1, 8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_value_and_gradients(batch, length, channels, first, behind, width, seed):
+    with pallas_kernels.interpret(not HAS_GPU):
+        check(draw(seed, batch, length, first + channels + behind, channels, width), first)
+
+
+@pytest.mark.parametrize("length", [128, 131, 300])
+def test_across_the_spans_of_programs(length):
+    check(draw(0, 2, length, 9, 8, 4), 1)
+
+
+def test_bfloat16_is_summed_in_float32():
+    inputs = draw(0, 2, 40, 64, 64, 4)
+    results = check([inputs[0].astype(jnp.bfloat16), *inputs[1:]], 0, tolerance=1e-2)
+    assert [x.dtype for x in results] == [jnp.bfloat16, jnp.bfloat16, jnp.float32, jnp.float32]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_at_a_size_that_fills_a_gpu(dtype):
+    inputs = draw(0, 64, 512, 1300, 1200, 4)
+    results = check([inputs[0].astype(dtype), *inputs[1:]], 64, tolerance=1e-2 if dtype == jnp.bfloat16 else 1e-5)
+    again = check([inputs[0].astype(dtype), *inputs[1:]], 64, tolerance=1)
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(results, again, strict=True))
+
+
+def test_mapped_twice_is_a_loop():
+    inputs = [jnp.stack(x) for x in zip(*(draw(seed, 2, 9, 6, 4, 4) for seed in range(3)), strict=True)]
+    inputs = [jnp.stack([x, 2 * x]) for x in inputs]
+    inputs[1] = inputs[1][0]  # the kernel has no outer axis
+    function = functools.partial(value_and_gradients, lambda *x: pallas_kernels.causal_conv(*x, 1))
+    mapped = jax.jit(jax.vmap(jax.vmap(lambda *x: function(x)), (0, None, 0)))(*inputs)
+    for outer in range(2):
+        for inner in range(3):
+            own = [x[inner] if i == 1 else x[outer, inner] for i, x in enumerate(inputs)]
+            for result, expected in zip(mapped, jax.jit(function)(own), strict=True):
+                assert relative_error(result[outer, inner], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "message"),
+    [
+        (9, jnp.float32, r"W, the width of the convolution, is 9: .* takes 1 to 8"),
+        (4, jnp.float16, r"x has dtype float16: .* takes float32 and bfloat16"),
+    ],
+)
+def test_what_is_unsupported_is_named(width, dtype, message):
+    x, kernel, bias = draw(0, 1, 4, 4, 4, width)
+    with pytest.raises(pallas_kernels.UnsupportedError, match=message):
+        pallas_kernels.causal_conv(x.astype(dtype), kernel, bias)
+
+
+@pytest.mark.parametrize("length", [2, 9])
+def test_the_module_takes_the_kernel_but_after_other_tokens(length):
+    x, *_ = draw(0, 2, length, 10, 6, 4)
+    kernel, plainly = (CausalConv(implementation=i) for i in ("pallas", "xla"))
+    params = plainly.init(jax.random.key(0), x, first=3, channels=6)
+    applied = [functools.partial(conv.apply, params, first=3, channels=6) for conv in (kernel, plainly)]
+    assert ["pallas_call" in str(jax.make_jaxpr(conv)(x)) for conv in applied] == [True, False]
+    for result, expected in zip(applied[0](x), applied[1](x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    window = applied[1](x)[1]
+    assert "pallas_call" not in str(jax.make_jaxpr(applied[0])(x, window))
