@@ -1,4 +1,4 @@
-"""Time of training the recall model: milliseconds for each seed and step of MQAR and selective copying, seeds vmapped.
+"""Time of training the recall model: milliseconds for each seed and step of recall tasks, seeds vmapped.
 
     loglinear_jax benchmark training --output=training
 
@@ -41,23 +41,38 @@ class Workload:
 WORKLOADS = {
     "mqar": Workload("MQAR, length 128, 32 pairs", "mqar:kv=32", 32),
     "selective_copy": Workload("selective copying, length 1024", "selective_copy:seq=1024", 8),
+    "zoology_mqar": Workload("Zoology's MQAR, length 256, 4 to 64 pairs", "zoology_mqar:table2,width=64", 96),
 }
+BATCH_SIZE = 64
+RATES = 6
 # How to compute: the name in the table, and the settings that ask for it.
 WAYS = {
     "float32": ["--config.train.precision=float32"],
     "tf32": ["--config.train.precision=tf32"],
+    "rates": ["--config.train.precision=tf32"],
     "xla": ["--config.train.precision=float32", "--config.model.implementation=xla"],
 }
-WAY_TITLES = {"float32": "float32", "tf32": "TF32", "xla": "`xla` form, float32"}
+WAY_TITLES = {
+    "float32": "float32",
+    "tf32": "TF32",
+    "rates": f"TF32, a sixth of the seeds at {RATES} learning rates each",
+    "xla": "`xla` form, float32",
+}
 
 
-def time_training(experiment: Experiment, steps: int = 150) -> dict[str, float]:
+def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> dict[str, float]:
     """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step.
 
-    steps: timed, in dispatches of train.steps_per_dispatch after one that compiles.
+    steps: timed, in dispatches of train.steps_per_dispatch after one that compiles. rates: so many learning rates, each with
+    the same seeds, in as many replicas as there are seeds in the experiment or, if that is no multiple, a few less.
     """
     train = experiment.train
-    many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), experiment.seeds)
+    seeds, of_replicas = experiment.seeds, None
+    if rates > 1:
+        seeds = experiment.seeds[: max(len(seeds) // rates, 1)]
+        of_replicas = [(train.learning_rate * 2**index, train.weight_decay) for index in range(rates) for _ in seeds]
+        seeds = seeds * rates
+    many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)
     data = experiment.task.open_data(many, 0)
     sizes = [train.steps_per_dispatch] * (1 + -(-steps // train.steps_per_dispatch))
     dispatches = data.dispatches(sizes)
@@ -82,7 +97,7 @@ def time_training(experiment: Experiment, steps: int = 150) -> dict[str, float]:
         evaluations.append(elapsed)
     evaluation_ms = 1e3 * float(np.median(evaluations))
     data.close()
-    together = (step_ms + evaluation_ms / train.eval_every) / len(experiment.seeds)
+    together = (step_ms + evaluation_ms / train.eval_every) / len(seeds)
     return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
 
 
@@ -110,9 +125,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("tasks", ",".join(WORKLOADS), "what to train", type=comma_separated(one_of(tuple(WORKLOADS))))
     add("ways", ",".join(WAYS), "how to compute", type=comma_separated(one_of(tuple(WAYS))))
     add("variant", "mlp_softplus", "which variant")
-    parser.add_argument(
-        "--seeds", type=size, help="seeds trained at once (default: 32 of MQAR, 8 of selective copying)"
-    )
+    defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
+    parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)
     common.add_output(parser)
 
@@ -126,8 +140,10 @@ def run(args: argparse.Namespace) -> int:
         workload = WORKLOADS[task]
         seeds = args.seeds or workload.num_seeds
         for way in args.ways:
-            given = [f"--config={workload.config}", f"--config.train.num_seeds={seeds}", *WAYS[way]]
-            measured = time_training(build(read_config_arguments(given).config, args.variant), args.steps)
+            sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={BATCH_SIZE}"]
+            given = [f"--config={workload.config}", *sizes, *WAYS[way]]
+            experiment = build(read_config_arguments(given).config, args.variant)
+            measured = time_training(experiment, args.steps, RATES if way == "rates" else 1)
             row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
             rows.append(row)
             print(json.dumps(row), flush=True)

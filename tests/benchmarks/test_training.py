@@ -27,25 +27,35 @@ def test_a_step_and_an_evaluation_are_timed_apart():
     assert measured["ms_per_seed_and_step"] == pytest.approx(both) and both > 0
 
 
+def test_replicas_at_several_rates_are_as_many_as_the_seeds(monkeypatch):
+    made = []
+    many_seeds = training.ManySeeds
+    monkeypatch.setattr(
+        training, "ManySeeds", lambda *args, **kwargs: made.append(many_seeds(*args, **kwargs)) or made[0]
+    )
+    training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=1, rates=2)
+    assert made[0].numbers == [0, 1, 0, 1]
+
+
 def test_the_workloads_are_those_of_the_table():
     configs = {name: read_config_arguments([f"--config={w.config}"]).config for name, w in training.WORKLOADS.items()}
     assert (configs["mqar"].task.seq_len, configs["mqar"].task.num_pairs) == (128, 32)
     assert configs["selective_copy"].task.seq_len == 1024
-    assert all(config.train.batch_size == 64 and config.train.eval_every == 100 for config in configs.values())
+    assert configs["zoology_mqar"].task.mixture == "256/4,256/8,256/16,256/32,256/64"
+    assert all(config.train.eval_every == 100 for config in configs.values()) and training.BATCH_SIZE == 64
 
 
 def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatch, capsys):
     measured = {"step_ms": 32.0, "evaluation_ms": 64.0, "ms_per_seed_and_step": 0.75}
     asked = []
     monkeypatch.setattr(training, "time_training", lambda *experiment: asked.append(experiment) or measured)
-    arguments = ["benchmark", "training", "--tasks=mqar", "--ways=float32,xla", f"--output={tmp_path / 'out'}"]
+    arguments = ["benchmark", "training", "--tasks=mqar", "--ways=float32,xla,rates", f"--output={tmp_path / 'out'}"]
     assert main(arguments) == 0
-    assert [(e.train.num_seeds, e.train.precision, e.config.model.implementation) for e, _ in asked] == [
-        (32, "float32", None),
-        (32, "float32", "xla"),
-    ]
+    given = [(e.train.num_seeds, e.train.batch_size, e.train.precision, rates) for e, _, rates in asked]
+    assert given == [(32, 64, "float32", 1), (32, 64, "float32", 1), (32, 64, "tf32", 6)]
+    assert [e.config.model.implementation for e, *_ in asked] == [None, "xla", None]
     line = capsys.readouterr().out.splitlines()[-1]
-    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "32", "0.75", "0.75"]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "32", *["0.75"] * 3]
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["command"] == " ".join(["loglinear_jax", *arguments])
     assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75
