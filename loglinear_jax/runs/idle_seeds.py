@@ -12,8 +12,8 @@ from loglinear_jax.train import ManySeeds
 
 
 def steps_worth_compiling() -> int:
-    """So many steps of one seed take about as long as compiling steps for fewer seeds. Not measured, so that all runs do
-    alike."""
+    """So many steps of one seed take about as long as compiling steps for fewer seeds, of each part of a task's mixture. Not
+    measured, so that all runs do alike."""
     return 2_000 if jax.default_backend() == "cpu" else 16_000
 
 
@@ -43,5 +43,6 @@ class IdleSeeds:
         self._idle_seed_steps += self._eval_every * (self.num_computed - self._active.sum())
         self._active = np.asarray(record["active"])
         ahead = (self._num_steps - record["step"]) * (self.num_computed - self._active.sum())
-        if min(self._idle_seed_steps, ahead) >= steps_worth_compiling():
+        parts = len(self._many.trainer.task.trained_on.parts)
+        if min(self._idle_seed_steps, ahead) >= steps_worth_compiling() * parts:
             self.rows, self._idle_seed_steps = self._many.rows_to_train(self._active), 0
