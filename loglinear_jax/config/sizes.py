@@ -46,8 +46,12 @@ def rates_at_once(
     width = 2 if train.precision == "bfloat16" else 4
     outputs = OUTPUTS_OF_A_LAYER * model.layers * tokens * max(model.hidden, model.heads * model.head_dim) * width
     logits = COPIES_OF_LOGITS * 4 * min(tokens * model.vocab_size, train.num_seeds * MOST_LOGITS)
-    of_one = params + sequences + outputs + logits
-    fitting = min(rates, max(1, int(SHARE_OF_RATES * memory / of_one)))
+    free, of_one = SHARE_OF_RATES * memory, params + outputs + logits
+    if rates_share_data():
+        free -= sequences
+    else:
+        of_one += sequences
+    fitting = min(rates, max(1, int(free / of_one)))
     return math.ceil(rates / math.ceil(rates / fitting))
 
 
@@ -77,9 +81,10 @@ def parts_of(
     model_class: type[nn.Module], model: MixerSettings, task: BaseTask, train: TrainSettings, rates: int = 1
 ) -> list[Part]:
     """What training holds at the same time, at least."""
-    replicas, seeds = train.num_seeds * rates, {"train.num_seeds": train.num_seeds}
-    if rates > 1:
-        seeds["train.rates_at_once"] = rates
+    seeds = {"train.num_seeds": train.num_seeds}
+    at_rates = seeds if rates == 1 else seeds | {"train.rates_at_once": rates}
+    replicas = train.num_seeds * rates
+    holders, of_holders = (train.num_seeds, seeds) if rates_share_data() else (replicas, at_rates)
     sizes = {f"model.{name}": getattr(model, name) for name in ("layers", "hidden", "heads", "head_dim", "key_dim")}
     if "lam_hidden" not in model.unread:
         sizes["model.lam_hidden"] = model.lam_hidden
@@ -109,18 +114,23 @@ def parts_of(
     length = {"task.seq_len": task.seq_len}
     values = model.heads * model.head_dim
     return [
-        Part("the parameters", replicas * COPIES * 4 * count_params(model_class, model), sizes | seeds),
+        Part("the parameters", replicas * COPIES * 4 * count_params(model_class, model), sizes | at_rates),
         # Token ids and targets, int32.
-        Part("the sequences", replicas * round(held) * 8, sequences | length | seeds),
+        Part("the sequences", holders * round(held) * 8, sequences | length | of_holders),
         Part(
             "the activations of one layer",
             replicas * tokens * max(model.hidden, values) * width,
             at_once
             | length
-            | seeds
+            | at_rates
             | {name: sizes[name] for name in ("model.hidden", "model.heads", "model.head_dim")},
         ),
     ]
+
+
+def rates_share_data() -> bool:
+    """Whether a seed's data is held once for all rates: one device has all replicas of a seed."""
+    return jax.device_count() == 1
 
 
 def count_params(model_class: type[nn.Module], model: MixerSettings) -> int:

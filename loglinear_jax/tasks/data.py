@@ -49,7 +49,7 @@ class StreamedData:
 
     def __init__(self, seeds: ManySeeds, task: Text, first_step: int):
         self._seeds = seeds
-        batches = task.batches(seeds.trainer.settings.batch_size, seeds.numbers)
+        batches = task.batches(seeds.trainer.settings.batch_size, seeds.seeds_of_data)
         self._batches = batches.iterate(first_step)
         self.validation = {"validation": (place_windows(seeds, task.windows("validation")),)}
 
@@ -81,4 +81,4 @@ def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> A
     """
     fill = -len(windows[0]) % seeds.mesh.shape["batch"]
     padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1), strict=True))
-    return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.numbers), *x.shape)) for x in padded))
+    return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.seeds_of_data), *x.shape)) for x in padded))

@@ -45,6 +45,16 @@ DATA_SPECS = {
 }
 
 
+def _over_seeds(function: Callable) -> Callable:
+    """function(state or parameters, data, row) of one seed, over the leading axis of each; with rows, all seeds are given all
+    of the data."""
+
+    def over(own, data, rows):
+        return jax.vmap(function, in_axes=(0, 0 if rows is None else None, 0))(own, data, rows)
+
+    return over
+
+
 class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
@@ -53,6 +63,9 @@ class ManySeeds:
 
     rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
     trainer's settings.
+
+    Replicas have their seed's data in common, unless the mesh shares them out over several devices. seeds_of_data: the seeds
+    along the leading axis of data. rows_of_data: which of them is each replica's; None if each has data of its own.
     """
 
     def __init__(
@@ -68,22 +81,33 @@ class ManySeeds:
         self.sharding = NamedSharding(self.mesh, _SEED)
         self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
-        self._rates = ()
+        self._rates = None
         if rates is not None:
-            self._rates = (jax.device_put(Rates(*np.asarray(rates, np.float32).T), self.sharding),)
+            self._rates = jax.device_put(Rates(*np.asarray(rates, np.float32).T), self.sharding)
+        self.seeds_of_data, self.rows_of_data = self.numbers, None
+        if self.mesh.shape["seed"] == 1 and len(set(seeds)) < len(seeds):
+            self.seeds_of_data = list(dict.fromkeys(seeds))
+            rows = [self.seeds_of_data.index(seed) for seed in seeds]
+            self.rows_of_data = jax.device_put(np.asarray(rows, np.int32), self.sharding)
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
-            self.data = other.data
+            self._draw = other._draw
         else:
-            self.data = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
-        self.sums_by_position = self._jit(jax.vmap(self.trainer.sums_by_position), _SEED, windows)
+            self._draw = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
+        self._sums_by_position = self._jit(_over_seeds(self.trainer.sums_by_position), _SEED, windows, _SEED)
         self._test = self._jit(jax.vmap(self.trainer.test), _SEED, _SEED)
         self._evaluate_and_record = self._jit(
-            jax.vmap(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, donate=True
+            _over_seeds(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, _SEED, donate=True
         )
         self._train_steps: dict[Any, Callable] = {}
+
+    def data(self, seeds: Int[Array, " S"]) -> dict[str, Any]:
+        """`SeedTrainer.data` for every seed; once for each of `seeds_of_data`."""
+        if self.rows_of_data is not None:
+            seeds = seeds[np.array([self.numbers.index(seed) for seed in self.seeds_of_data])]
+        return self._draw(seeds)
 
     def train_steps(
         self, state: SeedState, data: dict[str, Any], num_steps: int, rows: Int[Array, " R"] | None = None
@@ -95,20 +119,21 @@ class ManySeeds:
         if key not in self._train_steps:
             of_seed = functools.partial(self.trainer.train_steps, num_steps=num_steps)
 
-            def steps(state, data, *rates):
+            def steps(state, data, rates, rows_of_data):
                 step = state.step[0]  # the same for all seeds
-                return jax.vmap(lambda state, data, *rates: of_seed(state, data, step, *rates))(state, data, *rates)
+                of_row = _over_seeds(lambda own, data, row: of_seed(own[0], data, step, own[1], row))
+                return of_row((state, rates), data, rows_of_data)
 
-            def steps_of_rows(state, data, *rates_and_rows):
-                *rates, rows = rates_and_rows
-                trained = steps(*jax.tree.map(lambda x: x[rows], (state, data, *rates)))
+            def steps_of_rows(state, data, rates, rows_of_data, rows):
+                some, rates = jax.tree.map(lambda x: x[rows], (state, rates))
+                trained = steps(some, data, rates, rows if rows_of_data is None else rows_of_data[rows])
                 state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
                 return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
 
-            takes = _SEED, {name: DATA_SPECS[name] for name in data}, *(_SEED for _ in self._rates)
+            takes = _SEED, {name: DATA_SPECS[name] for name in data}, _SEED, _SEED
             function, takes = (steps, takes) if rows is None else (steps_of_rows, (*takes, _SEED))
             self._train_steps[key] = self._jit(function, *takes, donate=True)
-        return self._train_steps[key](state, data, *self._rates, *(() if rows is None else (rows,)))
+        return self._train_steps[key](state, data, self._rates, self.rows_of_data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
         """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each
@@ -124,7 +149,11 @@ class ManySeeds:
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
         """`SeedTrainer.evaluate_and_record` for every seed."""
-        return self._evaluate_and_record(state, {"validation": data["validation"]})
+        return self._evaluate_and_record(state, {"validation": data["validation"]}, self.rows_of_data)
+
+    def sums_by_position(self, params: Any, windows: tuple[Array, Array]) -> tuple[Array, Array]:
+        """`SeedTrainer.sums_by_position` for every seed's parameters."""
+        return self._sums_by_position(params, windows, self.rows_of_data)
 
     def test(self, params: Any) -> tuple[Array, Array]:
         """`SeedTrainer.test` for every seed's parameters."""

@@ -19,7 +19,8 @@ from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
 
 Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
-Parts = tuple[tuple[Int[Array, "_ _"], Int[Array, "_ _"]], ...]  # sequences of each part of a task's mixture
+Sequences = tuple[Int[Array, "... _ _"], Int[Array, "... _ _"]]
+Parts = tuple[Sequences, ...]  # of a task's mixture
 
 
 # Each purpose draws from its own stream of the seed.
@@ -79,6 +80,12 @@ def _scored(task: BaseTask) -> slice | int:
     return task.scored if task.num_scored is None else task.num_scored
 
 
+def _at(data: Any, index: Int[Array, "*B"], row: Int[Array, ""] | None) -> Any:
+    """data[index] of a seed. row: the seed's, in data of many; used together with the index, so that no seed's data is copied
+    as a whole."""
+    return jax.tree.map(lambda x: x[index] if row is None else x[row, index], data)
+
+
 @flax.struct.dataclass
 class Rates:
     """What replicas of a seed may differ in, in one program."""
@@ -113,6 +120,9 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
 
 class SeedTrainer:
     """The pure functions of one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where the task scores.
+
+    Where they take a row, the data is that of many seeds, with a leading seed axis, and the row this seed's; None: it is this
+    seed's own.
 
     With a batch_axis they run under shard_map with that axis, each device with its share of the sequences.
     """
@@ -173,13 +183,13 @@ class SeedTrainer:
         ]
         return self.task == other.task and sizes[0] == sizes[1]
 
-    def _batch(self, state: SeedState, data: dict[str, Parts], part: int) -> Batch:
+    def _batch(self, state: SeedState, data: dict[str, Parts], part: int, row: Int[Array, ""] | None) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:
             return self.task.trained_on.parts[part].sample(key, self.settings.batch_size)
         sequences = data["train"][part]
-        rows = jax.random.randint(key, (self.settings.batch_size,), 0, sequences[0].shape[0])
-        return jax.tree.map(lambda x: x[rows], sequences)
+        drawn = jax.random.randint(key, (self.settings.batch_size,), 0, sequences[0].shape[-2])
+        return _at(sequences, drawn, row)
 
     def _step(self, state: SeedState, loss: Float[Array, ""], grads: Any, rates: Rates | None) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
@@ -223,6 +233,7 @@ class SeedTrainer:
         data: dict[str, Any],
         step: Int[Array, ""] | None = None,
         rates: Rates | None = None,
+        row: Int[Array, ""] | None = None,
         *,
         num_steps: int,
     ) -> SeedState:
@@ -234,31 +245,36 @@ class SeedTrainer:
         parts = range(len(self.task.trained_on.parts))
 
         def loss_and_gradients(part, state):
-            return self._loss_and_gradients(state.params, self._batch(state, data, part), part)
+            return self._loss_and_gradients(state.params, self._batch(state, data, part, row), part)
 
-        def body(state, batch_and_part):
-            batch, part = batch_and_part
-            if batch is not None:
-                found = self._loss_and_gradients(state.params, batch)
+        def body(state, index_and_part):
+            index, part = index_and_part
+            if "batches" in data:
+                found = self._loss_and_gradients(state.params, _at(data["batches"], index, row))
             elif len(parts) == 1:
                 found = loss_and_gradients(0, state)
             else:
                 found = jax.lax.switch(part, [functools.partial(loss_and_gradients, part) for part in parts], state)
             return self._step(state, *found, rates), None
 
-        steps = (state.step if step is None else step) + jnp.arange(num_steps)
-        return jax.lax.scan(body, state, (data.get("batches"), self.task.trained_on.at(steps)), length=num_steps)[0]
+        indices = jnp.arange(num_steps)
+        steps = (state.step if step is None else step) + indices
+        return jax.lax.scan(body, state, (indices, self.task.trained_on.at(steps)))[0]
 
-    def evaluate(self, params: Any, data: Parts) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def evaluate(
+        self, params: Any, data: Parts, row: Int[Array, ""] | None = None
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """(mean loss in nats, accuracy) over the scored positions of `data`; each part counts the same."""
-        loss, accuracy = self.evaluate_parts(params, data)
+        loss, accuracy = self.evaluate_parts(params, data, row)
         return jnp.mean(loss), jnp.mean(accuracy)
 
-    def evaluate_parts(self, params: Any, data: Parts) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
+    def evaluate_parts(
+        self, params: Any, data: Parts, row: Int[Array, ""] | None = None
+    ) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
         """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
         loss, right, scored = zip(
             *(
-                self._sum_over(batch, functools.partial(scored_sums, self.model, params, scored=_scored(part)))
+                self._sum_over(batch, row, functools.partial(scored_sums, self.model, params, scored=_scored(part)))
                 for part, batch in zip(self.task.evaluated_on.parts, data, strict=True)
             ),
             strict=True,
@@ -269,30 +285,36 @@ class SeedTrainer:
         """`evaluate_parts` on the seed's num_test test sequences, which neither training nor validation draws."""
         return self.evaluate_parts(params, self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test))
 
-    def sums_by_position(self, params: Any, data: Batch) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
+    def sums_by_position(
+        self, params: Any, data: Sequences, row: Int[Array, ""] | None = None
+    ) -> tuple[Float[Array, " T"], Int[Array, " T"]]:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
 
         def sums(batch):
             losses, _ = self.model.apply(params, *batch, method="token_losses")
             return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
 
-        return self._sum_over(data, sums)
+        return self._sum_over(data, row, sums)
 
-    def _sum_over(self, data: Batch, function: Callable[[Batch], Any]) -> Any:
+    def _sum_over(self, data: Sequences, row: Int[Array, ""] | None, function: Callable[[Batch], Any]) -> Any:
         """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices of the batch axis."""
-        size = min(self.settings.eval_batch_size, data[0].shape[0])
-        num = -(-data[0].shape[0] // size)
-        pad = num * size - data[0].shape[0]
+        *seeds, count, length = data[0].shape
+        size = min(self.settings.eval_batch_size, count)
+        num = -(-count // size)
+        pads = *((0, 0) for _ in seeds), (0, num * size - count), (0, 0)
         batches = tuple(
-            jnp.pad(x, [(0, pad), (0, 0)], constant_values=fill).reshape(num, size, -1)
+            jnp.pad(x, pads, constant_values=fill).reshape(*seeds, num, size, length)
             for x, fill in zip(data, (0, -1), strict=True)
         )
-        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, batches))
+        of_batches = jax.lax.map(lambda index: function(_at(batches, index, row)), jnp.arange(num))
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), of_batches)
         return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
 
-    def evaluate_and_record(self, state: SeedState, data: dict[str, Parts]) -> tuple[SeedState, Array, Array]:
+    def evaluate_and_record(
+        self, state: SeedState, data: dict[str, Parts], row: Int[Array, ""] | None = None
+    ) -> tuple[SeedState, Array, Array]:
         """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
-        loss, accuracy = self.evaluate(state.params, data["validation"])
+        loss, accuracy = self.evaluate(state.params, data["validation"], row)
         # Also of a seed that diverged since: its last finite state counts.
         better = loss < state.best_loss if self.task.score.metric == "loss" else accuracy > state.best_accuracy
         stop_at, patience = self.settings.stop_at or None, self.settings.patience or None

@@ -484,6 +484,23 @@ def test_as_many_rates_are_trained_at_once_as_should_fit(monkeypatch, gib, at_on
     assert few.rates_at_once(6) == 2
 
 
+def test_rates_on_one_device_hold_the_data_of_a_seed_once(monkeypatch):
+    experiment = build(changed({"variants": "fixed"}), "fixed")
+    train = dataclasses.replace(experiment.train, num_train=10**7)
+    given = RecallModel, experiment.model.settings, experiment.task, train
+    once = sizes.parts_of(*given)
+    monkeypatch.setattr(sizes, "memory_in_bytes", lambda: 3 * once[1].num_bytes)
+    counts = {}
+    for devices in (1, 2):
+        monkeypatch.setattr(jax, "device_count", lambda devices=devices: devices)
+        parts = sizes.parts_of(*given, rates=6)
+        times = [part.num_bytes / one.num_bytes for part, one in zip(parts, once, strict=True)]
+        assert times == [6, 1 if devices == 1 else 6, 6]
+        assert ("train.rates_at_once" in parts[1].settings) == (devices == 2)
+        counts[devices] = sizes.rates_at_once(*given, 6)
+    assert counts == {1: 6, 2: 2}
+
+
 def test_without_variants_lam_alone_is_trained():
     config = get_config("mqar")
     assert variant_names(config) == ["linear", "mlp_softmax", "mlp_softplus"]

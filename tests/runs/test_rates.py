@@ -1,5 +1,6 @@
 """Several learning rates in one program: the same as each by itself, whenever it is cut short."""
 
+import functools
 import shutil
 
 import jax
@@ -8,8 +9,8 @@ import pytest
 
 from loglinear_jax.config import variant_names
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.runs import load_run, read_run, training
-from loglinear_jax.train import ManySeeds
+from loglinear_jax.runs import load_run, loop, read_run, training
+from loglinear_jax.train import ManySeeds, device_mesh
 from tests.runs.tiny import TINY
 
 RATES = [0.02, 0.001]
@@ -25,11 +26,12 @@ VARIANTS = variant_names(config(RATES))
 
 
 def train_with_an_interruption(workdir):
-    """Cut short at the fourth evaluation, and gone on with."""
-    evaluate, replicas = ManySeeds.evaluate_and_record, []
+    """Cut short at the fourth evaluation, and gone on with. For how many seeds or replicas data was held."""
+    evaluate, replicas, held = ManySeeds.evaluate_and_record, [], set()
 
     def dies(self, *args):
         replicas.append(len(self.numbers))
+        held.update(len(x) for x in jax.tree.leaves(args[1]))
         if len(replicas) == 4:
             raise RuntimeError("killed")
         return evaluate(self, *args)
@@ -40,6 +42,7 @@ def train_with_an_interruption(workdir):
             training.run(config(RATES), workdir)
         training.run(config(RATES), workdir)
     assert set(replicas) == {2 * len(RATES)}  # seeds times rates, in both processes
+    return held
 
 
 def assert_same(workdir, variant, expected, other):
@@ -52,10 +55,13 @@ def assert_same(workdir, variant, expected, other):
     np.testing.assert_allclose(first.test_accuracy, second.test_accuracy, atol=0.02)
 
 
-def test_each_rate_ends_as_it_would_alone(tmp_path):
+@pytest.mark.parametrize(("devices", "held"), [(1, 2), (4, 2 * len(RATES))])
+def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
+    """On one device with the data of a seed in common, on several with data for each."""
+    monkeypatch.setattr(loop, "device_mesh", functools.partial(device_mesh, devices=jax.devices()[:devices]))
     assert VARIANTS == ["linear+train.learning_rate=0.02", "linear+train.learning_rate=0.001"]
     together = tmp_path / "together"
-    train_with_an_interruption(together)
+    assert train_with_an_interruption(together) == {held}
     training.run(config(RATES[1:]), tmp_path / "alone")
     assert_same(together, VARIANTS[1], tmp_path / "alone", "linear")
     steps = [outcome.last_step for outcome in read_run(together).outcomes.values()]

@@ -242,14 +242,14 @@ def test_only_the_same_data_is_drawn_by_anothers_function():
         return ManySeeds(SeedTrainer(MODEL, task, settings), [0, 1], device_mesh(2, devices=CPUS[:devices]), other)
 
     first = over()
-    assert over(other=first, learning_rate=0.1).data is first.data
+    assert over(other=first, learning_rate=0.1)._draw is first._draw
     for changes in (
         {"num_train": 51},
         {"num_validation": 31},
         {"task": load_task("mqar", seq_len=16, vocab_size=16, num_pairs=3)},
         {"devices": 2},
     ):
-        assert over(other=first, **changes).data is not first.data
+        assert over(other=first, **changes)._draw is not first._draw
 
 
 @given(st.integers(0, 2), st.data())
@@ -323,10 +323,11 @@ def test_gradients_in_lower_precision_are_close(precision):
     assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
 
 
-def test_a_replica_is_the_seed_at_its_rates_alone():
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_replica_is_the_seed_at_its_rates_alone(stream):
     """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it."""
     settings = dataclasses.replace(
-        SETTINGS, stream=True, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
+        SETTINGS, stream=stream, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
     )
     rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
     mesh = device_mesh(4, devices=jax.devices()[:1])
@@ -334,16 +335,62 @@ def test_a_replica_is_the_seed_at_its_rates_alone():
     data = many.data(many.seeds)
     state = many.train_steps(many.init(many.seeds), data, 2)
     state = many.train_steps(state, data, 2, jax.device_put(np.arange(3, dtype=np.int32), many.sharding))
+    state, losses, _ = many.evaluate_and_record(state, data)
     for index, (learning_rate, weight_decay) in enumerate(rates):
         own = dataclasses.replace(settings, learning_rate=learning_rate, weight_decay=weight_decay)
         alone = ManySeeds(SeedTrainer(MODEL, TASK, own), [0, 1], device_mesh(2, devices=jax.devices()[:1]))
         data = alone.data(alone.seeds)
         expected = alone.train_steps(alone.init(alone.seeds), data, 2)
         expected = alone.train_steps(expected, data, 2)
+        expected, of_alone, _ = alone.evaluate_and_record(expected, data)
         rows = slice(2 * index, 2 * index + 2 - index)  # the last replica was left out at the end
         same = jax.tree.map(lambda x, rows=rows: x[rows], state.params)
+        np.testing.assert_allclose(losses[rows], of_alone[: 2 - index], rtol=1e-5)
         of_alone = jax.tree.map(lambda x, count=2 - index: x[:count], expected.params)
         assert_equal_trees(same, of_alone, rtol=1e-3, atol=1e-5)
+
+
+REPLICAS = [5, 3] * 2, [(0.01, 0.0)] * 2 + [(0.001, 0.0)] * 2
+
+
+def test_replicas_on_one_device_have_their_seeds_data_in_common():
+    """Every one of them reads its own seed's: also where steps are computed for some alone, and where replicas are shared out
+    over devices, which hold the data of each."""
+    ends = {}
+    for devices, rows in ((1, None), (1, [1, 2]), (2, None), (2, [1, 0])):  # rows: counted on each device
+        many = ManySeeds(
+            SeedTrainer(MODEL, TASK, SETTINGS), REPLICAS[0], device_mesh(4, devices=CPUS[:devices]), rates=REPLICAS[1]
+        )
+        state, data = many.init(many.seeds), many.data(many.seeds)
+        held = [5, 3] if devices == 1 else REPLICAS[0]
+        assert many.seeds_of_data == held
+        for row, seed in enumerate(held):
+            own = jax.jit(many.trainer.data)(jnp.int32(seed))
+            jax.tree.map(lambda x, y, row=row: np.testing.assert_array_equal(x[row], y), data, own)
+        assert {len(x) for x in jax.tree.leaves(data)} == {len(held)}
+        state = many.train_steps(state, data, 2)
+        if rows is not None:
+            rows = jax.device_put(np.array(rows, np.int32), many.sharding)
+        state, losses, _ = many.evaluate_and_record(many.train_steps(state, data, 2, rows), data)
+        ends[devices, rows is None] = jax.device_get((state.params, losses))
+    every = ends.pop((1, True))
+    assert_equal_trees(ends.pop((2, True)), every, rtol=1e-3, atol=1e-5)
+    for some in ends.values():
+        assert_equal_trees(*(jax.tree.map(lambda x: x[1:3], end) for end in (some, every)), rtol=1e-3, atol=1e-5)
+
+
+def test_replicas_have_the_batches_that_come_from_the_host_in_common():
+    tokens = np.random.default_rng(0).integers(0, 16, (2, 2, 8, 17), np.int32)
+    batches, windows = ((x[..., :-1], x[..., 1:]) for x in (tokens, tokens[:, 0]))
+    mesh = jax.sharding.Mesh(np.array(CPUS[:2]).reshape(1, 2), ("seed", "batch"))
+    results = []
+    for seeds, rates in (REPLICAS, (REPLICAS[0][:2], REPLICAS[1][:2]), (REPLICAS[0][2:], REPLICAS[1][2:])):
+        many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), seeds, mesh, rates=rates)
+        state = many.train_steps(many.init(many.seeds), {"batches": many.place("batches", batches)}, 2)
+        sums, _ = many.sums_by_position(state.params, many.place("validation", windows))
+        results.append(jax.device_get((state.loss_sum, sums)))
+    together, *alone = results
+    assert_equal_trees(together, jax.tree.map(lambda *parts: np.concatenate(parts), *alone), rtol=1e-4)
 
 
 MIXED = load_task("zoology_mqar", seq_len=12, vocab_size=16, num_pairs=2, mixture="8/1*2,12/2", tests="8/2,16/3")
