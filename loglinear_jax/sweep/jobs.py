@@ -103,14 +103,20 @@ class Jobs(abc.ABC):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
 
 
+# JAX takes memory as it goes, or this part of a GPU's, of which cells that share it have equal parts.
+MEMORY_VARIABLES = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
+MEMORY_SHARE = 0.9
+
+
 class LocalJobs(Jobs):
     """On this machine: one process for each place. places: the GPU of each, or None; a GPU may be named several times."""
 
     def __init__(self, cells: Sequence[Tracked], out: Path, places: Sequence[str | None]):
         super().__init__(cells, out)
         self.free = list(places)
-        if len(set(places)) < len(places) and places[0] is not None:  # several share a GPU's memory
-            self.environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        sharing = max(map(places.count, places))
+        if sharing > 1 and places[0] is not None and not any(name in os.environ for name in MEMORY_VARIABLES):
+            self.environment[MEMORY_VARIABLES[0]] = f"{MEMORY_SHARE / sharing:.3f}"
         self._places: dict[str, str | None] = {}
 
     def start(self) -> list[Tracked]:
@@ -119,6 +125,7 @@ class LocalJobs(Jobs):
             tracked = self.waiting.popleft()
             tracked.look()  # another sweep may have had it meanwhile
             if tracked.state not in (State.IN_USE, State.FINISHED):
+                tracked.take_up()
                 self._start(tracked)
             started.append(tracked)
         return started
@@ -170,6 +177,8 @@ class SlurmJobs(Jobs):
         self.waiting.clear()
         if not cells:
             return []
+        for tracked in cells:
+            tracked.take_up()
         jobs = self.executor.submit_array(
             [Worker(tracked.arguments, self.environment, self._stopped) for tracked in cells]
         )

@@ -79,11 +79,16 @@ class Tracked:
     def keep(self) -> None:
         """Copies config.json and summary.json of a finished cell to where they are kept, unless they are there."""
         run = Workdir(self.workdir)
-        if self.kept is None or Workdir(self.kept).summary_file.exists() or not run.summary_file.exists():
+        if self.kept is None or _is_finished(Workdir(self.kept), self.config) or not run.summary_file.exists():
             return
-        self.kept.mkdir(parents=True, exist_ok=True)
-        for file in (run.config_file, run.summary_file):  # the summary last: with it, it is kept
-            shutil.copy2(file, self.kept)
+        _copy_outcome(run, self.kept)
+
+    def take_up(self) -> None:
+        """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to a workdir
+        that has nothing yet. The run then trains the others."""
+        run = Workdir(self.workdir)
+        if self.kept is not None and Workdir(self.kept).summary_file.exists() and not run.config_file.exists():
+            _copy_outcome(Workdir(self.kept), self.workdir)
 
     def progress(self) -> str:
         """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
@@ -120,6 +125,12 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
         tracked.append(Tracked(cell, chosen.config, workdir, kept))
         tracked[-1].look()
     return tracked
+
+
+def _copy_outcome(run: Workdir, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (run.config_file, run.summary_file):  # the summary last: with it, there is an outcome
+        shutil.copy2(file, folder)
 
 
 def _is_finished(folder: Workdir, config: ConfigDict) -> bool:

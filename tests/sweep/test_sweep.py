@@ -18,7 +18,7 @@ from loglinear_jax.commands.main import main
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.sweep.grid import read_grid
-from loglinear_jax.sweep.jobs import LocalJobs, gpus_here
+from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY
@@ -163,6 +163,22 @@ def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_kept_unfinished_is_taken_up(tmp_path):
+    """Two variants, one of which is finished where they are kept: it is not trained again, and then both are kept."""
+    grid, kept = grid_file(tmp_path, "short"), tmp_path / "kept" / "short"
+    two = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(two)
+    assert sweep(grid) == 0
+    whole = json.loads((kept / "summary.json").read_text())
+    (kept / "summary.json").write_text(to_json(whole | {"variants": {"linear": whole["variants"]["linear"]}}))
+    assert sweep(grid, f"--out={tmp_path / 'elsewhere'}") == 0
+    assert json.loads((kept / "summary.json").read_text())["variants"] == whole["variants"] | {
+        "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text())["variants"]["fixed"]
+    }
+    processes = (tmp_path / "elsewhere" / "short" / "processes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["variant"] for line in processes] == ["fixed"]
+
+
 def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     (tmp_path / "kept" / "short").mkdir(parents=True)
@@ -267,7 +283,9 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
 
 
 def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
-    """Of each process the GPU, and whether it takes all of its memory."""
+    """Of each process the GPU, and which part of its memory."""
+    for name in MEMORY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     grid = grid_file(tmp_path, *(f"short-{i}" for i in range(4)))
     started = []
 
@@ -276,9 +294,9 @@ def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeyp
         return submitit.LocalJob(executor.folder, str(os.getpid()))
 
     monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
-    for places, shared in (["0", "1"], None), (["0", "1", "0"], "false"):
+    for places, part in (["0", "1"], None), (["0", "1", "0"], "0.450"):
         started.clear()
         jobs = LocalJobs(track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs"), tmp_path / "runs", places)
         assert len(jobs.start()) == len(places) and len(jobs.waiting) == 4 - len(places)
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in started] == places
-        assert [environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") for environment in started] == [shared] * len(places)
+        assert [environment.get(MEMORY_VARIABLES[0]) for environment in started] == [part] * len(places)

@@ -301,6 +301,44 @@ def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
     return found
 
 
+@table()
+def at_every_rate(runs: Runs, variants: str) -> Rows:
+    """Mean accuracy of each variant of one run with its interval, a column for each of its learning rates."""
+    (run,) = runs
+    groups = by_rate(run)
+    rows = []
+    for variant in variants.split(","):
+        if variant not in groups:
+            raise ConfigError(f"at_every_rate: {run.name} has no {variant} at several learning rates")
+        of_rates = {f"{at.learning_rate:g}": mean_with_interval(100 * at.outcome.accuracy) for at in groups[variant]}
+        rows.append({"variant": variant} | of_rates)
+    return rows
+
+
+# Of the report about a run, by their names in pages.
+OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
+    "windows": lambda run: tables.rates(run)[1],
+    "few seeds": tables.few_seeds_table,
+    "parts": tables.parts,
+}
+
+
+@table()
+def of_report(runs: Runs, name: str, rows: str = "") -> Rows:
+    """A table of the report about one run. name: in OF_REPORT. rows: those of these variants alone, or of these pairs, A and B
+    joined by " - ", separated by commas."""
+    if name not in OF_REPORT:
+        raise ConfigError(f"of_report: there is no table {name!r}: there are {', '.join(OF_REPORT)}")
+    (run,) = runs
+    found = OF_REPORT[name](run)
+    if found is None:
+        raise ConfigError(f"of_report: {run.name} has no table {name!r}")
+    names = [" - ".join(row[key] for key in ("variant", "A", "B") if key in row) for row in found.rows]
+    if missing := [row for row in rows.split(",") if row and row not in names]:
+        raise ConfigError(f"of_report: {name} of {run.name} has no row {missing[0]!r}")
+    return [row for row, own in zip(found.rows, names, strict=True) if not rows or own in rows.split(",")]
+
+
 def _at_several_rates(columns: Labelled, variant: str) -> Iterator[tuple[str, list[AtRate]]]:
     """The label of each column in which a run has the variant at several learning rates, with the first such run's."""
     for label, runs, _ in columns:
