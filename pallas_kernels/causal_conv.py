@@ -1,4 +1,5 @@
-"""The short causal convolution with SiLU, and its gradient, each in one pass over the tokens: every input is read once.
+"""The short causal convolution with SiLU, and its gradient, each in one pass over the tokens: every input is read once, but for
+a few at the edges of the spans of tokens that programs have.
 
 Names and shapes inside: S independent convolutions (mapped axes), B sequences, T tokens, C channels, W their width.
 
@@ -55,9 +56,14 @@ def causal_conv(x, kernel, bias, first: int = 0):
 
     Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_causal_conv_unsupported` gives a reason.
+    Raises ValueError for shapes that do not fit, UnsupportedError where `why_causal_conv_unsupported` gives a reason.
     """
     width, channels = kernel.shape
+    if bias.shape != (channels,) or not 0 <= first <= x.shape[2] - channels:
+        raise ValueError(
+            f"kernel of shape {kernel.shape}, bias of shape {bias.shape} and first={first} do not fit x of shape {x.shape}: "
+            "expected [W, C], [C], and C columns of x from first on"
+        )
     if reason := why_causal_conv_unsupported(width, x.dtype):
         raise UnsupportedError(reason)
     sizes = ConvSizes(length=x.shape[1], first=first, channels=channels, width=width, interpret=interpreting())

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -24,6 +25,8 @@ if jax.__version_info__ >= (0, 11, 2):  # threads of XLA's: the interpreter of k
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_default_matmul_precision", "highest")  # a GPU's own default is TF32
 
+MOST_MAPS = 20_000  # after a module of tests
+
 # The same small programs are compiled again and again, also in the workers of pytest-xdist and in the processes that
 # tests start, which inherit the environment: keep them for the session.
 OWN_CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="loglinear_jax-tests-")
@@ -45,6 +48,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Each compiled program takes regions of the process's memory, of which Linux lets it have 65,530 (vm.max_map_count);
+    beyond them XLA ends the process. The whole suite in two processes comes near that."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common
-from loglinear_jax.command_line import comma_separated, one_of, size
+from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.train import ManySeeds, SeedTrainer
@@ -64,12 +64,12 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> d
     """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step.
 
     steps: timed, in dispatches of train.steps_per_dispatch after one that compiles. rates: so many learning rates, each with
-    the same seeds, in as many replicas as there are seeds in the experiment or, if that is no multiple, a few less.
+    the same seeds, in as many replicas as there are seeds in the experiment, a multiple of it.
     """
     train = experiment.train
     seeds, of_replicas = experiment.seeds, None
     if rates > 1:
-        seeds = experiment.seeds[: max(len(seeds) // rates, 1)]
+        seeds = experiment.seeds[: len(seeds) // rates]
         of_replicas = [(train.learning_rate * 2**index, train.weight_decay) for index in range(rates) for _ in seeds]
         seeds = seeds * rates
     many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)
@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
 
     add("tasks", ",".join(WORKLOADS), "what to train", type=comma_separated(one_of(tuple(WORKLOADS))))
-    add("ways", ",".join(WAYS), "how to compute", type=comma_separated(one_of(tuple(WAYS))))
+    add("ways", "float32,tf32,xla", f"how to compute: {', '.join(WAYS)}", type=comma_separated(one_of(tuple(WAYS))))
     add("variant", "mlp_softplus", "which variant")
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
@@ -136,9 +136,14 @@ def run(args: argparse.Namespace) -> int:
         build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
     record = provenance.origin(args.called) | {"variant": args.variant}
     rows = record["training"] = []
-    for task in args.tasks:
+    seeds_of = {task: args.seeds or WORKLOADS[task].num_seeds for task in args.tasks}
+    for task, seeds in seeds_of.items():
+        if "rates" in args.ways and seeds % RATES:
+            raise BadInput(
+                f"--ways=rates takes a multiple of {RATES} seeds, got {seeds} of {task}: give --tasks or --seeds"
+            )
+    for task, seeds in seeds_of.items():
         workload = WORKLOADS[task]
-        seeds = args.seeds or workload.num_seeds
         for way in args.ways:
             sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={BATCH_SIZE}"]
             given = [f"--config={workload.config}", *sizes, *WAYS[way]]

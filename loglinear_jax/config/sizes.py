@@ -129,7 +129,8 @@ def parts_of(
 
 
 def rates_share_data() -> bool:
-    """Whether a seed's data is held once for all rates: one device has all replicas of a seed."""
+    """Whether a seed's data is held once for all rates, as one device has all of its replicas. With several devices that is so
+    in some cases, too: then estimates are too large."""
     return jax.device_count() == 1
 
 

@@ -166,7 +166,8 @@ class RecallModel(nn.Module):
         """The sum of `token_losses`, for training."""
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
-        if targets.size <= _tokens_at_once(head) and not takes_kernel(head.shape[1]):
+        kernel = self.settings.implementation in (None, "pallas") and takes_kernel(head.shape[1])
+        if targets.size <= _tokens_at_once(head) and not kernel:
             return jnp.sum(token_losses(_logits(x, head), targets)[0])
         return summed_loss(x, head, targets, _tokens_at_once(head))
 

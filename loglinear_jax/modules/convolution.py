@@ -16,8 +16,8 @@ class CausalConv(nn.Module):
     x: what holds the inputs: `channels` of its columns from `first` on (all behind that if None). window: the inputs of the
     width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
 
-    implementation, as of log_linear_attention: "pallas" is one kernel, None is that kernel on a GPU; where there are tokens
-    before, or it cannot run, plain JAX.
+    implementation: that of the attention beside it. "pallas" takes a kernel, and None does on a GPU. With any other, where
+    there are tokens before, or where the kernel cannot run, it is plain JAX.
     """
 
     width: int = 4

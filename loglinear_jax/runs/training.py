@@ -34,6 +34,8 @@ from pallas_kernels import UnsupportedError
 
 log = logging.getLogger(__name__)
 
+SEVERAL_COMMITS = "commits_of_all_processes"  # in provenance
+
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
@@ -110,8 +112,8 @@ def _train_variants(
                 return RunResult(summary=None, interrupted_at=directory.checkpoints(variants[0]))
             finished |= loop.outcomes(states)
         many = loop.many
-        commits = dict.fromkeys(earlier["provenance"]["commit"] for earlier in directory.read_processes())
-        several = {"commits_of_all_processes": ", ".join(commits)} if len(commits) > 1 else {}
+        commits = _commits(directory, summary)
+        several = {SEVERAL_COMMITS: ", ".join(commits)} if len(commits) > 1 else {}
         summary = RunSummary(
             variants={name: finished[name] for name in experiments if name in finished},
             command=process["command"],
@@ -122,6 +124,15 @@ def _train_variants(
         )
         directory.write_summary(summary)
     return RunResult(summary=summary)
+
+
+def _commits(directory: Workdir, summary: RunSummary | None) -> list[str]:
+    """Those of all processes that trained the run, the first one first. summary: what the last one wrote, maybe elsewhere."""
+    recorded = [] if summary is None else [summary.provenance.get("commit", "")]
+    if summary is not None and SEVERAL_COMMITS in summary.provenance:
+        recorded = summary.provenance[SEVERAL_COMMITS].split(", ")
+    processes = [process["provenance"]["commit"] for process in directory.read_processes()]
+    return list(dict.fromkeys(filter(None, recorded + processes)))
 
 
 def finished_variants(

@@ -103,8 +103,9 @@ class Jobs(abc.ABC):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
 
 
-# JAX takes memory as it goes, or this part of a GPU's, of which cells that share it have equal parts.
-MEMORY_VARIABLES = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
+# They say how much of a GPU's memory JAX takes. Where none is set, cells that share a GPU have equal parts of MEMORY_SHARE of
+# its memory.
+MEMORY_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 MEMORY_SHARE = 0.9
 
 

@@ -7,7 +7,6 @@ import enum
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import ConfigError, check_effects, variant_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.runs.writing import replace_file
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.grid import Cell, Grid
 
@@ -81,14 +81,17 @@ class Tracked:
         run = Workdir(self.workdir)
         if self.kept is None or _is_finished(Workdir(self.kept), self.config) or not run.summary_file.exists():
             return
-        _copy_outcome(run, self.kept)
+        _copy(run.config_file, self.kept)
+        _copy(run.summary_file, self.kept)  # with it, it is kept
 
     def take_up(self) -> None:
         """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to a workdir
         that has nothing yet. The run then trains the others."""
         run = Workdir(self.workdir)
         if self.kept is not None and Workdir(self.kept).summary_file.exists() and not run.config_file.exists():
-            _copy_outcome(Workdir(self.kept), self.workdir)
+            kept = Workdir(self.kept)
+            _copy(kept.summary_file, self.workdir)
+            _copy(kept.config_file, self.workdir)  # with it, there is a run
 
     def progress(self) -> str:
         """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
@@ -127,10 +130,9 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
     return tracked
 
 
-def _copy_outcome(run: Workdir, folder: Path) -> None:
+def _copy(file: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (run.config_file, run.summary_file):  # the summary last: with it, there is an outcome
-        shutil.copy2(file, folder)
+    replace_file(folder / file.name, lambda copied: copied.write(file.read_text()))
 
 
 def _is_finished(folder: Workdir, config: ConfigDict) -> bool:

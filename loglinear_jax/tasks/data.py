@@ -29,7 +29,7 @@ class DrawnData:
     """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones."""
 
     def __init__(self, seeds: ManySeeds):
-        data = seeds.data(seeds.seeds)
+        data = seeds.data()
         self.validation = {"validation": data.pop("validation")}
         self._train = data
 

@@ -64,8 +64,9 @@ class ManySeeds:
     rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
     trainer's settings.
 
-    Replicas have their seed's data in common, unless the mesh shares them out over several devices. seeds_of_data: the seeds
-    along the leading axis of data. rows_of_data: which of them is each replica's; None if each has data of its own.
+    Replicas have their seed's training and validation data in common, unless the mesh shares them out over several devices.
+    seeds_of_data: the seeds along the leading axis of data. rows_of_data: which of them is each replica's; None if each has
+    data of its own.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class ManySeeds:
         self._rates = None
         if rates is not None:
             self._rates = jax.device_put(Rates(*np.asarray(rates, np.float32).T), self.sharding)
-        self.seeds_of_data, self.rows_of_data = self.numbers, None
+        self.seeds_of_data, self.rows_of_data, self._drawn = self.numbers, None, self.seeds
         if self.mesh.shape["seed"] == 1 and len(set(seeds)) < len(seeds):
             self.seeds_of_data = list(dict.fromkeys(seeds))
             rows = [self.seeds_of_data.index(seed) for seed in seeds]
             self.rows_of_data = jax.device_put(np.asarray(rows, np.int32), self.sharding)
+            self._drawn = jax.device_put(np.asarray(self.seeds_of_data, np.int32), self.sharding)
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
@@ -103,10 +105,12 @@ class ManySeeds:
         )
         self._train_steps: dict[Any, Callable] = {}
 
-    def data(self, seeds: Int[Array, " S"]) -> dict[str, Any]:
-        """`SeedTrainer.data` for every seed; once for each of `seeds_of_data`."""
-        if self.rows_of_data is not None:
-            seeds = seeds[np.array([self.numbers.index(seed) for seed in self.seeds_of_data])]
+    def data(self, seeds: Int[Array, " S"] | None = None) -> dict[str, Any]:
+        """`SeedTrainer.data` of each of `seeds_of_data`; or of other seeds, as many as these, where none has replicas."""
+        if seeds is None:
+            seeds = self._drawn
+        elif self.rows_of_data is not None:
+            raise ValueError("seeds: replicas have their seeds' data in common, so that of other seeds can't be drawn")
         return self._draw(seeds)
 
     def train_steps(

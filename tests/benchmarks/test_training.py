@@ -45,17 +45,31 @@ def test_the_workloads_are_those_of_the_table():
     assert all(config.train.eval_every == 100 for config in configs.values()) and training.BATCH_SIZE == 64
 
 
+def test_seeds_that_rates_cannot_share_out_are_refused(capsys):
+    assert main(["benchmark", "training", "--tasks=mqar", "--ways=rates"]) == 2
+    assert (
+        "--ways=rates takes a multiple of 6 seeds, got 32 of mqar: give --tasks or --seeds" in capsys.readouterr().err
+    )
+
+
 def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatch, capsys):
     measured = {"step_ms": 32.0, "evaluation_ms": 64.0, "ms_per_seed_and_step": 0.75}
     asked = []
     monkeypatch.setattr(training, "time_training", lambda *experiment: asked.append(experiment) or measured)
-    arguments = ["benchmark", "training", "--tasks=mqar", "--ways=float32,xla,rates", f"--output={tmp_path / 'out'}"]
+    arguments = [
+        "benchmark",
+        "training",
+        "--tasks=mqar",
+        "--seeds=30",
+        "--ways=float32,xla,rates",
+        f"--output={tmp_path / 'out'}",
+    ]
     assert main(arguments) == 0
     given = [(e.train.num_seeds, e.train.batch_size, e.train.precision, rates) for e, _, rates in asked]
-    assert given == [(32, 64, "float32", 1), (32, 64, "float32", 1), (32, 64, "tf32", 6)]
+    assert given == [(30, 64, "float32", 1), (30, 64, "float32", 1), (30, 64, "tf32", 6)]
     assert [e.config.model.implementation for e, *_ in asked] == [None, "xla", None]
     line = capsys.readouterr().out.splitlines()[-1]
-    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "32", *["0.75"] * 3]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "30", *["0.75"] * 3]
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["command"] == " ".join(["loglinear_jax", *arguments])
     assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75

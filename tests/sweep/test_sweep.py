@@ -170,8 +170,12 @@ def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     grid.write_text(two)
     assert sweep(grid) == 0
     whole = json.loads((kept / "summary.json").read_text())
-    (kept / "summary.json").write_text(to_json(whole | {"variants": {"linear": whole["variants"]["linear"]}}))
+    some = whole | {"variants": {"linear": whole["variants"]["linear"]}}
+    some["provenance"] = whole["provenance"] | {"commit": "earlier"}
+    (kept / "summary.json").write_text(to_json(some))
     assert sweep(grid, f"--out={tmp_path / 'elsewhere'}") == 0
+    commits = json.loads((kept / "summary.json").read_text())["provenance"]["commits_of_all_processes"]
+    assert commits == f"earlier, {whole['provenance']['commit']}"
     assert json.loads((kept / "summary.json").read_text())["variants"] == whole["variants"] | {
         "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text())["variants"]["fixed"]
     }

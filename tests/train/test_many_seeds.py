@@ -92,7 +92,7 @@ def test_training_again_gives_the_same_bits(implementation):
     many = ManySeeds(
         SeedTrainer(RecallModel(settings), TASK, SETTINGS), range(4), device_mesh(4, devices=jax.devices()[:1])
     )
-    data = many.data(many.seeds)
+    data = many.data()
     once, again = (jax.device_get(many.train_steps(many.init(many.seeds), data, 6).params) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, once, again)
 
@@ -222,7 +222,7 @@ def test_steps_of_active_seeds_alone_are_the_same():
     active = np.isin(np.arange(8), [1, 4, 5])
     ends = []
     for rows in (None, many.rows_to_train(active)):
-        state, data = many.init(many.seeds), many.data(many.seeds)
+        state, data = many.init(many.seeds), many.data()
         state = state.replace(stopped=jax.device_put(~active, many.sharding))
         start = jax.device_get(state.params)
         state, _, accuracy = many.evaluate_and_record(many.train_steps(state, data, 2, rows), data)
@@ -332,14 +332,14 @@ def test_a_replica_is_the_seed_at_its_rates_alone(stream):
     rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
     mesh = device_mesh(4, devices=jax.devices()[:1])
     many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1] * 2, mesh, rates=[rate for rate in rates for _ in "01"])
-    data = many.data(many.seeds)
+    data = many.data()
     state = many.train_steps(many.init(many.seeds), data, 2)
     state = many.train_steps(state, data, 2, jax.device_put(np.arange(3, dtype=np.int32), many.sharding))
     state, losses, _ = many.evaluate_and_record(state, data)
     for index, (learning_rate, weight_decay) in enumerate(rates):
         own = dataclasses.replace(settings, learning_rate=learning_rate, weight_decay=weight_decay)
         alone = ManySeeds(SeedTrainer(MODEL, TASK, own), [0, 1], device_mesh(2, devices=jax.devices()[:1]))
-        data = alone.data(alone.seeds)
+        data = alone.data()
         expected = alone.train_steps(alone.init(alone.seeds), data, 2)
         expected = alone.train_steps(expected, data, 2)
         expected, of_alone, _ = alone.evaluate_and_record(expected, data)
@@ -361,7 +361,7 @@ def test_replicas_on_one_device_have_their_seeds_data_in_common():
         many = ManySeeds(
             SeedTrainer(MODEL, TASK, SETTINGS), REPLICAS[0], device_mesh(4, devices=CPUS[:devices]), rates=REPLICAS[1]
         )
-        state, data = many.init(many.seeds), many.data(many.seeds)
+        state, data = many.init(many.seeds), many.data()
         held = [5, 3] if devices == 1 else REPLICAS[0]
         assert many.seeds_of_data == held
         for row, seed in enumerate(held):
@@ -403,7 +403,7 @@ def length_loss(model, params, batch):
 
 def test_a_step_of_a_mixture_trains_on_one_part_of_it():
     many = ManySeeds(SeedTrainer(MODEL, MIXED, SETTINGS, length_loss), [0, 1], device_mesh(2, devices=CPUS[:1]))
-    state, data = many.init(many.seeds), many.data(many.seeds)
+    state, data = many.init(many.seeds), many.data()
     assert [x[0].shape for x in data["train"]] == [(2, 33, 8), (2, 17, 12)]
     seen = []
     for _ in range(6):
@@ -422,7 +422,7 @@ def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
     many = ManySeeds(
         SeedTrainer(MODEL, MIXED, dataclasses.replace(SETTINGS, stream=True)), [0, 1], device_mesh(2, devices=CPUS[:1])
     )
-    data = many.data(many.seeds)
+    data = many.data()
     whole = many.train_steps(many.init(many.seeds), data, 4)
     parts = many.train_steps(many.train_steps(many.init(many.seeds), data, 2), data, 2)
     assert_equal_trees(jax.device_get(whole.params), jax.device_get(parts.params), rtol=1e-5, atol=1e-6)
