@@ -1,5 +1,6 @@
 """Four virtual CPU devices for the sharding tests, and GPU tests skipped where there is no GPU."""
 
+import gc
 import logging
 import os
 import pathlib
@@ -25,7 +26,8 @@ if jax.__version_info__ >= (0, 11, 2):  # threads of XLA's: the interpreter of k
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_default_matmul_precision", "highest")  # a GPU's own default is TF32
 
-MOST_MAPS = 20_000  # after a module of tests
+MOST_MAPS = 30_000
+tests_done = []  # by this process
 
 # The same small programs are compiled again and again, also in the workers of pytest-xdist and in the processes that
 # tests start, which inherit the environment: keep them for the session.
@@ -50,14 +52,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def room_for_programs():
+def pytest_runtest_logfinish(nodeid):
     """Each compiled program takes regions of the process's memory, of which Linux lets it have 65,530 (vm.max_map_count);
-    beyond them XLA ends the process. The whole suite in two processes comes near that."""
-    yield
+    beyond them XLA ends the process. Under newer JAXs the whole suite in two processes gets there."""
+    tests_done.append(nodeid)
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPS:
+    if len(tests_done) % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

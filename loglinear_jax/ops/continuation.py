@@ -38,20 +38,34 @@ def run_from(
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
     *others, lam = tokens
     windows = Windows(initial.position, length, lam.shape[-1])
-    out, levels = aligned(*(windows.lay(x) for x in (*others, windows.of_levels(lam))), windows.last)
-    from_initial, at_end = (read or functools.partial(_read_decaying, precision=precision))(*tokens, initial)
-    out = windows.take(out) + from_initial
+
+    def of_state(beginning: int | None):
+        """What a state that decays, and no more, adds to the outputs."""
+        if read is not None:
+            return 0
+        q, _, _, log_decay, _ = tokens
+        groups = q.shape[2]
+        by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
+        return merge_heads(read_initial_state(*by_group, initial, precision, beginning)[0])
+
+    def at_the_beginning():
+        out, levels = aligned(*others, windows.of_local_levels(lam), length - 1)
+        return out + of_state(windows.top), None if levels is None else windows.local_levels_at_end(levels)
+
+    def anywhere():
+        out, levels = aligned(*(windows.lay(x) for x in (*others, windows.of_levels(lam))), windows.last)
+        return windows.take(out) + of_state(None), None if levels is None else windows.levels_at_end(levels)
+
+    # Long prompts come in parts that begin windows: half of the work, or less.
+    out, levels = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
+    if read is not None:
+        from_initial, at_end = read(*tokens, initial)
+        out = out + from_initial
+    else:
+        at_end = InitialState(initial, split_heads(tokens[3], tokens[0].shape[2]), lam.shape[-1]).at_end
     if not return_state:
         return out, None
-    return out, FenwickState(windows.levels_at_end(levels) + at_end(), advanced(initial.position, length))
-
-
-def _read_decaying(q, k, v, log_decay, lam, initial, precision):
-    del k, v
-    groups = q.shape[2]
-    by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
-    from_initial, at_end = read_initial_state(*by_group, initial, precision)
-    return merge_heads(from_initial), at_end
+    return out, FenwickState(levels + at_end(), advanced(initial.position, length))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -106,6 +120,8 @@ class Windows:
     The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
     buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
     except the topmost: pairs across the window boundary meet at the level where the boundary's position does.
+
+    Tokens that begin a window, at offset 0, need no buffer: the levels among themselves, the local ones, are the sequence's.
     """
 
     def __init__(self, position: Int[Array, ""], length: int, levels: int):
@@ -132,18 +148,25 @@ class Windows:
         """What stands at the tokens' places."""
         return jax.lax.dynamic_slice_in_dim(x, self.offset, self.length, axis=1)
 
+    def of_local_levels(self, lam: Float[Array, "B T H L"]) -> Float[Array, "B T H M"]:
+        """λ of the levels inside a window."""
+        return jnp.pad(lam[..., : self.known], [(0, 0)] * 3 + [(0, self.top - self.known)])
+
     def of_levels(self, lam: Float[Array, "B T H L"]) -> Float[Array, "B T H M"]:
         """λ of the buffer's levels."""
-        local = jnp.pad(lam[..., : self.known], [(0, 0)] * 3 + [(0, self.top - self.known)])
         at_boundary = jax.lax.dynamic_index_in_dim(lam, self.boundary_level, axis=3)
-        return jnp.concatenate([local, at_boundary], axis=3)
+        return jnp.concatenate([self.of_local_levels(lam), at_boundary], axis=3)
+
+    def local_levels_at_end(self, local: Float[Array, "B H M ..."]) -> Float[Array, "B H L ..."]:
+        """What the levels inside a window hold at the levels of the sequence."""
+        after = [(0, 0)] * (local.ndim - 3)
+        return jnp.pad(local[:, :, : self.known], [(0, 0)] * 2 + [(0, self.levels - self.known)] + after)
 
     def levels_at_end(self, local: Float[Array, "B H M ..."]) -> Float[Array, "B H L ..."]:
         """What the buffer's levels hold at the levels of the sequence."""
-        after = [(0, 0)] * (local.ndim - 3)
-        below = jnp.pad(local[:, :, : self.known], [(0, 0)] * 2 + [(0, self.levels - self.known)] + after)
         at_boundary = jax.nn.one_hot(self.boundary_level, self.levels, dtype=local.dtype)
-        return below + at_boundary.reshape(-1, *[1] * len(after)) * local[:, :, self.top, None]
+        at_boundary = at_boundary.reshape(-1, *[1] * (local.ndim - 3)) * local[:, :, self.top, None]
+        return self.local_levels_at_end(local) + at_boundary
 
 
 def read_initial_state(
@@ -152,11 +175,19 @@ def read_initial_state(
     lam: Float[Array, "B G R T L"],
     initial: FenwickState,
     precision=None,
+    beginning: int | None = None,
 ) -> tuple[Float[Array, "B G R T V"], Callable[[], Float[Array, "B H L K V"]]]:
-    """What the initial state's buckets add to the outputs, and a function that gives what they leave at the end."""
+    """What the initial state's buckets add to the outputs, and a function that gives what they leave at the end.
+
+    beginning: if the tokens begin a window (see `Windows`), the first level beyond it. Then all of them find a bucket at the
+    same level, from that one on, and buckets of one level are read together.
+    """
     old = InitialState(initial, log_decay, lam.shape[-1])
-    found_at = jnp.broadcast_to(old.found_at, lam.shape)
-    weights = jnp.take_along_axis(lam, found_at, axis=-1) * old.since[..., None]
+    if beginning is None:
+        states, found_at = old.states, jnp.broadcast_to(old.found_at, lam.shape)
+        weights = jnp.take_along_axis(lam, found_at, axis=-1) * old.since[..., None]
+    else:
+        states, weights = old.moved(old.states)[:, :, :, beginning:], lam[..., beginning:] * old.since[..., None]
 
     @jax.checkpoint
     def add_level(out, state_and_weight):
@@ -164,7 +195,7 @@ def read_initial_state(
         return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
 
     zeros = jnp.zeros((*lam.shape[:4], old.states.shape[-1]), old.states.dtype)
-    out, _ = jax.lax.scan(add_level, zeros, (jnp.moveaxis(old.states, 3, 0), jnp.moveaxis(weights, -1, 0)))
+    out, _ = jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))
     return out, old.at_end
 
 

@@ -137,8 +137,9 @@ def test_segments_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
 
 
 @every_form(lambda form: form.operation.has_state)
-def test_a_state_handed_over_anywhere_continues_the_sequence(form):
-    operation, length, split = form.operation, 31, 5
+@pytest.mark.parametrize("split", [5, 16])  # inside a window of the tokens that follow, and at the beginning of one
+def test_a_state_handed_over_anywhere_continues_the_sequence(form, split):
+    operation, length = form.operation, 31
     inputs = form.inputs(1, 2, length, 1, 2)
     expected = exact_outputs_and_gradients(operation, inputs)
     room = operation.with_room(length)

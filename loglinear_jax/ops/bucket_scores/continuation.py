@@ -27,13 +27,25 @@ def run_from(
     if initial is None:
         return aligned(*tokens, levels), ending(k, log_decay, levels, None, None, precision) if return_state else None
     windows = Windows(initial.position, q.shape[1], levels)
-    local = windows.take(aligned(*(windows.lay(x) for x in tokens), windows.top + 1))
-    scores = jnp.moveaxis(windows.levels_at_end(jnp.moveaxis(local, 3, 2)), 2, 3)
+
+    def at_the_beginning():
+        return _levels_of_sequence(windows.local_levels_at_end, aligned(*tokens, windows.top))
+
+    def anywhere():
+        local = windows.take(aligned(*(windows.lay(x) for x in tokens), windows.top + 1))
+        return _levels_of_sequence(windows.levels_at_end, local)
+
+    scores = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
     groups = q.shape[2]
     by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups)
     from_initial, old = scores_of_initial_state(*by_group, initial, levels, precision)
     state = ending(k, log_decay, levels, initial, old, precision) if return_state else None
     return scores + merge_heads(from_initial), state
+
+
+def _levels_of_sequence(place: Callable, local: Float[Array, "B T H M"]) -> Float[Array, "B T H L"]:
+    """Scores by the levels of the sequence. place: a method of Windows for [B, H, M, ...]."""
+    return jnp.moveaxis(place(jnp.moveaxis(local, 3, 2)), 2, 3)
 
 
 def scores_of_initial_state(
