@@ -20,7 +20,8 @@ from loglinear_jax.train import TrainSettings
 # Of each parameter training always holds its value, the best one so far, and Adam's two moments.
 COPIES = 4
 # Where rates_at_once is None: the share of the memory that programs may take, by an estimate. In it are the outputs of so many
-# layers for each layer, as backpropagation and operations hold them (25 to 50 on a CPU), and logits so many times.
+# layers for each layer, as backpropagation and operations hold them (25 to 50 on a CPU), and logits so many times. 96 seeds of
+# Zoology's MQAR with width 64 took 49.5 GiB of an H200 at most, where the estimate is 60.9.
 SHARE_OF_RATES, OUTPUTS_OF_A_LAYER, COPIES_OF_LOGITS = 0.8, 50, 3
 
 
