@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tabulate import tabulate
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from loglinear_jax.progress import LOG_FILE_SECONDS
 from loglinear_jax.signals import StopOnSignal
@@ -40,7 +41,7 @@ def supervise(cells: Sequence[Tracked], jobs: Jobs) -> bool:
                 tracked.seconds = time.monotonic() - began[name]
             if not jobs.running and not jobs.waiting:
                 return jobs.stopping
-            table.redraw()
+            table.count()
             time.sleep(POLL_SECONDS)
 
 
@@ -48,16 +49,21 @@ class LiveTable:
     """What runs, on standard error: in a terminal a table that is drawn again and again below a line for each change; elsewhere
     the lines, and a line of counts from time to time."""
 
-    def __init__(self, cells: Sequence[Tracked]):
+    def __init__(self, cells: Sequence[Tracked], console: Console | None = None):
         self.cells = cells
-        self.stream, self.terminal = sys.stderr, sys.stderr.isatty()
-        self._drawn, self._last = 0, time.monotonic()
+        self.console = Console(stderr=True) if console is None else console
+        self._live = Live(
+            console=self.console, get_renderable=self._shown, refresh_per_second=1 / REDRAW_SECONDS, transient=True
+        )
+        self._last = time.monotonic()
 
     def __enter__(self) -> LiveTable:
+        if self.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *exc) -> None:
-        self._clear()
+        self._live.stop()
 
     def changed(self, tracked: Tracked) -> None:
         place = f" ({tracked.place})" if tracked.state in (State.RUNNING, State.QUEUED) else ""
@@ -65,33 +71,21 @@ class LiveTable:
         self.line(f"{tracked.cell.name}: {tracked.state}{place}{after}{tracked.why and ': ' + tracked.why}")
 
     def line(self, text: str) -> None:
-        self._clear()
-        print(text, file=self.stream, flush=True)
-        self._last = min(self._last, time.monotonic() - REDRAW_SECONDS)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def redraw(self) -> None:
-        if time.monotonic() - self._last < (REDRAW_SECONDS if self.terminal else LOG_FILE_SECONDS):
-            return
-        self._last = time.monotonic()
-        if not self.terminal:
-            print(counts(self.cells), file=self.stream, flush=True)
-            return
-        width = shutil.get_terminal_size().columns - 1
-        lines = [line[:width] for line in (*self._table().splitlines(), counts(self.cells))]
-        self._clear()
-        print(*lines, sep="\n", file=self.stream, flush=True)
-        self._drawn = len(lines)
+    def count(self) -> None:
+        """Elsewhere than in a terminal, the line of counts, if it is time."""
+        if not self.console.is_terminal and time.monotonic() - self._last >= LOG_FILE_SECONDS:
+            self._last = time.monotonic()
+            self.line(counts(self.cells))
 
-    def _table(self) -> str:
-        shown = [tracked for tracked in self.cells if tracked.state is State.RUNNING]
-        rows = [(t.cell.name, t.place, t.progress(), duration(t.seconds)) for t in shown[:MOST_ROWS]]
-        headers = ("cell", "where", "variant: step", "time")
-        return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True) if rows else ""
-
-    def _clear(self) -> None:
-        if self._drawn:
-            self.stream.write(f"\x1b[{self._drawn}A\x1b[J")
-            self._drawn = 0
+    def _shown(self) -> Group:
+        table = Table("cell", "where", "variant: step", "time", box=None, pad_edge=False)
+        running = [tracked for tracked in self.cells if tracked.state is State.RUNNING]
+        for tracked in running[:MOST_ROWS]:
+            cells = tracked.cell.name, tracked.place, tracked.progress(), duration(tracked.seconds)
+            table.add_row(*map(Text, cells))
+        return Group(*([table] if running else []), Text(counts(self.cells)))
 
 
 def counts(cells: Sequence[Tracked]) -> str:

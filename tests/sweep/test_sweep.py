@@ -1,5 +1,6 @@
 """Sweeps as a user starts them, with submitit's own executors: cells that are killed, fail, are stopped, preempted, kept."""
 
+import io
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import submitit
+from rich.console import Console
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.runs.lock import only_process
@@ -20,6 +22,7 @@ from loglinear_jax.runs.writing import to_json
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
+from loglinear_jax.sweep.supervise import LiveTable
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY
 
@@ -284,6 +287,25 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert gpus_here() == gpus
+
+
+def test_the_live_table_shows_what_runs_below_a_line_for_each_change(tmp_path):
+    grid = grid_file(tmp_path, "short-a", "short-b", "long")
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    cells[0].state, cells[0].place, cells[0].seconds = State.RUNNING, "GPU 1", 130.0
+    cells[2].state, cells[2].seconds = State.FINISHED, 9.0
+    (tmp_path / "runs" / "short-a").mkdir(parents=True)
+    (tmp_path / "runs" / "short-a" / "metrics.jsonl").write_text('{"variant": "linear", "step": 12}\n' * 2)
+    for terminal in (True, False):
+        shown = io.StringIO()
+        with LiveTable(cells, Console(file=shown, force_terminal=terminal, width=90, color_system=None)) as table:
+            table.changed(cells[2])
+            table.count()
+        lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+        assert any(line.endswith("long: finished after 9 s") for line in lines)
+        row = "short-a  GPU 1  1/1 linear: 12/20  2 min"
+        assert any(line.endswith(row) for line in lines) == terminal
+        assert any("3 cell(s): 1 finished, 1 running, 1 not started" in line for line in lines) == terminal
 
 
 def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
