@@ -1,6 +1,7 @@
 """The kernel of the short convolution against plain float64 arithmetic: in Pallas's interpreter, or on a GPU."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,19 @@ from loglinear_jax.modules import CausalConv
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 
-pytestmark = pytest.mark.usefixtures("run_kernels")
+pytestmark = pytest.mark.usefixtures("run_kernels", "small_programs")
 NAMES = "y", "x", "kernel", "bias"
+
+
+@pytest.fixture(scope="module")
+def small_programs():
+    """In the interpreter programs have few tokens, which are traced one by one."""
+    module = sys.modules["pallas_kernels.causal_conv"]
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_GPU:
+            patch.setattr(module, "SPAN", 16)
+            patch.setattr(module, "ROWS", 4)
+        yield
 
 
 def draw(seed, batch, length, columns, channels, width):
@@ -66,7 +78,7 @@ def test_value_and_gradients(batch, length, channels, first, behind, width, seed
         check(draw(seed, batch, length, first + channels + behind, channels, width), first)
 
 
-@pytest.mark.parametrize("length", [128, 131, 300])
+@pytest.mark.parametrize("length", [128, 131, 300] if HAS_GPU else [16, 19, 40])
 def test_across_the_spans_of_programs(length):
     check(draw(0, 2, length, 9, 8, 4), 1)
 
