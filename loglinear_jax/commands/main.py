@@ -25,7 +25,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "safetensors"),
     "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
-    "sweep": ("submitit",),
+    "sweep": ("rich", "submitit"),
 }  # fmt: skip
 
 
