@@ -257,8 +257,8 @@ class SeedTrainer:
                 found = jax.lax.switch(part, [functools.partial(loss_and_gradients, part) for part in parts], state)
             return self._step(state, *found, rates), None
 
-        if "batches" in data and (steps := data["batches"][0].shape[-3]) != num_steps:
-            raise ValueError(f"data has batches of {steps} steps: expected num_steps={num_steps}")
+        if "batches" in data and (given := data["batches"][0].shape[-3]) != num_steps:
+            raise ValueError(f"data has batches of {given} steps: expected num_steps={num_steps}")
         indices = jnp.arange(num_steps)
         steps = (state.step if step is None else step) + indices
         return jax.lax.scan(body, state, (indices, self.task.trained_on.at(steps)))[0]

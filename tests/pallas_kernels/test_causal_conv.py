@@ -14,6 +14,7 @@ import pallas_kernels
 from loglinear_jax.modules import CausalConv
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
+from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels", "small_programs")
 NAMES = "y", "x", "kernel", "bias"
@@ -47,20 +48,11 @@ def plain(x, kernel, bias, first):
     return z / (1 + jnp.exp(-z))
 
 
-def value_and_gradients(function, inputs):
-    value, vjp = jax.vjp(function, *inputs)
-    return value, *vjp(jnp.asarray(np.random.default_rng(1).normal(size=value.shape), value.dtype))
-
-
 def check(inputs, first, tolerance=1e-5):
-    results = jax.jit(functools.partial(value_and_gradients, lambda *x: pallas_kernels.causal_conv(*x, first)))(inputs)
-    with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected = [np.asarray(x) for x in value_and_gradients(lambda *x: plain(*x, first), exact)]
-    for name, result, wanted in zip(NAMES, results, expected, strict=True):
-        error = np.linalg.norm(np.asarray(result, np.float64) - wanted)
-        assert error <= tolerance * (1e-2 + np.linalg.norm(wanted)), name
-    return results
+    def kernel(*inputs):
+        return pallas_kernels.causal_conv(*inputs, first)
+
+    return check_against_float64(NAMES, kernel, functools.partial(plain, first=first), inputs, tolerance)
 
 
 @settings(max_examples=4)

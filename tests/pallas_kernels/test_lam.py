@@ -17,6 +17,7 @@ from pallas_kernels import support
 from pallas_kernels.lam import normal_distribution
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
+from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 NAMES = "d", "w1", "b1", "w2", "b2"
@@ -36,23 +37,10 @@ def plain(d, w1, b1, w2, b2, *, out, activation):
     return {"softplus": jax.nn.softplus, "softmax": jax.nn.softmax}[out](hidden @ w2 + b2)
 
 
-def value_and_gradients(function, inputs):
-    value, vjp = jax.vjp(function, *inputs)
-    cotangent = np.random.default_rng(1).normal(size=value.shape)
-    return value, *vjp(jnp.asarray(cotangent, value.dtype))
-
-
 def check(inputs, out, activation, precision="highest"):
     kernel = functools.partial(pallas_kernels.lam_mlp, out=out, activation=activation, precision=precision)
-    results = jax.jit(functools.partial(value_and_gradients, kernel))(inputs)
-    with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        function = functools.partial(plain, out=out, activation=activation)
-        expected = jax.tree.map(np.asarray, jax.jit(functools.partial(value_and_gradients, function))(exact))
-    for name, result, wanted in zip(("lam", *NAMES), results, expected, strict=True):
-        error = np.linalg.norm(np.asarray(result, np.float64) - wanted)
-        assert error <= TOLERANCE[precision] * (1e-2 + np.linalg.norm(wanted)), name
-    return results
+    exact = functools.partial(plain, out=out, activation=activation)
+    return check_against_float64(("lam", *NAMES), kernel, exact, inputs, TOLERANCE[precision])
 
 
 @settings(max_examples=6)

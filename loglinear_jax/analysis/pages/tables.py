@@ -317,26 +317,26 @@ def at_every_rate(runs: Runs, variants: str) -> Rows:
 
 # Of the report about a run, by their names in pages.
 OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
-    "windows": lambda run: tables.rates(run)[1],
     "few seeds": tables.few_seeds_table,
     "parts": tables.parts,
 }
 
 
 @table()
-def of_report(runs: Runs, name: str, rows: str = "") -> Rows:
-    """A table of the report about one run. name: in OF_REPORT. rows: those of these variants alone, or of these pairs, A and B
-    joined by " - ", separated by commas."""
+def of_report(runs: Runs, name: str, variants: str = "") -> Rows:
+    """A table of the report about one run. name: in OF_REPORT. variants: their rows alone."""
     if name not in OF_REPORT:
         raise ConfigError(f"of_report: there is no table {name!r}: there are {', '.join(OF_REPORT)}")
     (run,) = runs
     found = OF_REPORT[name](run)
     if found is None:
         raise ConfigError(f"of_report: {run.name} has no table {name!r}")
-    names = [" - ".join(row[key] for key in ("variant", "A", "B") if key in row) for row in found.rows]
-    if missing := [row for row in rows.split(",") if row and row not in names]:
-        raise ConfigError(f"of_report: {name} of {run.name} has no row {missing[0]!r}")
-    return [row for row, own in zip(found.rows, names, strict=True) if not rows or own in rows.split(",")]
+    if not variants:
+        return found.rows
+    by_variant = {row.get("variant"): row for row in found.rows}
+    if missing := [variant for variant in variants.split(",") if variant not in by_variant]:
+        raise ConfigError(f"of_report: {name} of {run.name} has no row of {missing[0]}")
+    return [by_variant[variant] for variant in variants.split(",")]
 
 
 def _at_several_rates(columns: Labelled, variant: str) -> Iterator[tuple[str, list[AtRate]]]:
