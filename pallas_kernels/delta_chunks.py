@@ -48,9 +48,8 @@ class ChunkSizes(Sizes):
     value_dim: int
     has_lam: bool
 
-    @property
-    def launch(self) -> Launch:
-        return delta_launch(self.chunk, self.key_dim, self.value_dim)
+    def launch(self, gradients: bool = False) -> Launch:
+        return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients)
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -170,7 +169,8 @@ class _ChunkSpecs(Specs):
 def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
-    specs = _ChunkSpecs(sizes, sizes.launch)
+    launch = sizes.launch()
+    specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     by_chunk = (chunk, keys), (keys, keys), (keys, values), (chunk, chunk)
     return call(
@@ -183,14 +183,15 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
             jax.ShapeDtypeStruct(v.shape, jnp.float32),
             *(jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype) for shape in by_chunk),
         ],
-        sizes.launch,
+        launch,
         sizes.interpret,
     )(q, k, v, decay, beta, *lam)
 
 
 def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    specs = _ChunkSpecs(sizes, sizes.launch)
+    launch = sizes.launch(gradients=True)
+    specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     pairs, by_keys, by_values = (specs.by_chunk(chunk, columns) for columns in (chunk, keys, values))
@@ -211,7 +212,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
             by_chunk(chunk, chunk),
             by_chunk(chunk, values),
         ],
-        sizes.launch,
+        launch,
         sizes.interpret,
     )(q, k, v, decay, beta, *lam, inverse, do.astype(q.dtype), d_states)
     dv, d_lam, (d_inner, d_of_queries, written) = results[0], results[1:-3], results[-3:]
@@ -224,7 +225,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         [specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs, *of_states, pairs, pairs],
         [pairs, pairs, by_keys, by_keys, specs.by_token(), specs.by_token()],
         [*[by_chunk(chunk, chunk)] * 2, *[by_chunk(chunk, keys)] * 2, by_token, by_token],
-        sizes.launch,
+        launch,
         sizes.interpret,
     )(q, k, decay, beta, inverse, d_reads, d_lost, d_inner, d_of_queries)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
@@ -238,7 +239,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         ],
         [specs.partial_keys(), specs.partial_keys(), *[specs.by_token()] * 2],
         [partial, partial, by_token, by_token],
-        sizes.launch,
+        launch,
         sizes.interpret,
     )(q, k, decay, beta, inverse, d_reads, d_lost, d_states, d_similar, d_of_queries, erase, d_erase, written, d_decay)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))

@@ -76,9 +76,9 @@ class Tiles:
 
 
 # `for_maps` has those of small maps.
-TREE_JOINS = Launch(1, 8, 1)
+TREE_JOINS = Launch(1, 8, 2)
 TREE_READS = Launch(1, 4, 1)
-TREE_NODES = Launch(1, 8, 1)
+TREE_NODES = Launch(1, 8, 3)
 CARRY = Launch(1, 4, 2)
 CARRY_GRADIENTS = Launch(1, 4, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
@@ -145,15 +145,16 @@ def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
     return 16 if max(key_dim, value_dim) <= 16 else 32
 
 
-def delta_launch(*tile: int) -> Launch:
+def delta_launch(*tile: int, gradients: bool = False) -> Launch:
     """Of what happens inside chunks, by the sizes of a chunk, K and V: no more warps than such tiles keep busy."""
     largest = max(tile)
-    return Launch(1, 1 if largest <= 16 else 2 if largest <= 32 else 4, 1)
+    small = 2 if gradients and largest > 16 else 1
+    return Launch(1, small if largest <= 32 else 4, 1)
 
 
 def for_maps(launch: Launch, *tile: int) -> Launch:
-    """A launch with a quarter of the warps where a program's tile is 32 x 32 at most (timed there, in TF32)."""
-    return dataclasses.replace(launch, warps=launch.warps // 4) if max(tile) <= 32 else launch
+    """A launch with one warp where a program's tile is 32 x 32 at most (timed there, in TF32)."""
+    return dataclasses.replace(launch, warps=1) if max(tile) <= 32 else launch
 
 
 def carry_columns(sequences: int, value_dim: int) -> int:
