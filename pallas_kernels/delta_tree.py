@@ -346,41 +346,30 @@ def _join_gradients_kernel(
 ):
     """From the node that stands where its right child did to both children. That of the right state is the node's."""
     pair, left, right = _children(height)
-    left_decay, right_decay = left_decay_ref[pair], right_decay_ref[pair]
+    through, left_decay, right_decay = of_right_ref[:, :], left_decay_ref[pair], right_decay_ref[pair]
 
-    def pull(d_ref, to_ref):
-        """By way of the right map, from what it was applied to."""
+    def sum_of_products(x, y):
+        return jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32), axis=0)
 
-        def columns(place, _):
-            d = d_ref[right, :, place]
-            through = multiply_maps(of_right_ref[:, :], d, sizes, transpose_x=True)
-            pulled = right_decay * d.astype(jnp.float32) - through
+    def part(d_ref, ref, to_ref, carry):
+        """By way of the right map, from what it was applied to; and back to the map."""
+
+        def columns(place, carry):
+            d_through, d_right_decay = carry
+            d, x = d_ref[right, :, place], ref[left, :, place]
+            pulled = right_decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
             to_ref[left, :, place] = (d_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
+            d_through -= multiply_maps(d, x, sizes, transpose_y=True)
+            return d_through, d_right_decay + jnp.sum(sum_of_products(d, x))
 
-        for_columns(d_ref.shape[2], columns, None)
+        return for_columns(ref.shape[2], columns, carry)
 
-    def add(d_ref, ref, products):
-        """Of the right map: d xᵀ, of what it was applied to."""
-
-        def columns(place, products):
-            return products + multiply_maps(d_ref[right, :, place], ref[left, :, place], sizes, transpose_y=True)
-
-        return for_columns(ref.shape[2], columns, products)
-
-    pull(d_states_ref, to_d_states_ref)
-    pull(d_lost_ref, to_d_lost_ref)
-    products = add(d_states_ref, states_ref, jnp.zeros(of_right_ref.shape, jnp.float32))
-    products = add(d_lost_ref, lost_ref, products)
-    row, column = (lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (0, 1))
-    d_right_decay_ref[...] = jnp.sum(jnp.sum(jnp.where(row == column, products, 0.0), axis=0))
-
-    def of_left_decay(place, sums):
-        d, through = (x.astype(jnp.float32) for x in (d_lost_ref[right, :, place], of_right_ref[:, place]))
-        return sums + jnp.sum(jnp.sum(d * through, axis=0))
-
-    d_left_decay_ref[...] = for_columns(of_right_ref.shape[1], of_left_decay, 0.0)
-    d = d_lost_ref[right].astype(jnp.float32)
-    to_d_lost_ref[right, :, :] = (left_decay * d - products).astype(to_d_lost_ref.dtype)
+    carry = part(d_states_ref, states_ref, to_d_states_ref, (jnp.zeros(through.shape, jnp.float32), 0.0))
+    d_through, d_right_decay = part(d_lost_ref, lost_ref, to_d_lost_ref, carry)
+    d = d_lost_ref[right]
+    to_d_lost_ref[right, :, :] = (d_through + left_decay * d.astype(jnp.float32)).astype(d.dtype)
+    d_right_decay_ref[...] = d_right_decay
+    d_left_decay_ref[...] = jnp.sum(sum_of_products(d, through))
 
 
 # --- Reads ----------------------------------------------------------------------------------------------------------
