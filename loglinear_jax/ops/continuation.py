@@ -39,14 +39,15 @@ def run_from(
     *others, lam = tokens
     windows = Windows(initial.position, length, lam.shape[-1])
 
-    def of_state(beginning: int | None):
-        """What a state that decays, and no more, adds to the outputs."""
-        if read is not None:
-            return 0
+    if read is None:
         q, _, _, log_decay, _ = tokens
         groups = q.shape[2]
-        by_group = jnp.moveaxis(q, 1, 2), split_heads(log_decay, groups), split_heads(lam, groups)
-        return merge_heads(read_initial_state(*by_group, initial, precision, beginning)[0])
+        old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1])
+        by_group = jnp.moveaxis(q, 1, 2), split_heads(lam, groups)
+
+    def of_state(beginning: int | None):
+        """What a state that decays, and no more, adds to the outputs."""
+        return merge_heads(old.read(*by_group, precision, beginning)) if read is None else 0
 
     def at_the_beginning():
         out, levels = aligned(*others, windows.of_local_levels(lam), length - 1)
@@ -58,11 +59,11 @@ def run_from(
 
     # Long prompts come in parts that begin windows: half of the work, or less.
     out, levels = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
-    if read is not None:
+    if read is None:
+        at_end = old.at_end
+    else:
         from_initial, at_end = read(*tokens, initial)
         out = out + from_initial
-    else:
-        at_end = InitialState(initial, split_heads(tokens[3], tokens[0].shape[2]), lam.shape[-1]).at_end
     if not return_state:
         return out, None
     return out, FenwickState(levels + at_end(), advanced(initial.position, length))
@@ -169,36 +170,6 @@ class Windows:
         return self.local_levels_at_end(local) + at_boundary
 
 
-def read_initial_state(
-    q: Float[Array, "B G T K"],
-    log_decay: Float[Array, "B G R T"],
-    lam: Float[Array, "B G R T L"],
-    initial: FenwickState,
-    precision=None,
-    beginning: int | None = None,
-) -> tuple[Float[Array, "B G R T V"], Callable[[], Float[Array, "B H L K V"]]]:
-    """What the initial state's buckets add to the outputs, and a function that gives what they leave at the end.
-
-    beginning: if the tokens begin a window (see `Windows`), the first level beyond it. Then all of them find a bucket at the
-    same level, from that one on, and buckets of one level are read together.
-    """
-    old = InitialState(initial, log_decay, lam.shape[-1])
-    if beginning is None:
-        states, found_at = old.states, jnp.broadcast_to(old.found_at, lam.shape)
-        weights = jnp.take_along_axis(lam, found_at, axis=-1) * old.since[..., None]
-    else:
-        states, weights = old.moved(old.states)[:, :, :, beginning:], lam[..., beginning:] * old.since[..., None]
-
-    @jax.checkpoint
-    def add_level(out, state_and_weight):
-        state, weight = state_and_weight
-        return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
-
-    zeros = jnp.zeros((*lam.shape[:4], old.states.shape[-1]), old.states.dtype)
-    out, _ = jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))
-    return out, old.at_end
-
-
 class InitialState:
     """An initial state as later tokens find it.
 
@@ -217,6 +188,36 @@ class InitialState:
         found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
         self.found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
         self.since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
+
+    def found(self, lam: Float[Array, "B G R T L"]) -> Float[Array, "B G R T L"]:
+        """λ with which each token reads each of the buckets."""
+        return jnp.take_along_axis(lam, jnp.broadcast_to(self.found_at, lam.shape), axis=-1)
+
+    def read(
+        self,
+        q: Float[Array, "B G T K"],
+        lam: Float[Array, "B G R T L"],
+        precision=None,
+        beginning: int | None = None,
+    ) -> Float[Array, "B G R T V"]:
+        """What the buckets add to the outputs.
+
+        beginning: if the tokens begin a window (see `Windows`), the first level beyond it. Then all of them find a bucket at
+        the same level, from that one on, and buckets of one level are read together.
+        """
+        if beginning is None:
+            states, weights = self.states, self.found(lam) * self.since[..., None]
+        else:
+            states = self.moved(self.states)[:, :, :, beginning:]
+            weights = lam[..., beginning:] * self.since[..., None]
+
+        @jax.checkpoint
+        def add_level(out, state_and_weight):
+            state, weight = state_and_weight
+            return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
+
+        zeros = jnp.zeros((*lam.shape[:4], states.shape[-1]), states.dtype)
+        return jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))[0]
 
     def at_end(self) -> Float[Array, "B H L K V"]:
         """What the buckets leave after the last token."""

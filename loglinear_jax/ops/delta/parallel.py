@@ -27,7 +27,7 @@ def parallel(q, k, v, log_decay, beta, lam, *, initial_state, return_state, prec
     out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
     if initial_state is not None:
         old = InitialState(initial_state, log_decay, lam.shape[-1])
-        found = jnp.take_along_axis(lam, jnp.broadcast_to(old.found_at, lam.shape), axis=-1)
+        found = old.found(lam)
         out += jnp.einsum("bgrtl,bgrtk,bgrlkv->bgrtv", found, run.reads, old.states, precision=precision)
     out = merge_heads(out)
     if not return_state:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState
-from loglinear_jax.ops.continuation import read_initial_state
+from loglinear_jax.ops.continuation import InitialState
 from loglinear_jax.ops.decays import decay_matrix
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, levels_after, select_level
@@ -28,13 +28,13 @@ def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=
     weights = scores * decay_matrix(log_decay) * select_level(lam, level_of_pairs(position))
     out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
     if initial_state is not None:
-        from_initial, initial_at_end = read_initial_state(q, log_decay, lam, initial_state, precision)
-        out += from_initial
+        old = InitialState(initial_state, log_decay, lam.shape[-1])
+        out += old.read(q, lam, precision)
     out = merge_heads(out)
     if not return_state:
         return out, None
     end = start + q.shape[2]
     levels = levels_after(end - 1, *tokens, lam.shape[-1], first=start, precision=precision)
     if initial_state is not None:
-        levels += initial_at_end()
+        levels += old.at_end()
     return out, FenwickState(levels=levels, position=advanced(start, q.shape[2]))
