@@ -323,11 +323,11 @@ def test_gradients_in_lower_precision_are_close(precision):
     assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
 
 
-def test_a_replica_is_the_seed_at_its_rates_alone():
-    """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it. Of data that is drawn at
-    every step; the next test is of data that is held."""
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_replica_is_the_seed_at_its_rates_alone(stream):
+    """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it."""
     settings = dataclasses.replace(
-        SETTINGS, stream=True, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
+        SETTINGS, stream=stream, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
     )
     rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
     mesh = device_mesh(4, devices=jax.devices()[:1])
