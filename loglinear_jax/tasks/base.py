@@ -156,6 +156,11 @@ class BaseTask:
         return set()
 
     @property
+    def untold(self) -> set[str]:
+        """Names of its settings that a title need not repeat after the others."""
+        return self.unread
+
+    @property
     def scored(self) -> slice:
         """Where targets may be other than -1, in every sequence; training computes no logits elsewhere."""
         return slice(None)
@@ -172,7 +177,7 @@ class BaseTask:
         settings = [
             f"{words.get(field.name, field.name.removeprefix('num_').replace('_', ' '))} {getattr(self, field.name)}"
             for field in dataclasses.fields(self)
-            if getattr(self, field.name) != "" and field.name not in self.unread
+            if getattr(self, field.name) != "" and field.name not in self.untold
         ]
         return ", ".join([self.TITLE or type(self).__name__, *settings])
 

@@ -73,6 +73,10 @@ class ZoologyMqar(QueriesInSlots):
     def unread(self):
         return {"seq_len", "num_pairs"} if self.mixture and self.tests else set()
 
+    @property
+    def untold(self):
+        return self.unread | ({"tests"} if self.tests == self.mixture else set())
+
     def check(self) -> None:
         if not self.unread:
             check_length(self.seq_len, self.num_pairs)

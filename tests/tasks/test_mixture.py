@@ -43,6 +43,8 @@ def test_lengths_of_a_mixture():
     assert TASK.max_seq_len == 24 and TASK.trained_on.longest == 16 and TASK.evaluated_on.names == ("8/2", "24/6")
     assert TASK.trained_on.mean_length == pytest.approx((50 * 8 + 10 * 12 + 10 * 16) / 70)
     assert "mixture" not in dataclasses.replace(TASK, mixture="").describe() and "8/1*50" in TASK.describe()
+    same = dataclasses.replace(TASK, mixture="8/1,8/2", tests="8/1,8/2")
+    assert "tests" in TASK.describe() and "mixture 8/1,8/2" in same.describe() and "tests" not in same.describe()
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,8 @@ OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
 
 @table()
 def of_report(runs: Runs, name: str, variants: str = "") -> Rows:
-    """A table of the report about one run. name: in OF_REPORT. variants: their rows alone."""
+    """A table of the report about one run. name: in OF_REPORT. variants: their rows alone; where a row compares two, A and B,
+    those of two of them."""
     if name not in OF_REPORT:
         raise ConfigError(f"of_report: there is no table {name!r}: there are {', '.join(OF_REPORT)}")
     (run,) = runs
@@ -333,10 +334,15 @@ def of_report(runs: Runs, name: str, variants: str = "") -> Rows:
         raise ConfigError(f"of_report: {run.name} has no table {name!r}")
     if not variants:
         return found.rows
-    by_variant = {row.get("variant"): row for row in found.rows}
-    if missing := [variant for variant in variants.split(",") if variant not in by_variant]:
+    wanted = variants.split(",")
+    kept = [row for row in found.rows if set(_variants_of(row)) <= set(wanted)]
+    if missing := [variant for variant in wanted if not any(variant in _variants_of(row) for row in kept)]:
         raise ConfigError(f"of_report: {name} of {run.name} has no row of {missing[0]}")
-    return [by_variant[variant] for variant in variants.split(",")]
+    return sorted(kept, key=lambda row: [wanted.index(variant) for variant in _variants_of(row)])
+
+
+def _variants_of(row: dict[str, str]) -> tuple[str, ...]:
+    return (row["A"], row["B"]) if "A" in row else (row["variant"],)
 
 
 def _at_several_rates(columns: Labelled, variant: str) -> Iterator[tuple[str, list[AtRate]]]:
