@@ -106,7 +106,12 @@ def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
         if preset.items() <= changed.items():
             words.append(word)
             changed = {name: value for name, value in changed.items() if name not in preset}
-    return ", ".join([*words, *(f"{name.partition('.')[2]}={value}" for name, value in changed.items())])
+    return ", ".join([*words, *(_in_words(name.partition(".")[2], value) for name, value in changed.items())])
+
+
+def _in_words(name: str, value: Any) -> str:
+    """Of several learning rates the least and the greatest."""
+    return f"{name} {min(value)} to {max(value)}" if isinstance(value, (list, tuple)) else f"{name}={value}"
 
 
 @functools.cache

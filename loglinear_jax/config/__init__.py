@@ -2,7 +2,7 @@
 
 from loglinear_jax.config.building import Experiment, build, task_of
 from loglinear_jax.config.defaults import SWEPT, Setting, default_config, describe_settings, language_config, with_none
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.presets import (
     apply_presets,
     released_config,
@@ -48,6 +48,7 @@ __all__ = [
     "set_seq_len",
     "set_state",
     "smoke_config",
+    "some_of",
     "task_of",
     "variant_config",
     "variant_names",

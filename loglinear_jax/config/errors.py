@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from loglinear_jax.settings import SettingError
 
 
@@ -14,3 +16,9 @@ def missing_setting(section: str, name: str) -> ConfigError:
     return ConfigError(
         f"{section}.{name} is missing: set single fields, such as --config.{section}.{name}=..., not {section} as a whole"
     )
+
+
+def some_of(names: Iterable[str], most: int = 8) -> str:
+    """Names with commas between them, the first ones alone where there are many, so that an error stays one short line."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
-from loglinear_jax.config.errors import ConfigError, missing_setting
+from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
@@ -180,11 +180,23 @@ def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False) -> list[str]:
-    """One "field: old → new" for each field in which two configs differ; NOT_COMPARED do not count.
+    """One "field: old → new" for each field in which two configs differ, of variants those that only one has; NOT_COMPARED do
+    not count.
 
     moved: nor does where it came from (the task's LOCATIONS), as what it holds is compared otherwise.
     """
     a, b = flat_settings(old), flat_settings(new)
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
-    return [f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}" for name in sorted(names)]
+    variants = variant_names(old), variant_names(new)
+    return [_difference(name, a, b, variants) for name in sorted(names)]
+
+
+def _difference(
+    name: str, a: Mapping[str, Any], b: Mapping[str, Any], variants: tuple[Sequence[str], Sequence[str]]
+) -> str:
+    if name != "variants":
+        return f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}"
+    gone, new = ([v for v in these if v not in others] for these, others in (variants, variants[::-1]))
+    changes = (f"{words} {some_of(some)}" for words, some in (("without", gone), ("with", new)) if some)
+    return f"variants: {' and '.join(changes) or 'in another order'}"

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loglinear_jax.config import ConfigError
+from loglinear_jax.config import ConfigError, some_of
 
 NAME = re.compile(r"[\w=][\w.,+=@-]*")  # a folder's name, the same in every shell
 OF_FILE = {"keep_in": str, "values": dict, "settings": dict, "grid": list}
@@ -63,7 +63,7 @@ class Grid:
         for pattern in patterns:
             if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in self.cells):
                 raise ConfigError(
-                    f"no cell's name matches {pattern!r}: there are {_several(c.name for c in self.cells)}"
+                    f"no cell's name matches {pattern!r}: there are {some_of(c.name for c in self.cells)}"
                 )
         return [c for c in self.cells if not patterns or any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]
 
@@ -177,13 +177,8 @@ def _fields(source: str, what: str, template: str, known: set[str]) -> set[str]:
         raise ConfigError(
             f"{source}: {what} = {template!r}: {{{unknown[0]}}} has no values: expected an axis, such as "
             f"{unknown[0] or 'kv'} = [4, 8], or one of [values]"
-            + (f"; there are {_several(sorted(known))}" if known else "")
+            + (f"; there are {some_of(sorted(known))}" if known else "")
         )
     if any(spec or conversion for _, _, spec, conversion in parsed):
         raise ConfigError(f"{source}: {what} = {template!r}: expected names alone in braces, such as {{kv}}")
     return fields
-
-
-def _several(names: Any, most: int = 8) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

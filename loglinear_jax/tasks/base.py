@@ -174,10 +174,13 @@ class BaseTask:
     def describe(self) -> str:
         """The task and its settings in a few words, for titles."""
         words = {"seq_len": "length", "vocab_size": "vocabulary"}
+        told = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in self.untold
+        }
         settings = [
-            f"{words.get(field.name, field.name.removeprefix('num_').replace('_', ' '))} {getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != "" and field.name not in self.untold
+            f"{words.get(name, name.removeprefix('num_').replace('_', ' '))} {str(value).replace(',', ' ')}"
+            for name, value in told.items()
+            if value != ""
         ]
         return ", ".join([self.TITLE or type(self).__name__, *settings])
 

@@ -615,3 +615,17 @@ def test_differences_name_each_field():
     assert config_differences(a, a) == []
     assert config_differences(a, b) == ["task.num_pairs: 8 → 4", "train.learning_rate: 0.001 → 0.01"]
     assert "task.num_tokens: (absent) → 16" in config_differences(a, get_config("selective_copy"))
+
+
+def test_of_many_variants_a_difference_names_those_that_one_has_alone():
+    a, b = get_config("mqar"), get_config("mqar")
+    a.variants, b.variants = "linear,fixed,content", "content,fixed,mlp_softplus,mlp_softmax"
+    assert config_differences(a, b) == ["variants: without linear and with mlp_softplus, mlp_softmax"]
+    a.variants, b.variants = "linear,fixed", "fixed,linear"
+    assert config_differences(a, b) == ["variants: in another order"]
+    a.variants, b.variants = "linear", "linear,fixed"
+    b.train.learning_rate = [0.001 * rate for rate in range(1, 11)]
+    found = dict(difference.split(": ") for difference in config_differences(a, b))["variants"]
+    assert found.startswith("without linear and with linear+train.learning_rate=0.001, ") and found.endswith(
+        ", ... (20)"
+    )

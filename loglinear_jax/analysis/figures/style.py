@@ -48,13 +48,14 @@ def new_figure(
 
 
 def panel_grid(number: int, widths: Sequence[float], around: float, row: float) -> tuple[Figure, np.ndarray]:
-    """A figure of so many panels on the same scales, and its axes [rows, columns]; places that no panel stands in are hidden.
+    """A figure of so many panels on the same scales, and its axes [rows, columns], the rows as full as can be; places that no
+    panel stands in are hidden.
 
     widths: of the figure with one column, two and so on, in inches; the last is for the most columns that there may be. around:
     the height of what is above and below the panels; row: of a row of them.
     """
-    columns = min(number, len(widths))
-    rows = -(-number // columns)
+    rows = -(-number // len(widths))
+    columns = -(-number // rows)
     figure, axes = new_figure(widths[columns - 1], around + row * rows, rows, columns, sharex=True, sharey=True)
     hide(axes.flat[number:])
     return figure, axes

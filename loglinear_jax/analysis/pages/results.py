@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from loglinear_jax.config import ConfigError
+from loglinear_jax.config import ConfigError, some_of
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.tasks import ACCURACY
@@ -59,7 +59,7 @@ class Results:
 def outcome_of(run: Run, variant: str) -> VariantOutcome:
     """Raises ConfigError if the run has no such variant."""
     if variant not in run.outcomes:
-        raise ConfigError(f"{run.name} has no variant {variant!r}: it has {', '.join(run.outcomes)}")
+        raise ConfigError(f"{run.name} has no variant {variant!r}: it has {some_of(run.outcomes)}")
     return run.outcomes[variant]
 
 

@@ -225,8 +225,8 @@ def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, p
     del v
     length, groups = q.shape[1:3]
     old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1])
-    found = jnp.take_along_axis(lam, jnp.broadcast_to(old.found_at[:, None], lam.shape), axis=-1)
-    q, k, log_decay, beta, found = _into_chunks(groups, chunk_size, q, k, log_decay, beta, found)
+    found = into_parts(old.found(split_heads(lam, groups)), 3, chunk_size)
+    q, k, log_decay, beta = _into_chunks(groups, chunk_size, q, k, log_decay, beta)
     run = transitions(q, k, log_decay, beta, precision)
     no_values = jnp.zeros((*run.reads.shape[:4], run.reads.shape[-1], 0), run.reads.dtype)
     nodes = list(_climb(run.reads, run.maps(precision), no_values, precision))
