@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,7 +18,17 @@ BAD_INPUT = 2  # one line on stderr says which
 INTERRUPTED = 130  # what there was to save is saved
 BROKEN_PIPE = 141  # the reader of the output is gone
 
+MOST_DIGITS = 18
+MOST_BYTES_OF_NAME, MOST_BYTES_OF_PATH = 255, 4095  # Linux's
+MOST_SHOWN = 1000  # characters of an error
+
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+
+
+def one_line(error: object) -> str:
+    """An error's message on one line; of a long one, as of a long argument, the beginning and the end."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN * 3 // 4]} ... {text[-MOST_SHOWN // 4 :]}"
 
 
 class BadInput(Exception):
@@ -71,6 +82,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(text: str, least: int = 0) -> int:
+    if len(text) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"expected a whole number of {MOST_DIGITS} digits or fewer, got {text!r}")
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
     return int(text)
@@ -122,7 +135,20 @@ def path_pattern(text: str) -> str:
     """A path, or a pattern of paths."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    if problem := why_no_path(text):
+        raise argparse.ArgumentTypeError(problem)
     return text
+
+
+def why_no_path(text: str) -> str | None:
+    """Why no file system has a file of that name; None if one may."""
+    longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
+    if longest > MOST_BYTES_OF_NAME or len(os.fsencode(text)) > MOST_BYTES_OF_PATH:
+        return (
+            f"a name of {longest:,} bytes in a path of {len(os.fsencode(text)):,}: expected no more than {MOST_BYTES_OF_NAME} "
+            f"and {MOST_BYTES_OF_PATH:,}"
+        )
+    return "a zero byte in a path" if "\0" in text else None
 
 
 def path(text: str) -> Path:

@@ -44,18 +44,11 @@ def window_losses(
     In parts of bounded memory: windows of any length need no more than PROMPT_TOKENS tokens' activations, and the states. tick:
     called with the number of tokens that were done.
 
-    Raises SettingError for windows of fewer than two tokens or outside the vocabulary, or longer than λ has levels for, and for
-    losses that are not finite; ValueError for params that are not the model's.
+    Raises SettingError as `check_windows`, and for losses that are not finite; ValueError for params that are not the model's.
     """
-    num, size = windows.shape
-    vocab = model.settings.vocab_size
-    if num < 1 or size < 2:
-        raise SettingError(f"windows has shape {windows.shape}: expected at least one window of at least two tokens")
-    if windows.min() < 0 or windows.max() >= vocab:
-        raise SettingError(f"windows has ids {windows.min()} to {windows.max()}: expected 0 to {vocab - 1}")
-    model.settings.check_decoding(size - 1, "tokens in a window", "take shorter windows (a smaller --length)")
+    check_windows(model, windows)
     flat_params(model, params)
-    length = size - 1
+    num, length = windows.shape[0], windows.shape[1] - 1
     params = jax.device_put(params)  # once, not for every part
 
     losses = np.empty((num, length), np.float32)
@@ -77,6 +70,21 @@ def window_losses(
                     f"{row + window + 1}: expected a model that did not diverge"
                 )
     return losses
+
+
+def check_windows(model: LanguageModel, windows: Int[np.ndarray, "N S"]) -> None:
+    """Raises SettingError unless windows are arrays of token ids of the model's vocabulary, at least two in each and no more
+    than its λ has levels for."""
+    shape, dtype = getattr(windows, "shape", None), getattr(windows, "dtype", None)
+    if dtype is None or not np.issubdtype(dtype, np.integer):
+        what = f"of type {type(windows).__name__}" if dtype is None else f"of dtype {dtype}"
+        raise SettingError(f"windows is {what}: expected an array [windows, tokens] of whole numbers")
+    if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
+        raise SettingError(f"windows has shape {shape}: expected at least one window of at least two tokens")
+    vocab = model.settings.vocab_size
+    if windows.min() < 0 or windows.max() >= vocab:
+        raise SettingError(f"windows has ids {windows.min()} to {windows.max()}: expected 0 to {vocab - 1}")
+    model.settings.check_decoding(shape[1] - 1, "tokens in a window", "take shorter windows (a smaller --length)")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room"), donate_argnums=(3,))

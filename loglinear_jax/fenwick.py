@@ -82,9 +82,9 @@ def fenwick_level(t, s):
     """
     for name, x in (("t", t), ("s", s)):
         _check_positions(name, x)
-    if all(isinstance(x, (int, np.integer, np.ndarray)) for x in (t, s)):
-        return bit_length(np.bitwise_xor(t, s))
-    return bit_length(jnp.bitwise_xor(t, s))
+    if any(isinstance(x, jax.Array) for x in (t, s)):
+        return bit_length(jnp.bitwise_xor(*(jnp.asarray(x) for x in (t, s))))
+    return bit_length(np.bitwise_xor(t, s))
 
 
 def bucket_level_after(level, last_position, t):
@@ -148,13 +148,17 @@ def init_fenwick_state(
     """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim,
     value_dim].
 
-    Raises ValueError for a size below 1 or a dtype that is not floating.
+    Raises ValueError for a size below 1 or a dtype that is not floating, of 16 bits or more.
     """
     sizes = dict(batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim, max_length=max_length)
     for name, size in sizes.items():
         _check_positive(name, size)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype).name}: expected a floating dtype")
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"dtype is {dtype!r}: expected a floating dtype, of 16 bits or more") from error
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
+        raise ValueError(f"dtype is {dtype.name}: expected a floating dtype, of 16 bits or more")
     levels = jnp.zeros((batch, heads, num_levels(max_length), key_dim, value_dim), dtype)
     return FenwickState(levels=levels, position=jnp.zeros((), jnp.int32))
 

@@ -123,13 +123,13 @@ def _advance(weights, tokens, caches, key, *, model, **sampling):
 def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops):
     advance = functools.partial(_advance, model=model, **sampling)
     weights = decoding_weights(model, params)
-    keys = jax.random.split(jax.random.key(seed), num_tokens)
+    key_of = functools.partial(jax.random.fold_in, jax.random.key(seed))
     stopped, shown = np.zeros(prompt.shape[0], bool), prompt[:, -1]
     # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
     part = 1 << (max(PROMPT_TOKENS // len(prompt), 1).bit_length() - 1)
-    token, finite, caches = _start(weights, prompt[:, :part], keys[0], model=model, max_length=max_length, **sampling)
+    token, finite, caches = _start(weights, prompt[:, :part], key_of(0), model=model, max_length=max_length, **sampling)
     for first in range(part, prompt.shape[1], part):
-        token, finite, caches = advance(weights, prompt[:, first : first + part], caches, keys[0])
+        token, finite, caches = advance(weights, prompt[:, first : first + part], caches, key_of(0))
     for index in range(num_tokens):
         if not finite:
             raise SettingError(
@@ -142,7 +142,7 @@ def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops
         if stopped.all():
             return
         if index + 1 < num_tokens:
-            token, finite, caches = advance(weights, token[:, None], caches, keys[index + 1])
+            token, finite, caches = advance(weights, token[:, None], caches, key_of(index + 1))
 
 
 def sample(

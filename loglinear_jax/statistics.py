@@ -33,21 +33,31 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
 
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """`mean_interval` of a - b, paired by seed."""
+    """`mean_interval` of a - b, paired by seed. Raises ValueError if they have different numbers of seeds."""
+    _check_paired(a, b)
     return mean_interval(np.subtract(a, b))
+
+
+def _check_paired(a: Sequence[float], b: Sequence[float]) -> None:
+    if len(a) != len(b):
+        raise ValueError(f"a has {len(a)} seeds and b {len(b)}: expected the same seeds, in the same order")
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """(mean over seeds, low, high) with a bootstrap interval of 95 % (percentiles of 10,000 resamples; Efron 1979).
 
-    The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, as it would be too narrow: of bimodal outcomes it holds the
-    true mean in about 70 % of cases with 3 seeds and 90 % with 10.
+    The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, as it would be too narrow. Of outcomes that are 0 or 1, it
+    holds the true mean in 98 % of cases with 10 seeds and in 98 % with 16 if half of them are 1; in 89 and 85 % if 80 % are; in
+    65 and 80 % if 90 % are; and in 40 and 55 % if 95 % are, as then all seeds are often the same. With 3 seeds it would be 75,
+    48, 27 and 14 %.
     """
     from scipy.stats import bootstrap
 
     values = np.asarray(values)
     if len(values) < FEWEST_FOR_INTERVAL:
         return float(values.mean()), np.nan, np.nan
+    if (values == values[0]).all():
+        return float(values[0]), float(values[0]), float(values[0])
     found = bootstrap(
         (values,),
         np.mean,
@@ -194,7 +204,16 @@ def few_seeds(
     are drawn with replacement, as these stand for all that there could be: have 16 or more. What is right is known no better
     than the sign of their own mean difference: look at its interval first. Give the values of `cross_fit` where variants have
     several settings: a comparison then takes the choices as given, and one that chose by its few seeds would see less.
+
+    Raises ValueError for a num below 1, values that are not finite, and pairs of different numbers of seeds.
     """
+    if num < 1:
+        raise ValueError(f"num is {num}: expected at least 1 seed")
+    for name, values in (("a", a), ("b", b)):
+        if not len(values) or not np.isfinite(values).all():
+            raise ValueError(f"{name} is {list(values)}: expected a finite value of each seed, and at least one")
+    if paired:
+        _check_paired(a, b)
     rng = np.random.default_rng(0)
     drawn_a = rng.integers(len(a), size=(RESAMPLES, num))
     drawn_b = drawn_a if paired else rng.integers(len(b), size=(RESAMPLES, num))

@@ -284,9 +284,6 @@ class _Chunk:
         products = multiply(self.q, self.k, self.sizes, transpose_y=True)
         return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
 
-    def keys_since_start(self):
-        return (self.since_start * self.k).astype(self.dtype)
-
     def keys_to_end(self):
         return (self.until_end * self.k).astype(self.dtype)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loglinear_jax import fenwick_level, num_levels
+from loglinear_jax import fenwick_level, init_fenwick_state, num_levels
 from loglinear_jax.fenwick import (
     bit_length,
     bucket_level_after,
@@ -81,6 +81,16 @@ def test_level_is_vectorised_and_traceable():
     expected = fenwick_level(t, s)
     assert expected.shape == (16, 16) and expected.dtype == np.int32
     np.testing.assert_array_equal(jax.jit(fenwick_level)(t, s), expected)
+    np.testing.assert_array_equal(fenwick_level([5, 6], [1, 6]), fenwick_level(np.array([5, 6]), np.array([1, 6])))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [("banana", "dtype is 'banana': "), (int, "dtype is int"), (jnp.float8_e4m3fn, "dtype is float8_e4m3fn: ")],
+)
+def test_a_state_is_of_floats_that_a_step_takes(dtype, message):
+    with pytest.raises(ValueError, match=message + ".*expected a floating dtype, of 16 bits or more"):
+        init_fenwick_state(1, 1, 2, 2, 8, dtype=dtype)
 
 
 @given(st.integers(0, 200), st.integers(1, 100))

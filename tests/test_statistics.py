@@ -149,3 +149,31 @@ def test_what_few_seeds_tell():
     right = sum(chances[0][i] * chances[1][:i].sum() for i in range(6))
     assert few_seeds(half, some).right == pytest.approx(right, abs=0.015)  # ties are neither right nor wrong
     assert np.isnan(few_seeds(half, half).right)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(num=0), "num is 0: expected at least 1 seed"),
+        (dict(a=[1.0, np.nan]), r"a is \[1.0, nan\]: expected a finite value of each seed"),
+        (dict(b=[]), r"b is \[\]: expected a finite value of each seed, and at least one"),
+        (dict(a=[1.0, 2.0, 3.0], paired=True), "a has 3 seeds and b 2: expected the same seeds"),
+    ],
+)
+def test_seeds_that_tell_nothing_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        few_seeds(**dict(a=[0.0, 1.0], b=[1.0, 1.0]) | arguments)
+    with pytest.raises(ValueError, match="a has 12 seeds and b 1: expected the same seeds"):
+        mean_difference(np.ones(12), np.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "share", "held"), [(10, 0.5, 0.98), (10, 0.9, 0.65), (16, 0.8, 0.85), (16, 0.95, 0.55)]
+)
+def test_how_often_the_interval_of_binary_outcomes_holds_their_mean(seeds, share, held):
+    """As its docstring says."""
+    chance = 0.0
+    for ones in range(seeds + 1):
+        _, low, high = mean_interval(np.arange(seeds) < ones)
+        chance += binom.pmf(ones, seeds, share) * (low - 1e-12 <= share <= high + 1e-12)
+    assert chance == pytest.approx(held, abs=0.01)

@@ -426,7 +426,7 @@ def run(args: argparse.Namespace) -> int:
         record |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
         common.write_record(args.output, record | {"results": results})
         if args.output:
-            draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", args.output.with_suffix(".png"))
+            draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
 
     results, well = measure(preset, lengths, args.peers, args.repeats, args.max_scores, save)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)

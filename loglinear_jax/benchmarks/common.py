@@ -8,12 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loglinear_jax.command_line import path
+
+SUFFIXES = (".json", ".png")
+
 
 def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str] = (".json",)) -> None:
-    parser.add_argument("--output", type=Path, help=f"write {' and '.join(f'OUTPUT{suffix}' for suffix in suffixes)}")
+    parser.add_argument("--output", type=path, help=f"write {' and '.join(f'OUTPUT{suffix}' for suffix in suffixes)}")
+
+
+def output_file(output: Path, suffix: str) -> Path:
+    """OUTPUT.json and the like; an OUTPUT that ends so already is its own."""
+    stem = output.with_suffix("") if output.suffix in SUFFIXES else output
+    return stem.with_name(stem.name + suffix)
 
 
 def write_record(output: Path | None, record: Mapping[str, Any]) -> None:
     """Writes OUTPUT.json, if it was asked for."""
     if output is not None:
-        output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        output_file(output, ".json").write_text(json.dumps(record, indent=1) + "\n")

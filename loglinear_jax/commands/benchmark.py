@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
 
     if getattr(args, "output", None) is not None:
+        if not args.output.name:
+            raise BadInput(f"--output: {args.output} is a folder, expected a file's name without .json")
         check_writable(args.output.parent, "--output")
     try:
         return args.measure(args)

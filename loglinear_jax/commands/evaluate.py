@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
     from tabulate import tabulate
 
-    from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses
+    from loglinear_jax.evaluate import check_windows, perplexity, perplexity_by_position, window_losses
     from loglinear_jax.progress import progress_bar
     from loglinear_jax.provenance import origin
     from loglinear_jax.runs.errors import NoReadableCheckpoint
@@ -49,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     text = _read_text(args.text)
-    if args.out is not None:
-        check_folder(args.out, "--out")
     try:
         model, params, tokenizer, _ = load_trained(args)
         encoded = tokenizer.encode(text, add_special_tokens=False).ids
@@ -69,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
             )
         # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
         windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
+        check_windows(model, windows)
+        if args.out is not None:
+            check_folder(args.out, "--out")
         with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
             losses = window_losses(model, params, windows, bar.update)
     except (SettingError, NoReadableCheckpoint) as error:

@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         check_folder(args.out, "--out")
-        if (args.out / CONFIG).exists():  # of a model, or of a run
-            raise BadInput(f"--out: {args.out} holds a {CONFIG} already: expected another folder")
+        for pattern in (CONFIG, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"):
+            if found := next(args.out.glob(pattern), None):  # of a model, or of a run
+                raise BadInput(f"--out: {args.out} holds a {found.name} already: expected another folder")
         (args.out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
         save_model(args.out, model.settings, params, args.architecture)
     except ValueError as error:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "text from a trained language model"
 EXTRA = "text"
+CONTEXT = 32  # tokens of a prompt from which it is told how the text after it begins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
             _print_one(args.prompt[0], prompts[0], tokenizer, go_on)
         else:
             after = _tokens_after(prompts, go_on, stops)
-            print("\n\n".join(text + tokenizer.decode(ids) for text, ids in zip(args.prompt, after, strict=True)))
+            of_prompts = zip(args.prompt, prompts, after, strict=True)
+            print("\n\n".join(text + _text_after(tokenizer, prompt, ids) for text, prompt, ids in of_prompts))
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     return 0
@@ -119,6 +121,8 @@ def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Ca
     first = next(tokens)
     print(text, end="", flush=True)
     ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
+    for token in prompt[-CONTEXT:]:
+        decoder.step(tokenizer, token)
     try:
         for (token,) in itertools.chain([first], tokens):
             ids.append(int(token))
@@ -126,7 +130,13 @@ def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Ca
                 print(more, end="", flush=True)
                 written += len(more)
     finally:
-        print(tokenizer.decode(ids)[written:])
+        print(_text_after(tokenizer, prompt, ids)[written:])
+
+
+def _text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """What ids add to the text of a prompt: some tokenizers begin a text without the space that a token has inside one."""
+    before = list(prompt[-CONTEXT:])
+    return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
 
 
 def _tokens_after(

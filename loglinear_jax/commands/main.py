@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TextIO
 
 from loglinear_jax import commands
-from loglinear_jax.command_line import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED, BadInput, Failed, Parser
+from loglinear_jax.command_line import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED, BadInput, Failed, Parser, one_line
 
 # The extra that brings a module which is no dependency of the package itself.
 EXTRAS = {
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         args.called = [*called.split(), *argv]
         return args.run(args)
     except (BadInput, Failed) as error:
-        print(f"{name}:", " ".join(str(error).split()), file=sys.stderr)
+        print(f"{name}:", one_line(error), file=sys.stderr)
         return BAD_INPUT if isinstance(error, BadInput) else FAILED
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

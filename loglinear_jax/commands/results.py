@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from loglinear_jax.command_line import FAILED, BadInput
+from loglinear_jax.command_line import FAILED, BadInput, path
 
 HELP = "check the tables of the pages against the runs they are made from, or make them again"
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--folder",
-        type=Path,
+        type=path,
         default=Path("."),
         help="where pages (*.md) and runs (<name>/summary.json) are; default: the repository, with README.md, docs, results",
     )

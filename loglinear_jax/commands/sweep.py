@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
             print(counts(cells))
             return 0
         open_cells = [tracked for tracked in cells if tracked.state is not State.FINISHED]
+        jobs = _jobs(args, open_cells) if open_cells else None
         check_folder(args.out, "--out")
         for tracked in cells:
             if tracked.state is State.FINISHED:
                 tracked.keep()
-        stopped = supervise(cells, _jobs(args, open_cells)) if open_cells else False
+        stopped = jobs is not None and supervise(cells, jobs)
     except SettingError as error:
         raise BadInput(error) from error
     print(end_report(cells))

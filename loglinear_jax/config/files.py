@@ -17,7 +17,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import type_of_setting
-from loglinear_jax.config.errors import ConfigError, missing_setting
+from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
 from loglinear_jax.settings import SettingError, in_words, read_value
 
 PACKAGE = Path(__file__).parents[1]
@@ -70,9 +70,12 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def chosen_file(arguments: Sequence[str]) -> str | None:
-    """What follows --config= in the first part of `split_arguments`: a config file, and its presets after a colon."""
+    """What follows --config= in the first part of `split_arguments`: a config file, and its presets after a colon. Raises
+    ConfigError for a second one."""
     given = [value for name, equals, value in (a.partition("=") for a in arguments) if name.lstrip("-") == "config"]
-    return given[-1] if given else None
+    if len(given) > 1:
+        raise ConfigError(f"--config is given {len(given)} times, as {some_of(given)}: expected it once")
+    return given[0] if given else None
 
 
 def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
@@ -101,11 +104,15 @@ def find_config_file(name: str) -> Path:
 
     Raises ConfigError if there is neither.
     """
-    if Path(name).is_file():
+    try:
+        is_file, is_folder = Path(name).is_file(), Path(name).is_dir()
+    except OSError as error:  # too long a name
+        raise ConfigError(f"the config {name} can't be read: {error.strerror}") from error
+    if is_file:
         return Path(name)
     if name in config_names():
         return configs_folder() / f"{name}.py"
-    if Path(name).is_dir():
+    if is_folder:
         raise ConfigError(
             f"the config {name} is a folder: expected a file in it, or one of {', '.join(config_names())}"
         )

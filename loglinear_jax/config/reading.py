@@ -102,11 +102,12 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
             path = f"{section}.{field}"
             if value == usual.get(field, value) or (given is not None and path not in given):
                 continue
-            several = value if isinstance(value, (list, tuple)) else [value]
-            if all(own[name].get(path, value) not in [value, *several] or path in unread[name] for name in variants):
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                if any(own[name].get(path, one) == one and path not in unread[name] for name in variants):
+                    continue
                 instead = f": set variants={value}" if path == "model.lam" else ""
                 raise ConfigError(
-                    f"{path}={value} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
+                    f"{path}={one} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
                 )
 
 

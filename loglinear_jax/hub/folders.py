@@ -75,13 +75,15 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise ValueError(f"model is {model!r}: expected a folder with {CONFIG}, or owner/name on the model hub")
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         if path.is_dir():
             return path, path
         there = path.exists()
-    except OSError as error:  # too long a name
-        raise ValueError(f"model {shown(str(model))} can't be read: {error.strerror}") from error
+    except (OSError, RuntimeError) as error:  # too long a name, no such user
+        raise ValueError(
+            f"model {shown(str(model))} can't be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
     outside = path.is_absolute() or owner in (".", "..", "~") or ".." in Path(inside).parts

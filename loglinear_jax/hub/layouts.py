@@ -340,7 +340,7 @@ def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[st
 
     Raises ValueError for an architecture that is unknown, or that does not have such models.
     """
-    if architecture is not None and architecture not in LAYOUTS:
+    if architecture is not None and architecture not in tuple(LAYOUTS):
         raise ValueError(f"architecture is {architecture!r}: expected one of {', '.join(LAYOUTS)}")
     others = {
         name: [key for key, value in LAYOUTS[name].fixed.items() if not _means(settings, key, value)]

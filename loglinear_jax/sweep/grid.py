@@ -34,7 +34,7 @@ from typing import Any
 
 from loglinear_jax.config import ConfigError, some_of
 
-NAME = re.compile(r"[\w=][\w.,+=@-]*")  # a folder's name, the same in every shell
+NAME = re.compile(r"[\w=][\w.,+=@-]{0,199}")  # a folder's name, the same in every shell
 OF_FILE = {"keep_in": str, "values": dict, "settings": dict, "grid": list}
 OF_GRID = {"name": str, "config": str, "settings": dict}
 
@@ -127,7 +127,7 @@ def _cells_of(
         name, config, *given = (text.format_map(texts) for text in templates.values())
         if not NAME.fullmatch(name):
             raise ConfigError(
-                f"{source}: the name {name!r}: expected letters, digits and any of _ = - . , + @, as of a folder"
+                f"{source}: the name {name!r}: expected up to 200 letters, digits and any of _ = - . , + @"
             )
         changes = [f"--config.{setting}={text}" for setting, text in zip(settings, given, strict=True)]
         cells.append(Cell(name, (f"--config={config}", *changes), source))

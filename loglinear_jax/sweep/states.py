@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import os
 import shlex
@@ -60,9 +61,11 @@ class Tracked:
 
     @property
     def outcome_folder(self) -> Path:
-        """Where its outcome can be read."""
-        there = Workdir(self.workdir).summary_file.exists() or self.kept is None
-        return self.workdir if there else self.kept
+        """Where its outcome can be read: all of it, if that is anywhere."""
+        folders = [folder for folder in (self.workdir, self.kept) if folder is not None]
+        finished = (folder for folder in folders if _is_finished(Workdir(folder), self.config))
+        begun = (folder for folder in folders if Workdir(folder).summary_file.exists())
+        return next(itertools.chain(finished, begun), self.workdir)
 
     def look(self) -> None:
         """Sets the state by what is on disk."""

@@ -31,6 +31,8 @@ def supervise(cells: Sequence[Tracked], jobs: Jobs) -> bool:
                 jobs.stop()
             for tracked in jobs.start():
                 began[tracked.cell.name] = time.monotonic()
+                if tracked.state is State.FINISHED:  # by another sweep, meanwhile
+                    tracked.keep()
                 table.changed(tracked)
             for tracked in jobs.poll():
                 tracked.seconds = time.monotonic() - began[tracked.cell.name]

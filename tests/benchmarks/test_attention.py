@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from loglinear_jax.benchmarks import attention, timing
+from loglinear_jax.benchmarks import attention, common, timing
 from loglinear_jax.commands.main import main
 from pallas_kernels import UnsupportedError
 
@@ -20,6 +20,17 @@ def test_what_can_run_is_measured_and_the_rest_named(capsys):
     assert found["parallel"] == {} and found["flash"] == {} and well
     out = capsys.readouterr().out
     assert "T=32 parallel: not measured, too many scores" in out and "T=32 flash: not measured, " in out
+
+
+def test_a_record_is_named_as_asked(tmp_path):
+    for output, record in (
+        ("fla-0.6.0", "fla-0.6.0.json"),
+        ("fla-0.6.1", "fla-0.6.1.json"),
+        ("bench.json", "bench.json"),
+    ):
+        common.write_record(tmp_path / output, {})
+        assert (tmp_path / record).exists()
+    assert common.output_file(tmp_path / "bench.json", ".png") == tmp_path / "bench.png"
 
 
 def test_the_delta_rule_is_measured(capsys):

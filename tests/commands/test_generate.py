@@ -3,8 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
+import tokenizers
 
+from loglinear_jax.commands.generate import _print_one, _text_after
 from loglinear_jax.commands.main import main
 from tests.hub.checkpoints import write, write_tokenizer
 
@@ -38,6 +41,23 @@ def test_several_prompts_of_any_lengths(folder, capsys):
     stop = f"--stop={alone[0][5]}"
     stopped = words_after(capsys, folder, *(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6", stop)
     assert stopped[0] == alone[0][: alone[0].index(alone[0][5], 3) + 1]
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+def test_a_word_begins_with_a_space_after_another(scheme, capsys):
+    """Also by a tokenizer that takes the space before a text's first word for none."""
+    words = ["\u2581The", "\u2581city", "\u2581of", "\u2581the", "s"]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="s")
+    )
+    tokenizer.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme)
+
+    def go_on(prompts):
+        return iter(np.tile([[2], [3], [4]], len(prompts))[:, : len(prompts)])
+
+    _print_one("The city", [0, 1], tokenizer, go_on)
+    assert capsys.readouterr().out == "The city of thes\n"
+    assert _text_after(tokenizer, [0, 1], [2, 3, 4]) == " of thes"
 
 
 def set_field(folder, **fields):

@@ -340,6 +340,10 @@ def test_a_lam_that_no_variant_uses_is_refused():
     ("settings", "message"),
     [
         ({"variants": "linear,fixed", "lam_hidden": 32}, "model.lam_hidden=32 has no effect: every variant .linear, fixed."),
+        (
+            {"variants": "linear+train.learning_rate=0.1", "train.learning_rate": [0.1, 0.2]},
+            "train.learning_rate=0.2 has no effect: every variant",
+        ),
         ({"variants": "linear", "lam_activation": "identity"}, "model.lam_activation=identity has no effect"),
         ({"variants": "mixer=linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
         ({"variants": "mixer=delta", "implementation": "recurrent", "chunk_size": 16}, "model.chunk_size=16 has no effect"),

@@ -71,7 +71,8 @@ def test_patterns_choose_cells(written):
         ("keep_in", "keep", "grid.toml: there is no key keep (= 'kept'): expected keep_in, values, settings, grid"),
         ('"kept"', "3", "grid.toml: keep_in is 3: expected a text"),
         ('name = "alone"\n', "", "grid.toml, grid 2 has no name: expected a text"),
-        ('"alone"', '"a/b"', "grid.toml, grid 2 (a/b): the name 'a/b': expected letters, digits and any of "),
+        ('"alone"', '"a/b"', "grid.toml, grid 2 (a/b): the name 'a/b': expected up to 200 letters, digits"),
+        ('"alone"', f'"{"a" * 201}"', "expected up to 200 letters, digits and any of _ = - . , + @"),
         (
             "kv = [4, 8]",
             "kb = [4, 8]",

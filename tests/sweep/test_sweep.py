@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from loglinear_jax.runs.writing import to_json
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
-from loglinear_jax.sweep.supervise import LiveTable
+from loglinear_jax.sweep.supervise import LiveTable, supervise
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY
 
@@ -186,6 +187,23 @@ def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     assert [json.loads(line)["variant"] for line in processes] == ["fixed"]
 
 
+def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_reported(tmp_path):
+    grid = grid_file(tmp_path, "short")
+    assert sweep(grid) == 0
+    shutil.rmtree(tmp_path / "kept")
+    (cell,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    cell.state = State.INTERRUPTED  # as it was when the other began
+    assert not supervise([cell], LocalJobs([cell], tmp_path / "runs", [None])) and cell.state is State.FINISHED
+    assert (
+        tmp_path / "kept" / "short" / "summary.json"
+    ).exists() and cell.outcome_folder == tmp_path / "runs" / "short"
+    summary = tmp_path / "runs" / "short" / "summary.json"
+    some = json.loads(summary.read_text()) | {"variants": {}}
+    summary.write_text(to_json(some))  # a copy that is behind
+    cell.look()
+    assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
+
+
 def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     (tmp_path / "kept" / "short").mkdir(parents=True)
@@ -212,6 +230,7 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
 )
 def test_wrong_usage_is_one_line(arguments, message, tmp_path, capsys, slurm):
     assert sweep(grid_file(tmp_path, "short"), *arguments) == 2
+    assert not (tmp_path / "runs").exists()
     out, err = capsys.readouterr()
     assert out == "" and message in err and err.count("\n") == 1
 

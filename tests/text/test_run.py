@@ -185,7 +185,13 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
         assert main(["generate", *model, "--prompt= the heron", "--num_tokens=5", "--temperature=0"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
     for arguments, message in (
+        (
+            [f"--variant={first}", f"--out={tmp_path / 'mine'}"],
+            "mine holds a tokenizer.json already: expected another folder",
+        ),
         (
             [f"--variant={second}", f"--out={tmp_path / 'other'}"],
             "settings have mixer='log_linear', lam='mlp_softplus'",
