@@ -20,7 +20,7 @@ from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import ConfigError, differing_names, flat_settings
+from loglinear_jax.config import ConfigError, differing_names, flat_settings, variant_config
 from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
@@ -84,6 +84,8 @@ def make_report(
             problems.append(str(error))
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
+    if any(SECTIONS[name].READS_CHECKPOINTS for name in choices.sections):
+        _check_drawn(runs, choices)
     same = Counter(describe_run(run) for run in runs)
     runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
@@ -94,6 +96,20 @@ def make_report(
         _go_through(context, sections)
     path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
     return path, report.problems
+
+
+def _check_drawn(runs: Sequence[Run], choices: Choices) -> None:
+    """Raises ConfigError for a layer, a head or seeds that none of the runs has."""
+    models = [variant_config(run.config, variant).model for run in runs for variant in run.variants]
+    for name, sizes in (("layer", [m.layers for m in models]), ("head", [m.heads for m in models if "heads" in m])):
+        chosen, most = getattr(choices, name), max(sizes, default=None)
+        if most is not None and not -most <= chosen < most:
+            raise ConfigError(f"{name}={chosen}: expected {-most} to {most - 1}, as the models have {most} or fewer")
+    trained = [run.config.train for run in runs]
+    seeds = {seed for train in trained for seed in range(train.first_seed, train.first_seed + train.num_seeds)}
+    if choices.seeds is not None and seeds.isdisjoint(choices.seeds):
+        given = ",".join(map(str, choices.seeds))
+        raise ConfigError(f"seeds={given}: expected some of {min(seeds)} to {max(seeds)}, which the runs have")
 
 
 @contextlib.contextmanager

@@ -179,7 +179,23 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
     assert "curves-tiny.png" in html and "all-runs-lam-over-tokens-mlp-softplus.png" not in html
 
 
-def test_choices_that_a_run_does_not_have(workdir, tmp_path, blank_figures):
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (dict(seeds=[7, 9]), "seeds=7,9: expected some of 0 to 1, which the runs have"),
+        (dict(head=5), "head=5: expected -2 to 1, as the models have 2 or fewer"),
+        (dict(layer=-7), "layer=-7: expected -2 to 1"),
+    ],
+)
+def test_choices_that_no_run_has_are_refused_before_anything_is_made(workdir, tmp_path, choices, message):
+    with pytest.raises(ConfigError, match=message):
+        make_report([workdir], tmp_path / "out", Choices(sections=("rows",), **choices))
+    assert not (tmp_path / "out").exists()
+    make_report([workdir], tmp_path / "out", Choices(sections=("tables",), **choices))  # which draws none of them
+
+
+def test_choices_that_a_run_among_others_does_not_have(workdir, tmp_path, blank_figures, monkeypatch):
+    monkeypatch.setattr("loglinear_jax.analysis.report._check_drawn", lambda runs, choices: None)  # another run has them
     _, problems = make_report(
         [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
     )
