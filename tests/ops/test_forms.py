@@ -78,7 +78,7 @@ def test_values_states_and_gradients(form, start):
 
 @in_float64
 @pytest.mark.parametrize("operation", WITH_STATES, ids=lambda operation: operation.name)
-@settings(max_examples=2)
+@settings(max_examples=3)
 @given(
     length=st.integers(1, 60),
     log_chunk=st.integers(0, 6),
@@ -136,12 +136,8 @@ def test_segments_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
     assert_close(got, outputs_and_gradients(LOG_LINEAR, "parallel", inputs), form, 1e-12)
 
 
-# Inside a window of the tokens that follow, and at the beginning of one, which is nothing to one state.
-@pytest.mark.parametrize(
-    ("form", "split"),
-    [(form, split) for form in FORMS if form.operation.has_state for split in (5, 16)[: 1 + form.operation.has_levels]],
-    ids=str,
-)
+@every_form(lambda form: form.operation.has_state)
+@pytest.mark.parametrize("split", [5, 16])  # inside a window of the tokens that follow, and at the beginning of one
 def test_a_state_handed_over_anywhere_continues_the_sequence(form, split):
     operation, length = form.operation, 31
     inputs = form.inputs(1, 2, length, 1, 2)

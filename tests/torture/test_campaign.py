@@ -9,7 +9,7 @@ from tests.torture import __main__ as campaign
 from tests.torture import judge, pool, settings
 from tests.torture.judge import Outcome
 
-SAMPLES = {"settings": 15, "calls": 8}  # .ci/run draws some of the others, which take longer
+SAMPLES = {"settings": 25, "calls": 12}  # .ci/run draws some of the others, which take longer
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
