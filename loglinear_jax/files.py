@@ -1,4 +1,4 @@
-"""Files: on disk when they are written, and known by their hash."""
+"""Files: found, on disk when they are written, and known by their hash."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import hashlib
 import os
 from pathlib import Path
 from typing import IO
+
+
+def expand_user(path: str | os.PathLike) -> Path:
+    """With a home folder for ~ at the beginning; with ~name as it is, where there is no such user."""
+    return Path(os.path.expanduser(path))
 
 
 def to_disk(file: IO) -> None:

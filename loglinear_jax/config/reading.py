@@ -189,15 +189,13 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False) ->
     a, b = flat_settings(old), flat_settings(new)
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
-    variants = variant_names(old), variant_names(new)
-    return [_difference(name, a, b, variants) for name in sorted(names)]
+    return [_difference(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in sorted(names)]
 
 
-def _difference(
-    name: str, a: Mapping[str, Any], b: Mapping[str, Any], variants: tuple[Sequence[str], Sequence[str]]
-) -> str:
+def _difference(name: str, old: Any, new: Any) -> str:
     if name != "variants":
-        return f"{name}: {a.get(name, ABSENT)} → {b.get(name, ABSENT)}"
-    gone, new = ([v for v in these if v not in others] for these, others in (variants, variants[::-1]))
-    changes = (f"{words} {some_of(some)}" for words, some in (("without", gone), ("with", new)) if some)
+        return f"{name}: {old} → {new}"
+    variants = old.split(","), new.split(",")
+    gone, added = ([v for v in these if v not in others] for these, others in (variants, variants[::-1]))
+    changes = (f"{words} {some_of(some)}" for words, some in (("without", gone), ("with", added)) if some)
     return f"variants: {' and '.join(changes) or 'in another order'}"

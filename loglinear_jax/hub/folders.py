@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from loglinear_jax.files import expand_user
 from loglinear_jax.hub.fields import shown
 from loglinear_jax.hub.params import export_params, import_params
 from loglinear_jax.models import LanguageSettings
@@ -75,18 +76,16 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise ValueError(f"model is {model!r}: expected a folder with {CONFIG}, or owner/name on the model hub")
+    path = expand_user(model)
     try:
-        path = Path(model).expanduser()
         if path.is_dir():
             return path, path
         there = path.exists()
-    except (OSError, RuntimeError) as error:  # too long a name, no such user
-        raise ValueError(
-            f"model {shown(str(model))} can't be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+    except OSError as error:  # too long a name
+        raise ValueError(f"model {shown(str(model))} can't be read: {error.strerror}") from error
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
-    outside = path.is_absolute() or owner in (".", "..", "~") or ".." in Path(inside).parts
+    outside = path.is_absolute() or owner in (".", "..") or owner.startswith("~") or ".." in Path(inside).parts
     if there or not (owner and name) or outside:
         raise ValueError(f"{model} is not a folder: expected one with {CONFIG}, or owner/name on the model hub")
     from huggingface_hub import snapshot_download

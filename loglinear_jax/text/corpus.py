@@ -29,7 +29,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.files import file_sha256, to_disk
+from loglinear_jax.files import expand_user, file_sha256, to_disk
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.text.errors import CorpusError
@@ -91,7 +91,7 @@ def open_corpus(
     Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a tokenizer that loses some of
     it, a failed download, or a cache that can't be written.
     """
-    root = Path(cache).expanduser().absolute()
+    root = expand_user(cache).absolute()
     try:
         text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
     except OSError as error:
@@ -132,7 +132,7 @@ def open_corpus(
 def _wikitext(name: str, source: str, root: Path) -> _Source:
     from loglinear_jax.text import wikitext  # TFDS takes long to import
 
-    source = str(Path(source).expanduser()) if source else ""
+    source = str(expand_user(source)) if source else ""
     sha256 = wikitext.source_sha256(name, source)
     data_dir = root / "tfds" / (_digest(sha256) if source else "downloaded")
 
@@ -149,7 +149,7 @@ def _wikitext(name: str, source: str, root: Path) -> _Source:
 def _text(corpus: str, source: str) -> _Source:
     if source:
         raise CorpusError(f"source: {source!r} is for {', '.join(WIKITEXT)}; corpus is {corpus!r}, itself a path")
-    path = Path(corpus).expanduser()
+    path = expand_user(corpus)
     if not corpus or not os.path.lexists(path):
         raise CorpusError(f"corpus: {corpus!r} is none of {', '.join(WIKITEXT)}, and there is no such file or folder")
     if path.is_dir():

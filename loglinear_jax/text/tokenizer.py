@@ -13,6 +13,7 @@ import huggingface_hub.constants
 import tokenizers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from loglinear_jax.files import expand_user
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import check_text_file, decode
 from loglinear_jax.text.network import NoAnswer, check_answers
@@ -29,13 +30,13 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
     tokenizer.json is taken; what was downloaded once is used again without a network.
     Raises CorpusError if neither can be had or the files can't be read.
     """
+    folder = expand_user(where)
     try:
-        folder = Path(where).expanduser()
         if where and folder.is_dir():
             return _read(folder)
         there = folder.exists()
-    except (OSError, RuntimeError) as error:  # RuntimeError: no such user
-        raise CorpusError(f"tokenizer: {where!r} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise CorpusError(f"tokenizer: {where!r} can't be read: {error.strerror}") from error
     if not where or there or where.startswith((".", "/", "~")):
         raise CorpusError(f"tokenizer: {where!r} is not a folder: expected one with {FILES}, or a name on the hub")
     return _parse(_from_hub(where))

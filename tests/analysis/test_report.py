@@ -195,7 +195,9 @@ def test_choices_that_no_run_has_are_refused_before_anything_is_made(workdir, tm
 
 
 def test_choices_that_a_run_among_others_does_not_have(workdir, tmp_path, blank_figures, monkeypatch):
-    monkeypatch.setattr("loglinear_jax.analysis.report._check_drawn", lambda runs, choices: None)  # another run has them
+    monkeypatch.setattr(
+        "loglinear_jax.analysis.report._check_drawn", lambda runs, choices: None
+    )  # another run has them
     _, problems = make_report(
         [workdir], tmp_path, Choices(sections=("lam", "dependence", "rows"), seeds=[7], sequences=2)
     )

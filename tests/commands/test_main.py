@@ -89,7 +89,7 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["generate", "--model=~nosuchuser/x", "--prompt=y"],
-            "loglinear_jax generate: --model: model '~nosuchuser/x' can't be read: ",
+            "loglinear_jax generate: --model: ~nosuchuser/x is not a folder: expected one with config.json",
         ),
         (
             ["benchmark", "lam", "--output=."],
