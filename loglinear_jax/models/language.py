@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings, unit
 from loglinear_jax.models.positions import Positions, at_positions
-from loglinear_jax.modules import CausalConv, Embed
+from loglinear_jax.modules import CausalConv, Embed, LinearMaps
 from loglinear_jax.settings import SettingError, other_default, setting
 from pallas_kernels import runs_on_gpu
 
@@ -165,6 +165,15 @@ def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> 
     return _Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
 
 
+class _LinearMaps(LinearMaps):
+    """Linear maps, also of what is Scaled."""
+
+    def __call__(self, x: Float[Array, "*B D"] | Scaled, in_one: bool = False) -> list[Float[Array, "*B F"]]:
+        if isinstance(x, Scaled):
+            return [(y * x.factor).astype(self.dtype) for y in super().__call__(x.values, in_one=True)]
+        return super().__call__(x, in_one)
+
+
 def _residual_init(m: LanguageSettings):
     """GPT-2's rule for what is added to the residual stream."""
     return nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
@@ -192,12 +201,13 @@ class LanguageMixer(nn.Module):
         groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
         keys = groups * key_dim
         conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
-        projected = _dense(gate_size + conv_size + sum(sizes), m, "in_proj")(x)
-        gate, xbc, *inputs = jnp.split(projected, np.cumsum([gate_size, conv_size, *sizes[:-1]]), axis=-1)
+        maps = _LinearMaps((gate_size, conv_size, sum(sizes)), small_normal, m.dtype, name="in_proj")
+        gate, xbc, rest = maps(x, in_one=cache is not None)
+        inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
         window = None
         if not softmax:
             conv = CausalConv(m.conv_width, m.conv_bias, m.implementation, name="conv")
-            xbc, window = conv(projected, None if cache is None else cache.window, first=gate_size, channels=conv_size)
+            xbc, window = conv(xbc, None if cache is None else cache.window)
         v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)

@@ -13,7 +13,7 @@ from loglinear_jax.lam import lam_traits
 from loglinear_jax.losses import chunked_token_losses, summed_loss, takes_kernel, token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
 from loglinear_jax.models.positions import Positions, at_positions
-from loglinear_jax.modules import CausalConv, Embed
+from loglinear_jax.modules import CausalConv, Embed, LinearMaps
 from loglinear_jax.settings import SettingError, setting
 
 NORMS = ("post", "pre")
@@ -64,7 +64,7 @@ class RecallSettings(MixerSettings):
 
 
 class RecallLayer(nn.Module):
-    """x ← LayerNorm(W_o y + x), y the token mixer over bias-free linear maps q, k, v, dt, d, b of x (one fused matrix); or,
+    """x ← LayerNorm(W_o y + x), y the token mixer over linear maps q, k, v, dt, d, b of x, without biases, in one matrix; or,
     with norm "pre", x ← x + W_o y with y of LayerNorm(x)."""
 
     settings: RecallSettings
@@ -88,12 +88,10 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     sizes = m.input_sizes
     qkv_size = 2 * keys + values
     init = nn.initializers.normal(m.weight_std)
-    dense = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")
-    projected = dense(x)
-    qkv, *inputs = jnp.split(projected, np.cumsum([qkv_size, *sizes[:-1]]), axis=-1)
+    qkv, rest = LinearMaps((qkv_size, sum(sizes)), init, m.dtype, name="in_proj")(x)
+    inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
     if m.conv_width:
-        conv = CausalConv(m.conv_width, implementation=m.implementation, name="conv")
-        qkv, _ = conv(projected, channels=qkv_size)
+        qkv, _ = CausalConv(m.conv_width, implementation=m.implementation, name="conv")(qkv)
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
     if m.qk_norm or m.traits.erases:

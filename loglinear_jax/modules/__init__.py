@@ -2,5 +2,6 @@
 
 from loglinear_jax.modules.convolution import CausalConv
 from loglinear_jax.modules.embedding import Embed
+from loglinear_jax.modules.linear import LinearMaps
 
-__all__ = ["CausalConv", "Embed"]
+__all__ = ["CausalConv", "Embed", "LinearMaps"]
