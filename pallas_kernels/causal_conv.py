@@ -3,9 +3,8 @@ a few at the edges of the spans of tokens that programs have.
 
 Names and shapes inside: S independent convolutions (mapped axes), B sequences, T tokens, C channels, W their width.
 
-  x         [S, B, T, columns]   the channels are columns first .. first + C - 1
+  x, y      [S, B, T, C]
   weights   [S, W + 1, C] float32; row W holds the bias
-  y, dy     [S, B, T, C]
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class ConvSizes:
     """Sizes of a convolution as its kernels see them."""
 
     length: int  # T
-    first: int
     channels: int  # C
     width: int  # W
     interpret: bool
@@ -47,26 +45,25 @@ class ConvSizes:
         return pl.cdiv(self.length, SPAN)
 
 
-def causal_conv(x, kernel, bias, first: int = 0):
-    """silu(bias + Σ_j kernel[j] · x[t - W + 1 + j]) for each of some channels of x, computed in float32; zeros before the first
-    token.
+def causal_conv(x, kernel, bias):
+    """silu(bias + Σ_j kernel[j] · x[t - W + 1 + j]) for each channel of x, computed in float32; zeros before the first token.
 
     Args:
-      x: [B, T, columns], float32 or bfloat16. kernel: [W, C]. bias: [C]. first: the first of the C columns to take.
+      x: [B, T, C], float32 or bfloat16. kernel: [W, C]. bias: [C].
 
     Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
     Raises ValueError for shapes that do not fit, UnsupportedError where `why_causal_conv_unsupported` gives a reason.
     """
     width, channels = kernel.shape
-    if bias.shape != (channels,) or not 0 <= first <= x.shape[2] - channels:
+    if bias.shape != (channels,) or x.ndim != 3 or x.shape[2] != channels:
         raise ValueError(
-            f"kernel of shape {kernel.shape}, bias of shape {bias.shape} and first={first} do not fit x of shape {x.shape}: "
-            "expected [W, C], [C], and C columns of x from first on"
+            f"kernel of shape {kernel.shape} and bias of shape {bias.shape} do not fit x of shape {x.shape}: "
+            "expected [W, C], [C] and [B, T, C]"
         )
     if reason := why_causal_conv_unsupported(width, x.dtype):
         raise UnsupportedError(reason)
-    sizes = ConvSizes(length=x.shape[1], first=first, channels=channels, width=width, interpret=interpreting())
+    sizes = ConvSizes(length=x.shape[1], channels=channels, width=width, interpret=interpreting())
     weights = jnp.concatenate([kernel, bias[None]]).astype(jnp.float32)
     return _differentiable(sizes)(x[None], weights[None])[0]
 
@@ -85,14 +82,8 @@ def _differentiable(sizes: ConvSizes):
     forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
     backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
 
-    def gradients(operands, dy):
-        x, _ = operands
-        dx, dweights = backward(*operands, dy)
-        behind = x.shape[-1] - sizes.first - sizes.channels
-        return jnp.pad(dx, [(0, 0)] * 3 + [(sizes.first, behind)]), dweights
-
     convolve = jax.custom_vjp(forward)
-    convolve.defvjp(lambda *operands: (forward(*operands), operands), gradients)
+    convolve.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, dy: backward(*operands, dy))
     return convolve
 
 
@@ -101,9 +92,9 @@ def _grid(x, sizes: ConvSizes):
     return (x.shape[0] * x.shape[1], sizes.spans * sizes.blocks), x.shape[1]
 
 
-def _sequence_spec(columns: int, sequences: int, sizes: ConvSizes):
+def _sequence_spec(sequences: int, sizes: ConvSizes):
     """All tokens of one sequence, of which a program takes some."""
-    shape = (None, None, sizes.length, columns)
+    shape = (None, None, sizes.length, sizes.channels)
     return pl.BlockSpec(shape, lambda i, j: (i // sequences, i % sequences, 0, 0))
 
 
@@ -117,9 +108,9 @@ def _forward(x, weights, *, sizes: ConvSizes):
         functools.partial(_forward_kernel, sizes=sizes),
         "causal_conv",
         grid,
-        [_sequence_spec(x.shape[-1], sequences, sizes), _weights_spec(sequences, sizes)],
-        _sequence_spec(sizes.channels, sequences, sizes),
-        jax.ShapeDtypeStruct((*x.shape[:-1], sizes.channels), x.dtype),
+        [_sequence_spec(sequences, sizes), _weights_spec(sequences, sizes)],
+        _sequence_spec(sequences, sizes),
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
         LAUNCH,
         sizes.interpret,
     )(x, weights)
@@ -136,13 +127,13 @@ def _backward(x, weights, dy, *, sizes: ConvSizes):
         "causal_conv_gradients",
         grid,
         [
-            _sequence_spec(x.shape[-1], sequences, sizes),
+            _sequence_spec(sequences, sizes),
             _weights_spec(sequences, sizes),
-            _sequence_spec(sizes.channels, sequences, sizes),
+            _sequence_spec(sequences, sizes),
         ],
-        [_sequence_spec(sizes.channels, sequences, sizes), of_program],
+        [_sequence_spec(sequences, sizes), of_program],
         [
-            jax.ShapeDtypeStruct(dy.shape, x.dtype),
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct((*x.shape[:2], sizes.spans, *weights.shape[1:]), jnp.float32),
         ],
         LAUNCH,
@@ -174,11 +165,11 @@ class _Channels:
         rows = [triton.load(ref.at[j, self.columns], mask=self.exist, other=0.0) for j in range(self.sizes.width + 1)]
         return rows[:-1], rows[-1]
 
-    def load(self, ref, token, first: int = 0):
+    def load(self, ref, token):
         """A token's channels in float32; zeros where there is no such token."""
         exists = self.exist & (token >= 0) & (token < self.sizes.length)
         token = jnp.clip(token, 0, self.sizes.length - 1)
-        return triton.load(ref.at[token, first + self.columns], mask=exists, other=0.0).astype(jnp.float32)
+        return triton.load(ref.at[token, self.columns], mask=exists, other=0.0).astype(jnp.float32)
 
     def store(self, ref, token, value, wanted=True):
         exists = self.exist & wanted & (token >= 0) & (token < self.sizes.length)
@@ -187,7 +178,7 @@ class _Channels:
 
     def before(self, ref):
         """The inputs of the W - 1 tokens before the program's."""
-        return tuple(self.load(ref, self.start - j, self.sizes.first) for j in range(self.sizes.width - 1, 0, -1))
+        return tuple(self.load(ref, self.start - j) for j in range(self.sizes.width - 1, 0, -1))
 
 
 def _sigmoid(x):
@@ -204,7 +195,7 @@ def _forward_kernel(x_ref, weights_ref, y_ref, *, sizes: ConvSizes):
 
     def step(index, before):
         first = program.start + index * ROWS
-        rows = [*before, *(program.load(x_ref, first + i, sizes.first) for i in range(ROWS))]
+        rows = [*before, *(program.load(x_ref, first + i) for i in range(ROWS))]
         for i in range(ROWS):
             z = bias + _weighted(weights, rows[i : i + sizes.width])
             program.store(y_ref, first + i, z * _sigmoid(z))
@@ -222,7 +213,7 @@ def _backward_kernel(x_ref, weights_ref, dy_ref, dx_ref, parts_ref, *, sizes: Co
 
     def rows_of(first, count, x_before, dz_before):
         """(inputs from W - 1 tokens before on, gradients of z likewise) up to `count` tokens from `first` on; writes dx."""
-        xs = [*x_before, *(program.load(x_ref, first + i, sizes.first) for i in range(count))]
+        xs = [*x_before, *(program.load(x_ref, first + i) for i in range(count))]
         dys = [program.load(dy_ref, first + i) for i in range(count)]
         dzs = list(dz_before)
         for i in range(count):

@@ -165,15 +165,6 @@ def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> 
     return _Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
 
 
-class _LinearMaps(LinearMaps):
-    """Linear maps, also of what is Scaled."""
-
-    def __call__(self, x: Float[Array, "*B D"] | Scaled, in_one: bool = False) -> list[Float[Array, "*B F"]]:
-        if isinstance(x, Scaled):
-            return [(y * x.factor).astype(self.dtype) for y in super().__call__(x.values, in_one=True)]
-        return super().__call__(x, in_one)
-
-
 def _residual_init(m: LanguageSettings):
     """GPT-2's rule for what is added to the residual stream."""
     return nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
@@ -201,8 +192,11 @@ class LanguageMixer(nn.Module):
         groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
         keys = groups * key_dim
         conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
-        maps = _LinearMaps((gate_size, conv_size, sum(sizes)), small_normal, m.dtype, name="in_proj")
-        gate, xbc, rest = maps(x, in_one=cache is not None)
+        parts = gate_size, conv_size, sum(sizes)
+        if isinstance(x, Scaled) or cache is not None:  # few tokens: one product is faster
+            gate, xbc, rest = jnp.split(_dense(sum(parts), m, "in_proj")(x), np.cumsum(parts[:-1]), axis=-1)
+        else:
+            gate, xbc, rest = LinearMaps(parts, small_normal, m.dtype, name="in_proj")(x)
         inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
         window = None
         if not softmax:

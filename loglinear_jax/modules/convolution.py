@@ -13,8 +13,7 @@ import pallas_kernels
 class CausalConv(nn.Module):
     """Depthwise convolution over time with bias and SiLU: y_t = silu(b + Σ_j w_j x_{t - width + 1 + j}).
 
-    x: what holds the inputs: `channels` of its columns from `first` on (all behind that if None). window: the inputs of the
-    width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
+    window: the inputs of the width - 1 tokens before, if there are any. Returns (y, the window after these tokens).
 
     implementation: that of the attention beside it. "pallas" takes a kernel, and None does on a GPU. With any other, where
     there are tokens before, or where the kernel cannot run, it is plain JAX.
@@ -26,24 +25,18 @@ class CausalConv(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "B T A"],
-        window: Float[Array, "B W C"] | None = None,
-        *,
-        first: int = 0,
-        channels: int | None = None,
+        self, x: Float[Array, "B T C"], window: Float[Array, "B W C"] | None = None
     ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
-        channels = x.shape[2] - first if channels is None else channels
+        channels = x.shape[2]
         bound = self.width**-0.5  # as PyTorch starts a depthwise convolution
         uniform = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)  # noqa: E731
         kernel = self.param("kernel", uniform, (self.width, channels))
         bias = self.param("bias", uniform, (channels,)) if self.use_bias else jnp.zeros((channels,))
-        inputs = x[:, :, first : first + channels]
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
             if self._takes_kernel(x.dtype):
-                return pallas_kernels.causal_conv(x, kernel, bias, first), _last(window, inputs)
-        padded = jnp.concatenate([window.astype(x.dtype), inputs], axis=1)
+                return pallas_kernels.causal_conv(x, kernel, bias), _last(window, x)
+        padded = jnp.concatenate([window.astype(x.dtype), x], axis=1)
         length = x.shape[1]
         y = sum(kernel[j].astype(x.dtype) * padded[:, j : j + length] for j in range(self.width))
         return nn.silu(y + bias.astype(x.dtype)), padded[:, length:]
