@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.building import checked_settings
-from loglinear_jax.config.defaults import MODEL_KINDS, default_config, settings_classes, with_none
+from loglinear_jax.config.defaults import MODEL_KINDS, SWEPT, default_config, settings_classes, with_none
 from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
@@ -180,16 +180,24 @@ def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [n for n in names if any(of_one.get(n, ABSENT) != settings[0].get(n, ABSENT) for of_one in settings)]
 
 
-def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False) -> list[str]:
+def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, grown: bool = False) -> list[str]:
     """One "field: old → new" for each field in which two configs differ, of variants those that only one has; NOT_COMPARED do
     not count.
 
-    moved: nor does where it came from (the task's LOCATIONS), as what it holds is compared otherwise.
+    moved: nor does where it came from (the task's LOCATIONS), as what it holds is compared otherwise. grown: nor do variants
+    and the values of several rates, if the new config has all variants of the old one.
     """
     a, b = flat_settings(old), flat_settings(new)
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
+    if grown and set(variant_names(old)) <= set(variant_names(new)):
+        several = [f"train.{name}" for name in SWEPT if all(_is_several(of.train[name]) for of in (old, new))]
+        names -= {"variants", *several}
     return [_difference(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in sorted(names)]
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _difference(name: str, old: Any, new: Any) -> str:

@@ -106,6 +106,7 @@ class Workdir:
     def prepare(self, config: ConfigDict) -> bool:
         """Makes the folder ready for a run with this config; True if there is a run of it to go on with.
 
+        A run takes further variants, in any order, if the config still has all of its own.
         Raises ConfigError if it holds a run with another config (naming each differing field), and CannotWrite.
         """
         if self.config_file.exists():
@@ -116,18 +117,21 @@ class Workdir:
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
                     "give the same settings, or another --workdir"
                 )
+            if self.writes and not self._moved and self.differences(config, grown=False):
+                write_json(self.config_file, config.to_dict())
             return True
         if self.writes:
             write_json(self.config_file, config.to_dict())
         return False
 
-    def differences(self, config: ConfigDict, moved: bool = True) -> list[str]:
+    def differences(self, config: ConfigDict, moved: bool = True, grown: bool = True) -> list[str]:
         """One "field: old → new" for each field in which the config is another one than that of the run which is here.
 
-        moved: where a text is does not count. Raises ConfigError if the run's config can't be read.
+        moved: where a text is does not count. grown: nor do further variants. Raises ConfigError if the run's config can't be
+        read.
         """
         as_written = ConfigDict(json.loads(to_json(config.to_dict())))
-        return config_differences(read_config(self.config_file), as_written, moved=moved)
+        return config_differences(read_config(self.config_file), as_written, moved=moved, grown=grown)
 
     def is_finished(self, config: ConfigDict) -> bool:
         """Whether it holds a run with this config and the outcome of every variant. Raises ConfigError for unreadable files."""

@@ -621,6 +621,18 @@ def test_differences_name_each_field():
     assert "task.num_tokens: (absent) → 16" in config_differences(a, get_config("selective_copy"))
 
 
+def test_a_config_may_grow_by_variants_and_rates():
+    a, b = get_config("mqar"), get_config("mqar")
+    a.variants, b.variants = "linear,fixed", "content,fixed,linear"
+    assert config_differences(a, b, grown=True) == []
+    assert config_differences(b, a, grown=True) == ["variants: without content"]
+    a.train.learning_rate, b.train.learning_rate = [0.01, 0.1], [0.1, 1.0, 0.01]
+    assert config_differences(a, b, grown=True) == []
+    a.variants, b.variants = "linear,content+train.learning_rate=0.5", "content+train.learning_rate=0.5,linear"
+    a.train.learning_rate, b.train.learning_rate = 0.01, 0.1  # of linear, which is not named by it
+    assert config_differences(a, b, grown=True) == ["train.learning_rate: 0.01 → 0.1"]
+
+
 def test_of_many_variants_a_difference_names_those_that_one_has_alone():
     a, b = get_config("mqar"), get_config("mqar")
     a.variants, b.variants = "linear,fixed,content", "content,fixed,mlp_softplus,mlp_softmax"

@@ -49,6 +49,24 @@ def test_what_a_run_writes(undisturbed):
     assert not list(workdir.glob("*.partial"))
 
 
+def test_a_run_takes_further_variants_but_gives_none_up(undisturbed, copied, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    given = "train", *TINY, f"--workdir={copied}"
+    assert main([*given, "--config.variants=mlp_softplus,fixed,linear"]) == 0
+    processes = [json.loads(line) for line in (copied / "processes.jsonl").read_text().splitlines()]
+    assert [process["variant"] for process in processes] == ["linear", "mlp_softplus", "fixed"]
+    summary, config = (json.loads((copied / f"{name}.json").read_text()) for name in ("summary", "config"))
+    assert list(summary["variants"]) == ["mlp_softplus", "fixed", "linear"]
+    assert config["variants"] == "mlp_softplus,fixed,linear"
+    assert summary["provenance"]["config_sha256"] == config_sha256(config)
+    assert_same_run(undisturbed[0], copied)
+    capsys.readouterr()
+    assert main([*given]) == 2
+    assert (
+        f"{copied} holds a run with another config (variants: without fixed): give the same" in capsys.readouterr().err
+    )
+
+
 def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     workdir, *_ = undisturbed
     run = load_run(workdir, "mlp_softplus")
