@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,10 +48,15 @@ def summed_loss(
     kernel: Float[Array | np.ndarray, "D vocab"],
     targets: Int[Array | np.ndarray, "B T"],
     chunk: int | None = None,
+    pallas: bool = True,
 ) -> Float[Array, ""]:
     """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
-    then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32."""
-    return _summed(*_in_chunks(x, kernel, targets, chunk), kernel)
+    then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32.
+
+    pallas: take the GPU kernel of cross-entropy where it can run.
+    """
+    pallas = pallas and pallas_kernels.why_cross_entropy_unsupported() is None
+    return _summed(pallas, *_in_chunks(x, kernel, targets, chunk), kernel)
 
 
 def takes_kernel(vocab: int) -> bool:
@@ -90,18 +97,18 @@ def _losses_of_chunks(x, targets, kernel):
     return jax.lax.map(of_chunk, (x, targets))
 
 
-@jax.custom_vjp
-def _summed(x, targets, kernel):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(pallas, x, targets, kernel):
     return jnp.sum(_losses_of_chunks(x, targets, kernel)[0])
 
 
-def _summed_forward(x, targets, kernel):
+def _summed_forward(pallas, x, targets, kernel):
     padded = _pad_vocabulary(kernel).astype(x.dtype)
 
     def step(sums, part):
         loss_sum, d_padded = sums
         x, targets = part
-        losses, d_logits = _loss_and_gradient(jnp.dot(x, padded), targets, kernel.shape[1])
+        losses, d_logits = _loss_and_gradient(pallas, jnp.dot(x, padded), targets, kernel.shape[1])
         dx = jnp.dot(d_logits, padded.T)
         d_padded += jnp.dot(x.T, d_logits, preferred_element_type=jnp.float32)
         return (loss_sum + jnp.sum(losses), d_padded), dx
@@ -111,9 +118,9 @@ def _summed_forward(x, targets, kernel):
     return loss_sum, (dx, d_padded[:, : kernel.shape[1]].astype(kernel.dtype))
 
 
-def _loss_and_gradient(logits, targets, vocab):
+def _loss_and_gradient(pallas, logits, targets, vocab):
     """(losses [N], their gradient with respect to the logits [N, columns] in their dtype), of which `vocab` columns count."""
-    if pallas_kernels.why_cross_entropy_unsupported() is None:
+    if pallas:
         return pallas_kernels.cross_entropy(logits, targets, vocab)
     dtype, scored = logits.dtype, targets >= 0
     logits = _counting(logits, vocab)
@@ -124,7 +131,8 @@ def _loss_and_gradient(logits, targets, vocab):
     return jnp.where(scored, log_total - label_logit, 0.0), d_logits
 
 
-def _summed_backward(gradients, d_loss):
+def _summed_backward(pallas, gradients, d_loss):
+    del pallas
     dx, d_kernel = gradients
     return (d_loss * dx).astype(dx.dtype), None, (d_loss * d_kernel).astype(d_kernel.dtype)
 

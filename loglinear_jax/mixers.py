@@ -383,6 +383,11 @@ class MixerSettings:
         return self.traits.decays or self.traits.erases
 
     @property
+    def takes_pallas(self) -> bool:
+        """Whether GPU kernels may compute it."""
+        return self.implementation in (None, "pallas")
+
+    @property
     def lam_settings(self) -> dict[str, Any]:
         """The arguments of `make_lam`."""
         return {

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import pallas_kernels
 from loglinear_jax import losses
 from loglinear_jax.losses import chunked_token_losses, summed_loss, token_losses
+from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings, recall
 
 
 def draw(seed, batch, length, hidden, vocab):
@@ -68,18 +70,43 @@ def test_all_logits_never_exist_at_once():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_kernel_agrees_with_plain_jax_on_a_gpu(dtype, monkeypatch):
+def test_the_kernel_agrees_with_plain_jax_on_a_gpu(dtype):
     pytest.importorskip("jax_triton")
     assert pallas_kernels.why_cross_entropy_unsupported() is None
     rng = np.random.default_rng(0)
     logits = jnp.asarray(5 * rng.normal(size=(3, 70, 20_096)), dtype)
     targets = jnp.asarray(rng.integers(-1, 20_000, (3, 70)), jnp.int32)
-    run = jax.vmap(functools.partial(losses._loss_and_gradient, vocab=20_000))
-    loss, gradient = jax.jit(run)(logits, targets)
-    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: "not now")
-    expected_loss, expected = jax.jit(lambda *x: run(*x))(logits, targets)
+    (loss, gradient), (expected_loss, expected) = (
+        jax.jit(jax.vmap(functools.partial(losses._loss_and_gradient, pallas, vocab=20_000)))(logits, targets)
+        for pallas in (True, False)
+    )
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (gradient, expected)), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("chunk", [16, 4])
+def test_a_model_takes_the_kernel_unless_it_is_told_not_to(implementation, chunk, monkeypatch):
+    """With all logits at once, and in chunks."""
+
+    def cross_entropy(logits, targets, vocab):
+        raise RuntimeError("by the kernel")
+
+    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: None)
+    monkeypatch.setattr(pallas_kernels, "cross_entropy", cross_entropy)
+    monkeypatch.setattr(recall, "MOST_LOGITS", chunk * 2048)
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * 2048)
+    tokens = jnp.zeros((1, 8), jnp.int32)
+    sizes = dict(vocab_size=2048, max_length=8, lam="fixed", hidden=16, layers=1, head_dim=16, key_dim=16)
+    for kind, settings_of in ((LanguageModel, LanguageSettings), (RecallModel, RecallSettings)):
+        model = kind(settings_of(**sizes, implementation=implementation))
+        params = model.init(jax.random.key(0), tokens)
+        gradient = jax.grad(lambda p, model=model: model.apply(p, tokens, tokens, method="summed_loss"))
+        if implementation is None:
+            with pytest.raises(RuntimeError, match="by the kernel"):
+                gradient(params)
+        else:
+            assert optax.tree.norm(gradient(params)) > 0
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")

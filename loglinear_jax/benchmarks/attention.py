@@ -39,6 +39,7 @@ from loglinear_jax.ops import (
     log_linear_delta_attention,
 )
 from loglinear_jax.ops.log_linear.api import Implementation
+from loglinear_jax.settings import INT32_MAX
 from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.tiles import choose_tiles, tile_for
 
@@ -412,6 +413,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
         )
+    if lengths[-1] > INT32_MAX:
+        raise BadInput(f"--lengths: {lengths[-1]} is above {INT32_MAX}, where positions end")
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     origin = provenance.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}

@@ -317,9 +317,8 @@ class LanguageModel(nn.Module):
         positions: Positions = slice(None),
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training."""
-        return summed_loss(
-            at_positions(self.features(tokens)[0], positions), self.head, at_positions(targets, positions)
-        )
+        x, targets = at_positions(self.features(tokens)[0], positions), at_positions(targets, positions)
+        return summed_loss(x, self.head, targets, pallas=self.settings.takes_pallas)
 
     def prefill(
         self, tokens: Int[Array | np.ndarray, "B T"], max_length: int

@@ -164,10 +164,10 @@ class RecallModel(nn.Module):
         """The sum of `token_losses`, for training."""
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
-        kernel = self.settings.implementation in (None, "pallas") and takes_kernel(head.shape[1])
-        if targets.size <= _tokens_at_once(head) and not kernel:
+        pallas = self.settings.takes_pallas
+        if targets.size <= _tokens_at_once(head) and not (pallas and takes_kernel(head.shape[1])):
             return jnp.sum(token_losses(_logits(x, head), targets)[0])
-        return summed_loss(x, head, targets, _tokens_at_once(head))
+        return summed_loss(x, head, targets, _tokens_at_once(head), pallas)
 
 
 def _logits(x, head):

@@ -22,6 +22,12 @@ def check_chunk_size(chunk_size: int | None) -> None:
             raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
 
 
+def check_return_state(return_state: bool) -> None:
+    """Raises ValueError unless it is True or False."""
+    if not isinstance(return_state, (bool, np.bool_)):
+        raise ValueError(f"return_state must be True or False, got {return_state!r}")
+
+
 def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
     """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
     check_chunk_size(chunk_size)

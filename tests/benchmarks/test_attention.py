@@ -76,6 +76,10 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
             ["attention", "--peers=jla_delta"],
             "--peers: jla_delta is not a peer of --preset=small: expected some of flash, ",
         ),
+        (
+            ["attention", "--lengths=8,1000000000000"],
+            "--lengths: 1000000000000 is above 2147483647, where positions end",
+        ),
         (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
     ],
 )

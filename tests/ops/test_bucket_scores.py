@@ -80,6 +80,7 @@ def bad(**changes):
         (bad(q=np.zeros((2, 9, 2, 3), int)), r"q has dtype int\d+: expected a floating dtype"),
         (bad(num_levels=4), r"num_levels is 4: expected an integer ≥ num_levels\(9\) = 5 for T tokens"),
         (bad(num_levels=5.0), "num_levels is 5.0: expected an integer"),
+        (bad(return_state="no"), "return_state must be True or False, got 'no'"),
         (bad(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
         (bad(implementation="cuda"), "implementation must be one of .*'xla'.* got 'cuda'"),
         (

@@ -66,6 +66,7 @@ def test_bad_arguments_are_named(operation, implementation):
     for changes, message in (
         (dict(beta=inputs["beta"][:, :5]), r"beta has shape \(1, 5, 2\): expected \[B, T, H\] with T = 6"),
         (dict(beta=inputs["beta"].astype(int)), "beta has dtype int32: expected a floating dtype"),
+        (dict(return_state=0), "return_state must be True or False, got 0"),
         (dict(chunk_size=3), "chunk_size must be a power of two"),
         (dict(implementation="fast"), "implementation must be one of 'parallel', 'recurrent', 'xla'"),
         (dict(initial_state=jnp.zeros((1, 2, 3))), "initial_state"),

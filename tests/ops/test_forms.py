@@ -344,6 +344,7 @@ def bad(**changes):
             r"lam has shape .* L = 4 levels: expected L ≥ num_levels\(9\) = 5",
         ),
         (bad(q=np.zeros((2, 9, 2, 3), np.int32)), "q has dtype int32: expected a floating dtype"),
+        (bad(return_state=1), "return_state must be True or False, got 1"),
         (bad(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
         (bad(implementation="cuda"), "implementation must be one of .*'xla'.* got 'cuda'"),
         (
@@ -399,6 +400,7 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
         (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
         (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
+        (dict(return_state=None), "return_state must be True or False, got None"),
         (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
         (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
         (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),

@@ -357,22 +357,20 @@ def test_replicas_on_one_device_have_their_seeds_data_in_common():
     """Every one of them reads its own seed's: also where steps are computed for some alone, and where replicas are shared out
     over devices, which hold the data of each."""
     ends = {}
-    for devices, rows in ((1, None), (1, [1, 2]), (2, None), (2, [1, 0])):  # rows: counted on each device
-        many = ManySeeds(
-            SeedTrainer(MODEL, TASK, SETTINGS), REPLICAS[0], device_mesh(4, devices=CPUS[:devices]), rates=REPLICAS[1]
-        )
-        state, data = many.init(many.seeds), many.data()
+    for devices, some in ((1, [1, 2]), (2, [1, 0])):  # rows: counted on each device
+        trainer = SeedTrainer(MODEL, TASK, SETTINGS)
+        many = ManySeeds(trainer, REPLICAS[0], device_mesh(4, devices=CPUS[:devices]), rates=REPLICAS[1])
         held = [5, 3] if devices == 1 else REPLICAS[0]
         assert many.seeds_of_data == held
+        data, data_of_seed = many.data(), jax.jit(many.trainer.data)
         for row, seed in enumerate(held):
-            own = jax.jit(many.trainer.data)(jnp.int32(seed))
+            own = data_of_seed(jnp.int32(seed))
             jax.tree.map(lambda x, y, row=row: np.testing.assert_array_equal(x[row], y), data, own)
         assert {len(x) for x in jax.tree.leaves(data)} == {len(held)}
-        state = many.train_steps(state, data, 2)
-        if rows is not None:
-            rows = jax.device_put(np.array(rows, np.int32), many.sharding)
-        state, losses, _ = many.evaluate_and_record(many.train_steps(state, data, 2, rows), data)
-        ends[devices, rows is None] = jax.device_get((state.params, losses))
+        for rows in None, jax.device_put(np.array(some, np.int32), many.sharding):
+            state = many.train_steps(many.init(many.seeds), data, 2)
+            state, losses, _ = many.evaluate_and_record(many.train_steps(state, data, 2, rows), data)
+            ends[devices, rows is None] = jax.device_get((state.params, losses))
     every = ends.pop((1, True))
     assert_equal_trees(ends.pop((2, True)), every, rtol=1e-3, atol=1e-5)
     for some in ends.values():
