@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,13 +99,13 @@ def test_a_model_takes_the_kernel_unless_it_is_told_not_to(implementation, chunk
     sizes = dict(vocab_size=2048, max_length=8, lam="fixed", hidden=16, layers=1, head_dim=16, key_dim=16)
     for kind, settings_of in ((LanguageModel, LanguageSettings), (RecallModel, RecallSettings)):
         model = kind(settings_of(**sizes, implementation=implementation))
-        params = model.init(jax.random.key(0), tokens)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens)
         gradient = jax.grad(lambda p, model=model: model.apply(p, tokens, tokens, method="summed_loss"))
         if implementation is None:
             with pytest.raises(RuntimeError, match="by the kernel"):
-                gradient(params)
+                jax.eval_shape(gradient, params)
         else:
-            assert optax.tree.norm(gradient(params)) > 0
+            jax.eval_shape(gradient, params)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
