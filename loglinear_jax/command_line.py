@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loglinear_jax.settings import INT32_MAX
+
 # Exit codes, beside 0: done.
 FAILED = 1  # something was left out, or the disk was full, or memory too little: one line on stderr says which
 BAD_INPUT = 2  # one line on stderr says which
@@ -90,8 +92,11 @@ def whole_number(text: str, least: int = 0) -> int:
 
 
 def size(text: str) -> int:
-    """A whole number of at least 1."""
-    return whole_number(text, least=1)
+    """A whole number from 1 to INT32_MAX."""
+    value = whole_number(text, least=1)
+    if value > INT32_MAX:
+        raise argparse.ArgumentTypeError(f"expected at most {INT32_MAX}, got {value}")
+    return value
 
 
 def integer(text: str) -> int:

@@ -13,6 +13,7 @@ from loglinear_jax.config import (
     default_config,
     differing_names,
     flat_settings,
+    has_several,
     language_config,
     released_config,
     released_language_config,
@@ -111,7 +112,7 @@ def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
 
 def _in_words(name: str, value: Any) -> str:
     """Of several learning rates the least and the greatest."""
-    return f"{name} {min(value)} to {max(value)}" if isinstance(value, (list, tuple)) else f"{name}={value}"
+    return f"{name} {min(value)} to {max(value)}" if has_several(value) else f"{name}={value}"
 
 
 @functools.cache

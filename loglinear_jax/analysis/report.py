@@ -20,7 +20,7 @@ from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.config import ConfigError, differing_names, flat_settings, variant_config
+from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several, variant_config
 from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
@@ -164,7 +164,7 @@ def _commands(runs: Sequence[Run]) -> list[str]:
 
 def _rates(value: Any) -> str:
     """One learning rate, or several."""
-    return ", ".join(f"{rate:g}" for rate in (value if isinstance(value, (list, tuple)) else [value]))
+    return ", ".join(f"{rate:g}" for rate in (value if has_several(value) else [value]))
 
 
 def _runs_table(runs: Sequence[Run]) -> Table:

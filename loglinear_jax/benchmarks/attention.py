@@ -29,7 +29,7 @@ from tabulate import tabulate
 
 from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, timing
-from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
+from loglinear_jax.command_line import BadInput, comma_separated, one_of, size, whole_number
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import unit
 from loglinear_jax.ops import (
@@ -39,7 +39,6 @@ from loglinear_jax.ops import (
     log_linear_delta_attention,
 )
 from loglinear_jax.ops.log_linear.api import Implementation
-from loglinear_jax.settings import INT32_MAX
 from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.tiles import choose_tiles, tile_for
 
@@ -401,7 +400,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=size, default=10, help="timed repeats, of which the median counts")
     parser.add_argument(
-        "--max_scores", type=size, default=MAX_SCORES, help="skip the parallel form above this many scores (B·H·T²)"
+        "--max_scores",
+        type=functools.partial(whole_number, least=1),
+        default=MAX_SCORES,
+        help="skip the parallel form above this many scores (B·H·T²)",
     )
     common.add_output(parser, (".json", ".png"))
 
@@ -413,8 +415,6 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
         )
-    if lengths[-1] > INT32_MAX:
-        raise BadInput(f"--lengths: {lengths[-1]} is above {INT32_MAX}, where positions end")
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     origin = provenance.origin(args.called)
     moved = {n: moved_bytes(preset, n) for n in lengths}

@@ -1,7 +1,15 @@
 """Configs: every setting, presets, reading and checking, and what is built from them."""
 
 from loglinear_jax.config.building import Experiment, build, task_of
-from loglinear_jax.config.defaults import SWEPT, Setting, default_config, describe_settings, language_config, with_none
+from loglinear_jax.config.defaults import (
+    SWEPT,
+    Setting,
+    default_config,
+    describe_settings,
+    has_several,
+    language_config,
+    with_none,
+)
 from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.presets import (
     apply_presets,
@@ -38,6 +46,7 @@ __all__ = [
     "describe_settings",
     "differing_names",
     "flat_settings",
+    "has_several",
     "language_config",
     "read_config",
     "released_config",

@@ -97,6 +97,11 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
 SWEPT = ("learning_rate", "weight_decay")
 
 
+def has_several(value: Any) -> bool:
+    """Whether that is the value of a setting of SWEPT that has several."""
+    return isinstance(value, (list, tuple))
+
+
 # Of models: from the task, and from train.precision; and one for evaluation alone.
 NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels")
 

@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.building import checked_settings
-from loglinear_jax.config.defaults import MODEL_KINDS, SWEPT, default_config, settings_classes, with_none
+from loglinear_jax.config.defaults import MODEL_KINDS, SWEPT, default_config, has_several, settings_classes, with_none
 from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
@@ -102,7 +102,7 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
             path = f"{section}.{field}"
             if value == usual.get(field, value) or (given is not None and path not in given):
                 continue
-            for one in value if isinstance(value, (list, tuple)) else [value]:
+            for one in value if has_several(value) else [value]:
                 if any(own[name].get(path, one) == one and path not in unread[name] for name in variants):
                     continue
                 instead = f": set variants={value}" if path == "model.lam" else ""
@@ -190,14 +190,10 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, gr
     a, b = flat_settings(old), flat_settings(new)
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
-    if grown and set(variant_names(old)) <= set(variant_names(new)):
-        several = [f"train.{name}" for name in SWEPT if all(_is_several(of.train[name]) for of in (old, new))]
-        names -= {"variants", *several}
+    if grown and set(a["variants"].split(",")) <= set(b["variants"].split(",")):
+        rates = (f"train.{name}" for name in SWEPT)
+        names -= {"variants", *(rate for rate in rates if has_several(a[rate]) and has_several(b[rate]))}
     return [_difference(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in sorted(names)]
-
-
-def _is_several(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
 
 
 def _difference(name: str, old: Any, new: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, type_of_setting
+from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, has_several, type_of_setting
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.settings import SettingError, read_value
@@ -40,7 +40,7 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
     """The variant itself if its setting has one value already, else one for each value.
 
     Raises ConfigError for values that are no numbers, or none at all, or one of which appears twice."""
-    if not isinstance(value, (list, tuple)) or any(part.startswith(f"{path}=") for part in name.split("+")):
+    if not has_several(value) or any(part.startswith(f"{path}=") for part in name.split("+")):
         return [name]
     are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)
     if not value or not are_numbers or len(set(value)) < len(value):

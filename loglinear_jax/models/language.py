@@ -193,7 +193,7 @@ class LanguageMixer(nn.Module):
         keys = groups * key_dim
         conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
         parts = gate_size, conv_size, sum(sizes)
-        if isinstance(x, Scaled) or cache is not None:  # few tokens: one product is faster
+        if isinstance(x, Scaled) or cache is not None:  # nothing is trained: one kernel, not three
             gate, xbc, rest = jnp.split(_dense(sum(parts), m, "in_proj")(x), np.cumsum(parts[:-1]), axis=-1)
         else:
             gate, xbc, rest = LinearMaps(parts, small_normal, m.dtype, name="in_proj")(x)

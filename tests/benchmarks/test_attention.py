@@ -78,8 +78,10 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         ),
         (
             ["attention", "--lengths=8,1000000000000"],
-            "--lengths: 1000000000000 is above 2147483647, where positions end",
+            "argument --lengths: expected at most 2147483647, got 1000000000000",
         ),
+        (["lam", "--lengths=2147483648"], "argument --lengths: expected at most 2147483647, got 2147483648"),
+        (["language", "--shapes=8x2147483648"], "argument --shapes: expected at most 2147483647, got 2147483648"),
         (["attention", "--output=nowhere/bench"], "--output: nowhere can't be written: No such file"),
     ],
 )
