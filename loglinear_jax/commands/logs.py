@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 
+@functools.cache
 def quiet_libraries() -> None:
-    """Silences Orbax, which logs every step it takes and, with its traceback, what it then raises."""
+    """Silences Orbax for the rest of the process: it logs every step it takes and, with its traceback, what it then raises.
+
+    When one of many writes fails, Orbax also closes the event loop that the others report to, and drops those that it had not
+    begun. Python would print a traceback or a warning for each, as late as at its end, which say nothing more.
+    """
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # its event loops say again what was raised in them
+    sys.unraisablehook = functools.partial(_without_closed_loops, sys.unraisablehook)
+    warnings.filterwarnings("ignore", r"coroutine '.*async_serialize\S*' was never awaited", RuntimeWarning)
+    atexit.register(gc.collect)  # what is left of such writes is found here, as neither hook nor filter is asked later
+
+
+def _without_closed_loops(otherwise: Callable, unraisable: Any) -> None:
+    """For sys.unraisablehook: all but what an event loop raises because it is closed."""
+    if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
+        otherwise(unraisable)
 
 
 def show_log(log: logging.Logger, shown: bool) -> None:

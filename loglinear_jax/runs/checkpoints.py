@@ -9,12 +9,10 @@ A checkpoint without SHA256SUMS (its process was killed before it was written, o
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +42,6 @@ class Checkpoints:
         self._unsummed: int | None = None
 
     def __enter__(self) -> Checkpoints:
-        self._previous_hook = sys.unraisablehook
-        sys.unraisablehook = functools.partial(_without_closed_loops, self._previous_hook)
         return self
 
     def __exit__(self, kind: type | None, *exc: Any) -> None:
@@ -58,7 +54,6 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 if self._manager is not None:
                     self._manager.close()
-            sys.unraisablehook = self._previous_hook
 
     def save(self, step: int, state: Any) -> None:
         """Start saving `state` (arrays are copied off the devices before this returns). Raises CannotWrite, maybe for the
@@ -165,13 +160,6 @@ class Checkpoints:
             if is_main():
                 keep_aside(self.directory / str(step))
         any_process(False)  # the others go on when it is done
-
-
-def _without_closed_loops(otherwise: Callable, unraisable: Any) -> None:
-    """For sys.unraisablehook: when one of many writes fails, Orbax raises that, and closes the event loop that TensorStore's
-    threads report the others to. Each of those would print a traceback, which says nothing more."""
-    if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
-        otherwise(unraisable)
 
 
 def _out_of_memory(error: Exception) -> bool:
