@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from loglinear_jax.xla_flags import avoid_faults
+
 if TYPE_CHECKING:
     from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels, occupied_levels
     from loglinear_jax.ops import (
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
         log_linear_delta_attention,
         log_linear_delta_step,
     )
+
+avoid_faults()
 
 # Imported when first used, so that the command line starts without JAX.
 _MODULES = {
