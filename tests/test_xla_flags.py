@@ -44,8 +44,8 @@ def test_gradients_of_several_seeds():
 @pytest.mark.parametrize(
     "jaxlib, before, after",
     [
-        ("0.10.2", None, "--xla_cpu_experimental_ynn_fusion_type="),
-        ("0.10.2", "--xla_a=1", "--xla_a=1 --xla_cpu_experimental_ynn_fusion_type="),
+        ("0.10.2", None, "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
+        ("0.10.2", "--xla_a=1", "--xla_a=1 --xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
         ("0.10.2", "--xla_cpu_experimental_ynn_fusion_type=", "--xla_cpu_experimental_ynn_fusion_type="),
         ("0.11.2", "--xla_a=1", "--xla_a=1"),
         ("0.11.2", None, None),

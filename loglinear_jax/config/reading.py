@@ -188,12 +188,22 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, gr
     and the values of several rates, if the new config has all variants of the old one.
     """
     a, b = flat_settings(old), flat_settings(new)
+    rates = [f"train.{name}" for name in SWEPT]
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
     if grown and set(a["variants"].split(",")) <= set(b["variants"].split(",")):
-        rates = (f"train.{name}" for name in SWEPT)
         names -= {"variants", *(rate for rate in rates if has_several(a[rate]) and has_several(b[rate]))}
+    if named := names.intersection(rates):  # then variants of the same rates differ by their other settings alone
+        a["variants"], b["variants"] = (_without(named, settings["variants"]) for settings in (a, b))
+        if a["variants"] == b["variants"]:
+            names.discard("variants")
     return [_difference(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in sorted(names)]
+
+
+def _without(settings: Collection[str], variants: str) -> str:
+    """The variants without what they set of these settings, each once."""
+    parts = ([part for part in name.split("+") if part.split("=")[0] not in settings] for name in variants.split(","))
+    return ",".join(dict.fromkeys("+".join(kept) for kept in parts))
 
 
 def _difference(name: str, old: Any, new: Any) -> str:

@@ -22,10 +22,16 @@ def check_chunk_size(chunk_size: int | None) -> None:
             raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
 
 
-def check_return_state(return_state: bool) -> None:
-    """Raises ValueError unless it is True or False."""
+def check_options(return_state: bool, precision: jax.lax.PrecisionLike) -> None:
+    """Raises ValueError unless return_state is True or False, and precision of a type that jax.lax.dot takes."""
     if not isinstance(return_state, (bool, np.bool_)):
         raise ValueError(f"return_state must be True or False, got {return_state!r}")
+    if not isinstance(
+        precision, (str, tuple, jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, type(None))
+    ):
+        raise ValueError(
+            f"precision must be None, a name such as 'highest' or what else jax.lax.dot takes, got {precision!r}"
+        )
 
 
 def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
@@ -36,7 +42,9 @@ def check_attention_settings(chunk_size: int | None, implementation: str | None)
 
 def check_implementation(implementation: str | None, implementations: object) -> None:
     """Raises ValueError unless it is None or one of `implementations`, a Literal."""
-    if implementation is not None and implementation not in get_args(implementations):
+    if implementation is not None and not (
+        isinstance(implementation, str) and implementation in get_args(implementations)
+    ):
         names = ", ".join(map(repr, get_args(implementations)))
         raise ValueError(f"implementation must be one of {names} or None, got {implementation!r}")
 

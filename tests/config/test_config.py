@@ -639,9 +639,18 @@ def test_of_many_variants_a_difference_names_those_that_one_has_alone():
     assert config_differences(a, b) == ["variants: without linear and with mlp_softplus, mlp_softmax"]
     a.variants, b.variants = "linear,fixed", "fixed,linear"
     assert config_differences(a, b) == ["variants: in another order"]
-    a.variants, b.variants = "linear", "linear,fixed"
-    b.train.learning_rate = [0.001 * rate for rate in range(1, 11)]
-    found = dict(difference.split(": ") for difference in config_differences(a, b))["variants"]
-    assert found.startswith("without linear and with linear+train.learning_rate=0.001, ") and found.endswith(
-        ", ... (20)"
+    b.variants = ",".join(
+        f"{mixer}+model.hidden={hidden}" for mixer in ("linear", "fixed") for hidden in range(8, 90, 8)
     )
+    found = dict(difference.split(": ") for difference in config_differences(a, b))["variants"]
+    assert found.startswith("without linear, fixed and with linear+model.hidden=8, ") and found.endswith(", ... (22)")
+
+
+def test_a_difference_in_rates_is_not_said_of_each_variant_again():
+    a, b = get_config("mqar"), get_config("mqar")
+    a.variants, b.variants = "linear,fixed+model.hidden=8", "linear,fixed+model.hidden=8"
+    a.train.learning_rate, b.train.learning_rate = [0.1, 0.01], [0.1, 1.0]
+    rates = "train.learning_rate: [0.1, 0.01] → [0.1, 1.0]"
+    assert config_differences(a, b) == config_differences(a, b, grown=True) == [rates]
+    b.variants = "linear"
+    assert config_differences(a, b, grown=True) == [rates, "variants: without fixed+model.hidden=8"]

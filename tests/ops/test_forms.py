@@ -345,8 +345,10 @@ def bad(**changes):
         ),
         (bad(q=np.zeros((2, 9, 2, 3), np.int32)), "q has dtype int32: expected a floating dtype"),
         (bad(return_state=1), "return_state must be True or False, got 1"),
+        (bad(precision=[]), r"precision must be None, a name such as 'highest' or .*, got \[\]"),
         (bad(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
         (bad(implementation="cuda"), "implementation must be one of .*'xla'.* got 'cuda'"),
+        (bad(implementation=np.zeros(2)), r"implementation must be one of .*, got array\("),
         (
             bad(initial_state=init_fenwick_state(2, 4, 3, 6, 9)),
             r"initial_state.levels has shape \(2, 4, 5, 3, 6\): expected \[2, 4, L, 3, 5\]",

@@ -18,7 +18,7 @@ from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
     check_num_levels,
-    check_return_state,
+    check_options,
     check_shapes,
     check_state,
 )
@@ -68,7 +68,7 @@ def bucket_scores(
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), log_decay=(log_decay, "B T H"))
     batch, length, heads = log_decay.shape
     check_attention_settings(chunk_size, implementation)
-    check_return_state(return_state)
+    check_options(return_state, precision)
     end, what, held = length, "T tokens", 1
     if initial_state is not None:
         position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], 1)

@@ -13,7 +13,7 @@ from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
     check_initial_state,
-    check_return_state,
+    check_options,
     check_shapes,
     check_step_state,
 )
@@ -67,7 +67,7 @@ def log_linear_delta_attention(
     check_shapes(**arrays, beta=(beta, "B T H"), lam=(lam, "B T H L"))
     batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
-    check_return_state(return_state)
+    check_options(return_state, precision)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
     if implementation is None:
         implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
@@ -171,7 +171,7 @@ def gated_delta_attention(
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
     check_attention_settings(chunk_size, implementation)
-    check_return_state(return_state)
+    check_options(return_state, precision)
     if implementation is None:
         implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(

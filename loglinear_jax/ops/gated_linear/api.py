@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_return_state, check_shapes
+from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_options, check_shapes
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear.chunkwise import chunkwise
 from loglinear_jax.ops.gated_linear.parallel import parallel
@@ -52,7 +52,7 @@ def gated_linear_attention(
     check_shapes(**arrays)
     check_chunk_size(chunk_size)
     check_implementation(implementation, Implementation)
-    check_return_state(return_state)
+    check_options(return_state, precision)
     out, state = _attend(
         q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision, implementation=implementation
     )

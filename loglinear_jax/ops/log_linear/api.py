@@ -13,7 +13,7 @@ from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
     check_initial_state,
-    check_return_state,
+    check_options,
     check_shapes,
     check_step_state,
 )
@@ -84,7 +84,7 @@ def log_linear_attention(
     )
     batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
-    check_return_state(return_state)
+    check_options(return_state, precision)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
 
     if implementation is None:
