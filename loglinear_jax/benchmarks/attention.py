@@ -6,8 +6,9 @@
 Peers: our own forms by name, of which "pallas" takes the best kernels for the GPU, and "triton" those for any since Ampere;
 "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through jax.nn with head dim V; "jla", one
 state by simple_gla of jax-linear-attention, where that is installed; and "fla", chunk_log_linear_attn of
-flash-linear-attention, where torch and fla are. The preset "delta" is of the gated delta rule, with keys of length 1, and has
-peers of its own: "log_linear_delta"; and with one state "gated_delta", "jla_delta" and "fla_delta".
+flash-linear-attention, where torch and fla are. The presets "delta" and "delta_recall" (64 seeds of a recall task at once) are
+of the gated delta rule, with keys of length 1, and have peers of their own: "log_linear_delta"; and with one state
+"gated_delta", "jla_delta" and "fla_delta".
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
 
@@ -48,6 +49,7 @@ PRESETS = {
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
     "wide": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16"),
     "delta": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16", delta=True),
+    "delta_recall": dict(batch=1536, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32", delta=True),
 }
 HELP = "time and memory of the attention against T, beside peers"
 
