@@ -163,6 +163,16 @@ def path(text: str) -> Path:
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
+def read_text(file: Path, name: str) -> str:
+    """The content of the file that the argument `name` gives. Raises BadInput if it can't be read, or is not UTF-8."""
+    try:
+        return file.read_bytes().decode()
+    except OSError as error:
+        raise BadInput(f"{name}: {file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name}: {file} is not UTF-8, at byte {error.start}") from error
+
+
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
     try:

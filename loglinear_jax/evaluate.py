@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from loglinear_jax.generate import PROMPT_TOKENS
+from loglinear_jax.generate import tokens_at_a_time
 from loglinear_jax.models import LanguageModel
 from loglinear_jax.models.params import flat_params
 from loglinear_jax.settings import SettingError
@@ -41,8 +41,8 @@ def window_losses(
 ) -> Float[np.ndarray, "N T"]:
     """Cross-entropy in nats of every token of a window but the first, from all before it in the window; T = S - 1.
 
-    In parts of bounded memory: windows of any length need no more than PROMPT_TOKENS tokens' activations, and the states. tick:
-    called with the number of tokens that were done.
+    In parts of bounded memory: windows of any length need no more than the activations of `tokens_at_a_time`, and the states.
+    tick: called with the number of tokens that were done.
 
     Raises SettingError as `check_windows`, and for losses that are not finite; ValueError for params that are not the model's.
     """
@@ -52,17 +52,18 @@ def window_losses(
     params = jax.device_put(params)  # once, not for every part
 
     losses = np.empty((num, length), np.float32)
-    part = min(PROMPT_TOKENS, length)
-    together = max(PROMPT_TOKENS // part, 1)
+    tokens = tokens_at_a_time(model.settings, length)
+    part = min(tokens, length)
+    together = tokens // part
     for row in range(0, num, together):
         some, caches = slice(row, row + together), None
         for first in range(0, length, part):
             end = min(first + part, length)
-            tokens, targets = windows[some, first:end], windows[some, first + 1 : end + 1]
+            inputs, targets = windows[some, first:end], windows[some, first + 1 : end + 1]
             losses[some, first:end], caches = _losses_of(
-                params, tokens, targets, caches, model=model, room=length if caches is None else None
+                params, inputs, targets, caches, model=model, room=length if caches is None else None
             )
-            tick(tokens.size)
+            tick(inputs.size)
             if not (finite := np.isfinite(losses[some, first:end])).all():
                 window, position = (int(x) for x in np.argwhere(~finite)[0])
                 raise SettingError(

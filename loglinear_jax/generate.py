@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.models import LanguageModel
+from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
 SAMPLING = ("temperature", "top_k", "top_p", "num_ids")  # what `sample` takes
 PROMPT_TOKENS = 1 << 15  # of all sequences together, that are processed at a time
+SCORES = 1 << 28  # of softmax attention, that are held at a time: 1 GiB
 
 
 def generate(
@@ -97,6 +98,14 @@ def stream(
     return _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops)
 
 
+def tokens_at_a_time(settings: LanguageSettings, room: int) -> int:
+    """How many tokens of all sequences together are processed at a time, so that memory is bounded. room: the tokens that each
+    sequence has room for, to all of which softmax attention has scores."""
+    if settings.mixer != "softmax":
+        return PROMPT_TOKENS
+    return min(PROMPT_TOKENS, max(SCORES // (settings.heads * room), 1))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -126,7 +135,7 @@ def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops
     key_of = functools.partial(jax.random.fold_in, jax.random.key(seed))
     stopped, shown = np.zeros(prompt.shape[0], bool), prompt[:, -1]
     # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
-    part = 1 << (max(PROMPT_TOKENS // len(prompt), 1).bit_length() - 1)
+    part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompt), 1).bit_length() - 1)
     token, finite, caches = _start(weights, prompt[:, :part], key_of(0), model=model, max_length=max_length, **sampling)
     for first in range(part, prompt.shape[1], part):
         token, finite, caches = advance(weights, prompt[:, first : first + part], caches, key_of(0))

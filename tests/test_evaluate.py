@@ -27,7 +27,7 @@ def test_windows_in_parts_are_the_full_pass(settings, monkeypatch):
     expected = run(params, WINDOWS[:, :-1], WINDOWS[:, 1:])
     done = []
     for tokens in (8, 70):  # parts of a window; two windows together
-        monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", tokens)
+        monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", tokens)
         np.testing.assert_allclose(window_losses(model, params, WINDOWS, done.append), expected, rtol=1e-4, atol=1e-4)
     assert sum(done) == 2 * 5 * 29
 
@@ -41,7 +41,7 @@ def test_parameters_are_moved_to_the_device_once(monkeypatch):
         return np.zeros(tokens.shape), None
 
     monkeypatch.setattr("loglinear_jax.evaluate._losses_of", losses_of)
-    monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", 8)
+    monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)
     window_losses(model, jax.tree.map(np.asarray, params), WINDOWS)
     assert len(seen) > 1 and all(isinstance(x, jax.Array) for x in jax.tree.leaves(seen))
     assert all(params is seen[0] for params in seen)
@@ -54,7 +54,7 @@ def test_losses_that_are_not_finite_are_named(monkeypatch):
     embedding = params["params"]["embed"]["embedding"].at[7].set(jnp.inf)
     damaged = {"params": params["params"] | {"embed": {"embedding": embedding}}}
     for tokens in (8, 70):
-        monkeypatch.setattr("loglinear_jax.evaluate.PROMPT_TOKENS", tokens)
+        monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", tokens)
         with pytest.raises(
             SettingError, match=r"losses that are not finite, first at position 1?\d of window 4: expected"
         ):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.generate import _advance, _start, generate, sample, stream
+from loglinear_jax.generate import _advance, _start, generate, sample, stream, tokens_at_a_time
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -41,6 +41,12 @@ def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     expected = generate(model, params, prompt, 12, temperature=0)
     monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)  # four of each sequence
     np.testing.assert_array_equal(generate(model, params, prompt, 12, temperature=0), expected)
+
+
+def test_softmax_attention_takes_fewer_tokens_at_a_time_the_more_it_scores():
+    softmax = dataclasses.replace(SETTINGS, mixer="softmax", heads=4)
+    assert [tokens_at_a_time(softmax, 1 << size) for size in (8, 16, 20, 29)] == [1 << 15, 1 << 10, 1 << 6, 1]
+    assert tokens_at_a_time(SETTINGS, 1 << 20) == 1 << 15
 
 
 def test_what_is_compiled_serves_the_next_call(params):

@@ -12,7 +12,7 @@ import math
 import sys
 from pathlib import Path
 
-from loglinear_jax.command_line import BadInput, check_folder, path, size
+from loglinear_jax.command_line import BadInput, check_folder, path, read_text, size
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.text.tokenizer import check_returned
 
     quiet_libraries()
-    text = _read_text(args.text)
+    text = read_text(args.text, "--text")
     try:
         model, params, tokenizer, _ = load_trained(args)
         encoded = tokenizer.encode(text, add_special_tokens=False).ids
@@ -85,15 +85,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _write(args.out, subject, spans, whole, origin(args.called))
     return 0
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode()
-    except OSError as error:
-        raise BadInput(f"--text: {file} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"--text: {file} is not UTF-8, at byte {error.start}") from error
 
 
 def _range(span) -> str:

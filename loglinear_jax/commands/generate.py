@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from loglinear_jax.command_line import BadInput, number, size, whole_number
+from loglinear_jax.command_line import BadInput, number, path, read_text, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 HELP = "text from a trained language model"
 EXTRA = "text"
-CONTEXT = 32  # tokens of a prompt from which it is told how the text after it begins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trained_arguments(parser)
-    parser.add_argument(
-        "--prompt", action="append", required=True, help="text to go on from; may be given several times"
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
+    prompts.add_argument(
+        "--prompt_file", action="append", type=path, help="a file with it, whole; may be given several times"
     )
     parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
     parser.add_argument(
@@ -58,19 +59,20 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text.tokenizer import tokenizer_size
 
-    for name, texts in (("prompt", args.prompt), ("stop", [args.stop or ""])):
+    for name, texts in (("prompt", args.prompt or []), ("stop", [args.stop or ""])):
         for text in texts:
             _check_unicode(name, text)
+    texts = args.prompt or [read_text(file, "--prompt_file") for file in args.prompt_file]
 
     quiet_libraries()
     try:
         if args.go_on and args.model is None:
             raise SettingError("--go_on is of a --model: a run's text has no end")
-        model, params, tokenizer, stops = load_trained(args)
-        stops = [] if args.go_on else [*stops]
+        model, params, tokenizer, stops = load_trained(args, stops=not args.go_on)
+        stops = [*stops]
         if args.stop is not None:
             stops += _only_token(tokenizer, args.stop)
-        prompts = [_ids(tokenizer, prompt) for prompt in args.prompt]
+        prompts = [_ids(tokenizer, text) for text in texts]
         go_on = functools.partial(
             stream,
             model,
@@ -84,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
             num_ids=min(tokenizer_size(tokenizer), model.settings.vocab_size),
         )
         if len(prompts) == 1:
-            _print_one(args.prompt[0], prompts[0], tokenizer, go_on)
+            _print_one(texts[0], prompts[0], tokenizer, go_on)
         else:
             after = _tokens_after(prompts, go_on, stops)
-            of_prompts = zip(args.prompt, prompts, after, strict=True)
+            of_prompts = zip(texts, prompts, after, strict=True)
             print("\n\n".join(text + _text_after(tokenizer, prompt, ids) for text, prompt, ids in of_prompts))
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
@@ -115,28 +117,25 @@ def _only_token(tokenizer: Tokenizer, text: str) -> list[int]:
 def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Callable[..., Iterator]) -> None:
     """The text and what follows it, token by token."""
     import numpy as np
-    from tokenizers.decoders import DecodeStream
+
+    from loglinear_jax.text.decoding import TextAfter
 
     tokens = go_on(np.asarray([prompt]))
     first = next(tokens)
     print(text, end="", flush=True)
-    ids, written, decoder = [], 0, DecodeStream(skip_special_tokens=True)
-    for token in prompt[-CONTEXT:]:
-        decoder.step(tokenizer, token)
+    after = TextAfter(tokenizer, prompt)
     try:
         for (token,) in itertools.chain([first], tokens):
-            ids.append(int(token))
-            if more := decoder.step(tokenizer, ids[-1]):  # a character may take several tokens
-                print(more, end="", flush=True)
-                written += len(more)
+            print(after.add(token), end="", flush=True)
     finally:
-        print(_text_after(tokenizer, prompt, ids)[written:])
+        print(after.rest())
 
 
 def _text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """What ids add to the text of a prompt: some tokenizers begin a text without the space that a token has inside one."""
-    before = list(prompt[-CONTEXT:])
-    return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
+    from loglinear_jax.text.decoding import TextAfter
+
+    after = TextAfter(tokenizer, prompt)
+    return "".join(map(after.add, ids)) + after.rest()
 
 
 def _tokens_after(

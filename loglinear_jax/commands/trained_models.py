@@ -18,7 +18,7 @@ ENOUGH_IDS = 0.9  # of the vocabulary: embeddings have some rows more than token
 
 
 class Trained(NamedTuple):
-    """A language model, one seed's parameters, its tokenizer, and the ids of which its config says that a text ends there."""
+    """A language model, one seed's parameters, its tokenizer, and the ids that end a text, where they were asked for."""
 
     model: LanguageModel
     params: Any
@@ -49,8 +49,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
 
 
-def load_trained(args: argparse.Namespace) -> Trained:
-    """By --workdir, --variant and --model_seed, or by --model; with --extend_lam for sequences of any length.
+def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:
+    """By --workdir, --variant and --model_seed, or by --model; with --extend_lam for sequences of any length. stops: with the
+    ids of which the config of a --model says that a text ends there.
 
     Raises SettingError or NoReadableCheckpoint where one is not there, or they do not fit together.
     """
@@ -59,7 +60,7 @@ def load_trained(args: argparse.Namespace) -> Trained:
 
     if args.model is None and args.tokenizer is not None:
         raise SettingError("--tokenizer is of a --model: a run has its own")
-    trained = trained_of_run(args) if args.model is None else _of_others(args)
+    trained = trained_of_run(args) if args.model is None else _of_others(args, stops)
     if not args.extend_lam:
         return trained
     settings = trained.model.settings.extended()
@@ -84,7 +85,7 @@ def trained_of_run(args: argparse.Namespace) -> Trained:
     return Trained(run.model, run.params(model_seed), tokenizer)
 
 
-def _of_others(args: argparse.Namespace) -> Trained:
+def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
     from loglinear_jax.hub.folders import find_folder, load_model, stop_tokens
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.settings import SettingError
@@ -98,7 +99,7 @@ def _of_others(args: argparse.Namespace) -> Trained:
     try:
         folder, root = find_folder(args.model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")
-        stops = stop_tokens(folder, settings.vocab_size)
+        ends = stop_tokens(folder, settings.vocab_size) if stops else ()
     except ValueError as error:
         raise SettingError(f"--model: {error}") from error
     own = root if holds_tokenizer(root) and not holds_tokenizer(folder) else folder
@@ -117,4 +118,4 @@ def _of_others(args: argparse.Namespace) -> Trained:
             "--tokenizer: that of %s has only %s ids of the %s in the model's vocabulary: is it another model's?",
             where, f"{ids:,}", f"{settings.vocab_size:,}",
         )  # fmt: skip
-    return Trained(LanguageModel(settings), params, tokenizer, stops)
+    return Trained(LanguageModel(settings), params, tokenizer, ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from loglinear_jax.models import LanguageSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NEEDED = ("*.json", "*.safetensors", "merges.txt")
+_POINTER, _MOST_HEADER = b"version https://git-lfs", 100_000_000  # the latter as safetensors has it
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
@@ -40,30 +41,48 @@ def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSe
 def stop_tokens(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """The ids of which config.json says, as eos_token_id, that a text ends with them. Raises ValueError for what is no id."""
     config = _read_json(folder / CONFIG)
+    try:
+        return _stop_tokens(config, vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from error
+
+
+def _stop_tokens(config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
         raise ValueError(
-            f"{folder / CONFIG}: config has eos_token_id={shown(value)}: expected a token id from 0 to {vocab_size - 1}, "
-            "a list of them, or null"
+            f"config has eos_token_id={shown(value)}: expected a token id from 0 to {vocab_size - 1}, a list of them, or null"
         )
     return tuple(ids)
 
 
 def save_model(
-    folder: str | Path, settings: LanguageSettings, params: Mapping[str, Any], architecture: str | None = None
+    folder: str | Path,
+    settings: LanguageSettings,
+    params: Mapping[str, Any],
+    architecture: str | None = None,
+    *,
+    eos_token_id: int | Sequence[int] | None = None,
 ) -> None:
-    """Writes config.json and model.safetensors, in float32, what `load_model` undoes. Arguments and errors as in
-    `export_params`."""
+    """Writes config.json and model.safetensors, in float32, what `load_model` undoes.
+
+    folder: made if it is not there. eos_token_id: the tokens that end a text, as config.json is to say; none if None, where the
+    code of others would take an id of its own. Other arguments and errors as in `export_params`.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     config, arrays = export_params(settings, params, architecture)
+    if not isinstance(folder, (str, Path)):
+        raise ValueError(f"folder is {folder!r}: expected the name of one")
     folder = Path(folder)
+    config |= {"torch_dtype": "float32", "eos_token_id": eos_token_id}
+    _stop_tokens(config, settings.vocab_size)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: the model can't be written there: {_first_line(error)}") from error
 
@@ -92,15 +111,19 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*(f"{inside}/{pattern}" for pattern in NEEDED), *TOKENIZER] if inside else [*NEEDED]
+    deeper = [f"{inside}/*/*" if inside else "*/*"]  # by a pattern's * also a folder is meant
     try:
-        root = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns))
+        root = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns, ignore_patterns=deeper))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{model} is not a folder, and could not be downloaded from the model hub: {_first_line(error)}"
         ) from error
     found = root / inside
-    if not found.is_dir():
-        raise ValueError(f"{model}: {owner}/{name} on the model hub has no folder {inside} with {' or '.join(NEEDED)}")
+    if not (found / CONFIG).exists():
+        raise ValueError(
+            f"{model}: {owner}/{name} on the model hub has no {Path(inside, CONFIG)}: expected owner/name, or "
+            "owner/name/folder where the model is in a folder"
+        )
     return found, root
 
 
@@ -164,11 +187,16 @@ def _read_shard(path: Path) -> dict[str, np.ndarray]:
 
 
 def _cut_off(path: Path) -> str:
-    """Which array the file ends before the end of; empty if that is not what is wrong with it."""
+    """What the file lacks: the end of an array, or of its header, or all but where it is; empty if nothing of these."""
     try:
         with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                return "it only names the file, for Git LFS: run git lfs pull there"
+            file.seek(0)
             data = path.stat().st_size - 8
             header = int.from_bytes(file.read(8), "little")
+            if data < header < _MOST_HEADER:
+                return f"it ends inside of its header, after {data + 8:,} bytes of at least {header + 8:,}"
             arrays = json.loads(file.read(header)) if header <= data else {}
         arrays.pop("__metadata__", None)
         for name, about in sorted(arrays.items(), key=lambda item: item[1]["data_offsets"]):

@@ -342,6 +342,11 @@ def layout_for(settings: LanguageSettings, architecture: str | None) -> tuple[st
     """
     if architecture is not None and architecture not in tuple(LAYOUTS):
         raise ValueError(f"architecture is {architecture!r}: expected one of {', '.join(LAYOUTS)}")
+    mixers = dict.fromkeys(layout.fixed["mixer"] for layout in LAYOUTS.values())
+    if settings.mixer not in mixers:
+        raise ValueError(
+            f"settings have mixer={settings.mixer!r}, of which there is no layout: expected {', '.join(mixers)}"
+        )
     others = {
         name: [key for key, value in LAYOUTS[name].fixed.items() if not _means(settings, key, value)]
         for name in (LAYOUTS if architecture is None else (architecture,))

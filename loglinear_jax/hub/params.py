@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -38,8 +39,9 @@ def import_params(
     """(settings, params) of a LanguageModel that computes what another's model does.
 
     state_dict: names to arrays (NumPy, JAX or torch). config: the model's config.json as a mapping; its `architectures` or
-    `model_type` say which of `loglinear_jax.hub.layouts.LAYOUTS` it is. dtype: of the activations. where: what an error calls
-    an array of that name. Parameters come out in float32. Where word embeddings are tied, the head is a copy of them.
+    `model_type` say which of `loglinear_jax.hub.layouts.LAYOUTS` it is. dtype: of the activations; logits are in float32.
+    where: what an error calls an array of that name. Parameters come out in float32. Where word embeddings are tied, the head
+    is a copy of them.
 
     Raises ValueError naming the array that is missing, unknown, not floating, not finite, or of another shape than the config
     says; the field of config that is missing or that our model lacks; or the invalid argument.
@@ -49,6 +51,10 @@ def import_params(
             raise ValueError(f"{name} is of type {type(value).__name__}: expected a mapping")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError(
+            "dtype is 'float64': expected a narrower one while jax_enable_x64 is off, as JAX has none then"
+        )
     architecture, layout = find_layout(config)
     settings = settings_of(layout, config, _count_levels(layout, state_dict, architecture, where), dtype)
     places = layout.places(settings)

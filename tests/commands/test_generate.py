@@ -6,9 +6,12 @@ import re
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loglinear_jax.commands.generate import _print_one, _text_after
 from loglinear_jax.commands.main import main
+from loglinear_jax.text.decoding import TextAfter
 from tests.hub.checkpoints import write, write_tokenizer
 
 
@@ -60,6 +63,70 @@ def test_a_word_begins_with_a_space_after_another(scheme, capsys):
     assert _text_after(tokenizer, [0, 1], [2, 3, 4]) == " of thes"
 
 
+def with_bytes():
+    """A tokenizer of some words that writes other characters as one token a byte, as Llama's does."""
+    words = ["\u2581", "\u2581a", "b", "\u2581of"]
+    vocab = {word: i for i, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], byte_fallback=True))
+    steps = tokenizers.decoders
+    tokenizer.decoder = steps.Sequence(
+        [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def bytes_of(text):
+    return [4 + byte for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "after"),
+    [
+        ([1], [3, 2], " ofb"),
+        ([1], [*bytes_of("字"), 3], "字 of"),
+        (
+            [1],
+            [*bytes_of("\n"), *bytes_of(b"\xc3"), 2],
+            "\ufffd\ufffdb",
+        ),  # that the first was a line's end is known late
+        ([1], [3, *bytes_of("字")[:2]], " of\ufffd\ufffd"),
+        ([1], [*bytes_of("漢字" * 40), 3], "漢字" * 40 + " of"),
+        ([1, *bytes_of("漢字" * 12)], [3], " of"),
+        (bytes_of("漢字" * 12), bytes_of("字"), "字"),
+        (bytes_of("😀" * 90), [2, 3], "b of"),
+        ([1, *bytes_of("\n")], bytes_of(b"\xc3"), "\ufffd"),
+        ([1] * 50, [2, 3] * 200, "b of" * 200),
+    ],
+)
+def test_characters_of_several_tokens(prompt, ids, after, capsys):
+    tokenizer = with_bytes()
+    _print_one("text", prompt, tokenizer, lambda prompts: iter(np.asarray(ids)[:, None]))
+    assert capsys.readouterr().out == f"text{after}\n"
+    assert _text_after(tokenizer, prompt, ids) == after
+
+
+def test_text_is_shown_as_soon_as_it_is_sure():
+    after = TextAfter(with_bytes(), [1])
+    assert [after.add(token) for token in [3, *bytes_of("字"), 2, 3]] == [" of", "", "", "", "字b", " of"]
+
+
+@given(st.lists(st.sampled_from([*range(8), *bytes_of("漢é")]), max_size=400))
+def test_text_shown_bit_by_bit_is_that_of_all_tokens(ids):
+    tokenizer = with_bytes()
+    assert " a" + _text_after(tokenizer, [0, 1], ids) == " " + tokenizer.decode([1, *ids])
+
+
+def test_prompts_from_files(folder, capsys):
+    (alone,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=6")
+    files = [folder / "first", folder / "second"]
+    files[0].write_text("w3 w5 w2")
+    files[1].write_bytes(b"w3 \xff")
+    assert words_after(capsys, folder, f"--prompt_file={files[0]}", "--num_tokens=6") == [alone]
+    for file, problem in ((files[1], "is not UTF-8, at byte 3"), (folder / "none", "can't be read: No such file")):
+        assert main(["generate", f"--model={folder}", f"--prompt_file={file}"]) == 2
+        assert f"--prompt_file: {file} {problem}" in capsys.readouterr().err
+
+
 def set_field(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
@@ -73,6 +140,10 @@ def test_a_text_ends_where_the_config_says(folder, capsys, as_list):
     (stopped,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9")
     assert stopped == free[: free.index(f"w{end}", 3) + 1] and len(stopped) < len(free)
     assert words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9", "--go_on") == [free]
+    set_field(folder, eos_token_id=19)  # of another tokenizer: only where it is used is it in the way
+    assert words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9", "--go_on") == [free]
+    assert main(["generate", f"--model={folder}", "--prompt=w3"]) == 2
+    assert "eos_token_id=19: expected a token id from 0 to 18" in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folder, capsys, caplog):
@@ -91,7 +162,7 @@ def test_beyond_the_levels_of_lam(folder, capsys):
 
 
 def test_the_tokenizer_of_a_repository_may_be_in_its_root(folder, capsys, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder.parent))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **patterns: str(folder.parent))
     expected = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=5")
     (folder / "tokenizer.json").rename(folder.parent / "tokenizer.json")
     monkeypatch.chdir(folder)

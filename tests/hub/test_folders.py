@@ -70,6 +70,16 @@ def cut(path):
             r"config.json: config makes no model of ours: .* is a matrix",
         ),
         (
+            lambda f: (f / "model.safetensors").write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+            ),
+            r"model.safetensors cannot be read as safetensors: it only names the file, for Git LFS: run git lfs pull there$",
+        ),
+        (
+            lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:100]),
+            r"safetensors: it ends inside of its header, after 100 bytes of at least [\d,]{5,}$",
+        ),
+        (
             lambda f: cut(f / "model.safetensors"),
             r"model.safetensors cannot be read as safetensors: it ends inside of \S+, 100 bytes before that array's end$",
         ),
@@ -186,24 +196,59 @@ def test_the_tokens_that_end_a_text(tmp_path, value, expected):
         stop_tokens(tmp_path, 19)
 
 
+def test_a_model_is_saved_with_the_tokens_that_end_a_text(tmp_path):
+    config, arrays = write(tmp_path / "first")
+    model = import_params(arrays, config)
+    for given, written in ((None, ()), (3, (3,)), ((3, 18), (3, 18))):
+        save_model(tmp_path / "saved", *model, eos_token_id=given)
+        assert stop_tokens(tmp_path / "saved", 19) == written
+    assert "eos_token_id" in json.loads((tmp_path / "saved" / "config.json").read_text())
+    with pytest.raises(ValueError, match="eos_token_id=19: expected a token id from 0 to 18"):
+        save_model(tmp_path / "saved", *model, eos_token_id=19)
+    with pytest.raises(ValueError, match="^folder is 3: expected the name of one"):
+        save_model(3, *model)
+
+
 def test_a_name_is_looked_up_on_the_hub(tmp_path, monkeypatch):
     config, arrays = write(tmp_path / "inside")
     asked = []
 
-    def snapshot_download(name, allow_patterns):
-        asked.append((name, allow_patterns))
+    def snapshot_download(name, allow_patterns, ignore_patterns):
+        asked.append((name, allow_patterns, ignore_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert_same(load_model("somebody/models/inside"), import_params(arrays, config))
-    assert asked == [("somebody/models", ["inside/*.json", "inside/*.safetensors", "inside/merges.txt", *TOKENIZER])]
+    patterns = ["inside/*.json", "inside/*.safetensors", "inside/merges.txt", *TOKENIZER]
+    assert asked == [("somebody/models", patterns, ["inside/*/*"])]
     assert find_folder("somebody/models/inside") == (tmp_path / "inside", tmp_path)
-    with pytest.raises(ValueError, match="somebody/models on the model hub has no folder other"):
-        load_model("somebody/models/other")
+    for model, config_file in (("somebody/models/other", "other/config.json"), ("somebody/models", "config.json")):
+        with pytest.raises(
+            ValueError, match=f"^{model}: somebody/models on the model hub has no {config_file}: expected"
+        ):
+            load_model(model)
+
+
+@pytest.mark.parametrize("inside", ["", "gdn"])
+def test_only_the_files_of_the_folder_itself_are_copied(inside, tmp_path, monkeypatch):
+    from huggingface_hub.utils import filter_repo_objects
+
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    there = [*names, *(f"{folder}/{name}" for folder in ("gdn", "gdn/checkpoints", "mamba-2") for name in names)]
+    copied = []
+
+    def snapshot_download(name, **patterns):
+        copied.extend(filter_repo_objects(there, **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(ValueError, match="has no .*config.json"):
+        load_model(f"somebody/models/{inside}".rstrip("/"))
+    assert copied == (["tokenizer.json", *(f"gdn/{name}" for name in names)] if inside else names)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, **patterns):
         raise OSError("no route to host\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)

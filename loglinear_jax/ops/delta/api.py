@@ -46,7 +46,7 @@ def log_linear_delta_attention(
     looks into its buckets takes its `bucket_scores` from the decayed sums of keys, which the delta rule does not change.
 
     Differentiable in every array and in the initial state. NaN and inf reach what they reach in `log_linear_attention`, from
-    beta as from k.
+    beta and log_decay as from k.
 
     Args:
       q, k, v, log_decay, lam, return_state, chunk_size, precision: as in `log_linear_attention`.
