@@ -16,10 +16,10 @@ import numpy as np
 from loglinear_jax import gated_delta_attention, log_linear_attention
 
 keys = jax.random.split(jax.random.key(0), 6)
-q, k, v = (jax.random.normal(key, (2, 2, 64, heads, 16)) for key, heads in zip(keys, (1, 1, 2)))
-log_decay = -jnp.abs(jax.random.normal(keys[3], (2, 2, 64, 2)))
-beta = jax.random.uniform(keys[4], (2, 2, 64, 2))
-lam = jax.random.uniform(keys[5], (2, 2, 64, 2, 7))
+q, k, v = (jax.random.normal(key, (2, 2, 32, heads, 16)) for key, heads in zip(keys, (1, 1, 2)))
+log_decay = -jnp.abs(jax.random.normal(keys[3], (2, 2, 32, 2)))
+beta = jax.random.uniform(keys[4], (2, 2, 32, 2))
+lam = jax.random.uniform(keys[5], (2, 2, 32, 2, 6))
 for attention, inputs in (
     (log_linear_attention, (q, k, v, log_decay, lam)),
     (gated_delta_attention, (q, k, v, log_decay, beta)),
