@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         open_cells = [tracked for tracked in cells if tracked.state is not State.FINISHED]
         jobs = _jobs(args, open_cells) if open_cells else None
         check_folder(args.out, "--out")
+        if args.report is not None:
+            check_folder(args.report, "--report")
         for tracked in cells:
             if tracked.state is State.FINISHED:
                 tracked.keep()
@@ -115,7 +117,6 @@ def _jobs(args: argparse.Namespace, cells: list):
 def _report(folders: list[Path], out: Path) -> None:
     from loglinear_jax.analysis.report import Choices, make_report
 
-    check_folder(out, "--report")
     page, problems = make_report(folders, out, Choices(sections=("tables", "rates", "curves")))
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)

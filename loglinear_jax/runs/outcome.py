@@ -78,7 +78,7 @@ class VariantOutcome:
         """Whether each seed's `accuracy` is at least so high; of SOLVED_ACCURACY, whether it ever was in validation."""
         if threshold == SOLVED_ACCURACY:
             return [step is not None for step in self.solved_step]
-        return (self.accuracy >= threshold).tolist()
+        return (self.accuracy >= np.float32(threshold)).tolist()  # as accuracies are in float32
 
     @property
     def num_converged(self) -> int:

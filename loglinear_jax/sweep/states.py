@@ -80,21 +80,22 @@ class Tracked:
             self.state = State.NOT_STARTED
 
     def keep(self) -> None:
-        """Copies config.json and summary.json of a finished cell to where they are kept, unless they are there."""
+        """Copies config.json and summary.json of a finished cell to where they are kept; what is there stays."""
         run = Workdir(self.workdir)
         if self.kept is None or _is_finished(Workdir(self.kept), self.config) or not run.summary_file.exists():
             return
         _copy(run.config_file, self.kept)
-        _copy(run.summary_file, self.kept)  # with it, it is kept
+        _add_outcomes(run, Workdir(self.kept))  # with it, it is kept
 
     def take_up(self) -> None:
-        """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to a workdir
-        that has nothing yet. The run then trains the others."""
+        """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to the
+        workdir, as far as that has none of its own. The run then trains the others."""
         run = Workdir(self.workdir)
-        if self.kept is not None and Workdir(self.kept).summary_file.exists() and not run.config_file.exists():
+        if self.kept is not None and Workdir(self.kept).summary_file.exists():
             kept = Workdir(self.kept)
-            _copy(kept.summary_file, self.workdir)
-            _copy(kept.config_file, self.workdir)  # with it, there is a run
+            _add_outcomes(kept, run)
+            if not run.config_file.exists():
+                _copy(kept.config_file, self.workdir)  # with it, there is a run
 
     def progress(self) -> str:
         """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
@@ -131,6 +132,19 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
         tracked.append(Tracked(cell, chosen.config, workdir, kept))
         tracked[-1].look()
     return tracked
+
+
+def _add_outcomes(source: Workdir, target: Workdir) -> None:
+    """Writes the outcomes to the target's summary.json that it lacks. One that can't be read is left to the run to repair."""
+    try:
+        found, there = source.read_summary(), target.read_summary()
+    except ConfigError:
+        return
+    if there is None:
+        _copy(source.summary_file, target.path)
+    elif found is not None and not set(found.variants) <= set(there.variants):
+        variants = there.variants | {name: x for name, x in found.variants.items() if name not in there.variants}
+        target.write_summary(dataclasses.replace(found, variants=variants))
 
 
 def _copy(file: Path, folder: Path) -> None:

@@ -186,6 +186,18 @@ def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     processes = (tmp_path / "elsewhere" / "short" / "processes.jsonl").read_text().splitlines()
     assert [json.loads(line)["variant"] for line in processes] == ["fixed"]
 
+    # A workdir that has something of its own takes up the rest, and its outcomes do not replace those that are kept.
+    (cell,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    own, linear, fixed = cell.workdir / "summary.json", *whole["variants"].values()
+    timed = [whole | {"variants": {"fixed": fixed | {"seconds": seconds}}} for seconds in (1.0, 2.0)]
+    own.write_text(to_json(whole | {"variants": {"linear": linear}}))
+    (kept / "summary.json").write_text(to_json(timed[0]))
+    cell.take_up()
+    assert json.loads(own.read_text())["variants"] == {"linear": linear} | timed[0]["variants"]
+    own.write_text(to_json(timed[1] | {"variants": {"linear": linear} | timed[1]["variants"]}))
+    cell.keep()
+    assert json.loads((kept / "summary.json").read_text())["variants"] == timed[0]["variants"] | {"linear": linear}
+
 
 def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_reported(tmp_path):
     grid = grid_file(tmp_path, "short")

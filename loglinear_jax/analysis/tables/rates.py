@@ -306,7 +306,7 @@ def converged_at_chosen(chosen: Chosen) -> tuple[float, float, float]:
     takes the choice as given; nan for one seed."""
     if not len(chosen.shown):
         return np.nan, np.nan, np.nan
-    reached = int((chosen.shown >= 100 * CONVERGED_ACCURACY).sum())
+    reached = int((chosen.shown >= 100 * float(np.float32(CONVERGED_ACCURACY))).sum())
     return reached / len(chosen.shown), *wilson_interval(reached, len(chosen.shown))
 
 
