@@ -65,7 +65,7 @@ def get_config(argument=None):
     if len(names) != 1:
         raise ConfigError(
             f"name one of MAD's tasks, as in --config=configs/mad.py:recall: there are {', '.join(TASKS)}"
-            + (f", got {', '.join(names)}" if names else "")
+            + (f", got {', '.join(names or items)}" if items else "")
         )
     module, settings = TASKS[names[0]]
     config = default_config(task=module)
@@ -77,6 +77,7 @@ def get_config(argument=None):
         learning_rate=5e-4,
         schedule="cosine",
         stop_at=0.999,
+        decay_all=True,
         num_validation=1_280,
         num_test=1_280,
         eval_batch_size=256,

@@ -11,8 +11,9 @@ answer is at Fenwick level 9 or 10, which no training sequence reaches: a λ tha
 
 As in Zoology: vocabulary 8,192, batch 256, 32 epochs, a cosine schedule, a stop at 99 %. Zoology tries the learning rates
 0.001, 0.0032, 0.01 and 0.032; the second is the default here. Chosen here: 100,000 training sequences where they are of one
-kind, Adam without weight decay, validation on 100 sequences of each test of the mixture, and the model of the preset robust of
-configs/mqar.py, with two heads of 32 at every width.
+kind; sequences drawn with replacement and kinds in random order, where Zoology takes each once an epoch, one kind after the
+other; gradients clipped at norm 1, where it does not; Adam without weight decay; validation on 100 sequences of each test of
+the mixture; and the model of the preset robust of configs/mqar.py, with two heads of 32 at every width.
 
 Guo et al. 2026 (Log-linear attention, arXiv:2506.04761), Table 2, at length 256, as quoted by others: mean (standard deviation)
 of the accuracy in % over five seeds, for models of width 16, 32 and 64; pairs from 4 to 64:

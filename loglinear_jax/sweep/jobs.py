@@ -95,7 +95,7 @@ class Jobs(abc.ABC):
             except UncompletedJobError:  # a bug, whose traceback is in the log
                 code = FAILED
         tracked.look()
-        if code is None and not self.stopping and tracked.state is not State.FINISHED:
+        if code is None and not self.stopping and tracked.state not in (State.FINISHED, State.IN_USE):
             tracked.state, tracked.why = State.FAILED, f"its process ended without a word{_how(job)}: was it killed?"
         elif code == 0:
             tracked.state = State.FINISHED

@@ -10,6 +10,7 @@ from loglinear_jax.analysis import figures
 from loglinear_jax.analysis.attention_rows import AttentionRow
 from loglinear_jax.analysis.figures import Panel
 from loglinear_jax.analysis.figures.style import FULL_WIDTH, save
+from loglinear_jax.analysis.tables.rates import AtBest
 from loglinear_jax.config import language_config
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
@@ -111,11 +112,21 @@ def shares(tmp_path):
     )
 
 
+def at_best(values):
+    return AtBest(values, values.mean(), values.mean() - 2, values.mean() + 3)
+
+
+def test_intervals_of_all_tasks_are_those_given():
+    axis = figures.draw_by_task({"A": {"fixed": at_best(np.linspace(40, 60, 16))}}, "test accuracy").axes[0]
+    (interval,) = axis.collections[0].get_segments()
+    assert interval[:, 0].tolist() == [48, 53]
+
+
 def by_task(tmp_path):
     values = np.random.default_rng(0).uniform(20, 100, (5, 64))
     name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; head_dim=16, key_dim=16"
     delta = ("mixer=log_linear_delta+lam=content+beta_max=2", "mixer=gated_delta")
-    panels = {f"{name} {i}": dict.fromkeys((*VARIANTS[i:], *delta), x) for i, x in enumerate(values)}
+    panels = {f"{name} {i}": dict.fromkeys((*VARIANTS[i:], *delta), at_best(x)) for i, x in enumerate(values)}
     return figures.draw_by_task(panels, "test accuracy")
 
 
@@ -304,4 +315,4 @@ def test_rates_are_ticked_where_they_were_tried(tmp_path):
 
 @pytest.mark.parametrize(("seeds", "title"), [(1, "1 seed each"), (3, "3 seeds each (strokes), and their mean")])
 def test_seeds_of_all_tasks_are_counted(seeds, title):
-    assert figures.draw_by_task({"A": {"fixed": np.ones(seeds)}}, "test accuracy").get_suptitle() == title
+    assert figures.draw_by_task({"A": {"fixed": at_best(np.ones(seeds))}}, "test accuracy").get_suptitle() == title

@@ -13,7 +13,7 @@ from loglinear_jax.analysis import paper, tables
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.pages import TABLES, Results
 from loglinear_jax.analysis.tables import Table
-from loglinear_jax.analysis.tables.rates import by_rate, chosen_rate
+from loglinear_jax.analysis.tables.rates import by_rate, chosen_interval, chosen_rate
 from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import ACCURACY, load_task
@@ -138,9 +138,14 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     assert shown_as == "best validation accuracy"
     assert list(found) == [f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8)]
     of_four = {
-        variant: values.tolist() for variant, values in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
+        variant: at_best.shown.tolist()
+        for variant, at_best in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
     }
     assert of_four == {"linear": [50, 20, 50, 30], "fixed": [50] * 4, "rope": [25]}
+    accuracies = {f"linear+train.learning_rate={rate}": [*values] * 4 for rate, values in rates.items()}
+    many = made_run(tmp_path, accuracies=accuracies)
+    (drawn,) = tables.accuracies_by_task([many])[0].values()
+    assert drawn["linear"][1:] == chosen_interval(many.task.score, by_rate(many)["linear"])
     tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
     alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
     assert tables.accuracies_by_task([alone])[1] == "test accuracy"

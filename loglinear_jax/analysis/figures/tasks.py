@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.figures.style import FULL_WIDTH, panel_grid, percent_panel, title, wrap
 from loglinear_jax.analysis.labels import colors_of, describe_variant
-from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
+from loglinear_jax.analysis.tables.rates import AtBest
+from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
 MOST_COLUMNS = 3
 
 
-def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]], shown_as: str) -> Figure:
-    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %,
-    with the learning rates as given.
+def draw_by_task(panels: Mapping[str, Mapping[str, AtBest]], shown_as: str) -> Figure:
+    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %.
 
-    panels: by the task's name and the variant, each seed's accuracy in %. shown_as: what that is, such as "test accuracy".
+    panels: by the task's name and the variant, accuracies in %. shown_as: what that is, such as "test accuracy".
     """
     variants = list(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
     names = [wrap(describe_variant(variant), 2.0, 9) for variant in variants]
@@ -29,15 +28,14 @@ def draw_by_task(panels: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
         for variant, color in colors_of(variants).items():
             if variant not in drawn:
                 continue
-            values, y = drawn[variant], variants.index(variant)
+            (values, mean, low, high), y = drawn[variant], variants.index(variant)
             axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
-            mean, low, high = mean_interval(values[np.isfinite(values)])
             axis.hlines(y, low, high, color="0.15", linewidth=1.6)
             axis.plot([mean], [y], "o", color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
         percent_panel(axis, task, 2.1, 9, (len(variants) - 0.5, -0.5), shown_as)
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
-    counts = {len(values) for drawn in panels.values() for values in drawn.values()}
+    counts = {len(at_best.shown) for drawn in panels.values() for at_best in drawn.values()}
     seeds = (
         f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{max(counts)} seed{'s' * (max(counts) > 1)}"
     )

@@ -319,6 +319,7 @@ def at_every_rate(runs: Runs, variants: str) -> Rows:
 OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
     "few seeds": tables.few_seeds_table,
     "parts": tables.parts,
+    "best rates": lambda run: next(iter(tables.rates(run)[1:]), None),
 }
 
 

@@ -59,15 +59,28 @@ def by_rate(run: Run) -> dict[str, list[AtRate]]:
     return {variant: rates for variant, rates in _by_variant(run, on_one_set(run.outcomes)).items() if len(rates) > 1}
 
 
-def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, Float[np.ndarray, " seeds"]]:
-    """By variant without its rates, what each seed has; with several rates, at the one that the other half of the seeds chose.
+class AtBest(NamedTuple):
+    """shown: what each seed has. mean, low, high: of these, with an interval of 95 %; nan where there are too few seeds."""
+
+    shown: Float[np.ndarray, " seeds"]
+    mean: float
+    low: float
+    high: float
+
+
+def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, AtBest]:
+    """By variant without its rates; with several rates, at the one that the other half of the seeds chose (`chosen_interval`).
 
     outcomes: by variant, those of the run with accuracies on the set that is to be shown.
     """
-    return {
-        variant: chosen_rate(run.task.score, rates).shown if len(rates) > 1 else rates[0].outcome.shown
-        for variant, rates in _by_variant(run, outcomes).items()
-    }
+    found, score = {}, run.task.score
+    for variant, rates in _by_variant(run, outcomes).items():
+        if len(rates) > 1:
+            found[variant] = AtBest(chosen_rate(score, rates).shown, *chosen_interval(score, rates))
+        else:
+            shown = rates[0].outcome.shown
+            found[variant] = AtBest(shown, *mean_interval(shown[np.isfinite(shown)]))
+    return found
 
 
 def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -206,7 +219,8 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
     accuracies PUBLISHED_GAIN if None.
     """
     outcomes = on_one_set(run.outcomes)
-    shown = {v: x for v, x in at_best_rates(run, outcomes).items() if np.isfinite(x).all()}
+    at_best = at_best_rates(run, outcomes)
+    shown = {v: x.shown for v, x in at_best.items() if np.isfinite(x.shown).all()}
     if len(shown) < 2 or min(map(len, shown.values())) < FEWEST_TO_DRAW_FROM:
         return None
     score, points = run.task.score, ", points" if run.task.score.unit == "%" else ""

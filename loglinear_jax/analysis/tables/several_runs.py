@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
-from loglinear_jax.analysis.tables.rates import at_best_rates
+from loglinear_jax.analysis.tables.rates import AtBest, at_best_rates
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
@@ -64,21 +64,21 @@ def _in_order(task: ConfigDict) -> tuple:
     return task.name, others
 
 
-def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Float[np.ndarray, " seeds"]]], str]:
-    """(By task and setting in words, then by variant, the accuracy of each seed in %; what they are, such as "test accuracy").
+def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, AtBest]], str]:
+    """(By task and setting in words, then by variant, accuracies in %; what they are, such as "test accuracy").
 
     Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Of a
     variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
-    found: dict[str, dict[str, Float[np.ndarray, " seeds"]]] = {}
+    found: dict[str, dict[str, AtBest]] = {}
     for index, (run, changes) in enumerate(zip(runs, changed_settings(runs), strict=True)):
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
         own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
-        for variant, shown in at_best_rates(run, own).items():
-            if len(shown) > len(of_task.get(variant, ())):
-                of_task[variant] = shown
+        for variant, at_best in at_best_rates(run, own).items():
+            if len(at_best.shown) > (len(of_task[variant].shown) if variant in of_task else 0):
+                of_task[variant] = at_best
     shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
     return {task: drawn for task, drawn in found.items() if drawn}, shown_as
 
