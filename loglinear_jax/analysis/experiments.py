@@ -92,12 +92,21 @@ def experiment_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
 
 
-def changed_settings(runs: Sequence[Run]) -> list[str]:
+def changed_settings(runs: Sequence[Run], groups: Sequence[str] | None = None) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them."""
+    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
+
+    groups: the name of each run's group. Settings in which the runs of one group differ are named at their default too.
+    """
     settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
     differing = [name for name in differing_names(settings) if not name.startswith("task.")]
-    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
+    changes = []
+    for index, setting in enumerate(settings):
+        group = [] if groups is None else [s for s, name in zip(settings, groups, strict=True) if name == groups[index]]
+        in_group = differing_names(group)
+        unsaid = {name: value for name, value in default.items() if name not in in_group}
+        changes.append(_changes({name: setting[name] for name in differing if name in setting}, unsaid))
+    return changes
 
 
 def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:

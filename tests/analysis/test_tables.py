@@ -271,6 +271,13 @@ def test_presets_are_named_among_changes(tmp_path):
     assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
+def test_what_differs_in_a_group_is_named_at_its_default_too(tmp_path):
+    runs = [made_run(tmp_path / name) for name in "abc"]
+    runs[0].config.model.hidden = 32
+    assert changed_settings(runs) == ["hidden=32", "", ""]
+    assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32", "hidden=64", ""]
+
+
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = made_run(tmp_path)
     outcomes = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}

@@ -73,8 +73,9 @@ def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, AtBest]
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
     found: dict[str, dict[str, AtBest]] = {}
-    for index, (run, changes) in enumerate(zip(runs, changed_settings(runs), strict=True)):
-        of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
+    tasks = [run.task.describe() for run in runs]
+    for index, (run, changes) in enumerate(zip(runs, changed_settings(runs, tasks), strict=True)):
+        of_task = found.setdefault("; ".join(filter(None, (tasks[index], changes))), {})
         own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
         for variant, at_best in at_best_rates(run, own).items():
             if len(at_best.shown) > (len(of_task[variant].shown) if variant in of_task else 0):
