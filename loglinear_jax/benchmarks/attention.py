@@ -154,6 +154,7 @@ JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton":
 }
 PEERS, PEERS_OF_DELTA = (*JAX_PEERS, "fla"), (*DELTA_PEERS, "fla_delta")
 ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
+DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
 def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES) -> dict[str, float]:
@@ -397,8 +398,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         type=comma_separated(one_of(ALL_PEERS)),
-        default=["xla", "parallel"],
-        help=f"what to time, of {', '.join(ALL_PEERS)} (default: xla,parallel)",
+        help=f"what to time, of {', '.join(ALL_PEERS)} (default: {','.join(DEFAULT_PEERS)}, of the delta rule "
+        f"{','.join(DEFAULT_PEERS_OF_DELTA)})",
     )
     parser.add_argument("--repeats", type=size, default=10, help="timed repeats, of which the median counts")
     parser.add_argument(
@@ -412,8 +413,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     preset, lengths = PRESETS[args.preset], sorted(args.lengths)
-    of_preset = PEERS_OF_DELTA if preset.get("delta") else PEERS
-    if wrong := [peer for peer in args.peers if peer not in of_preset]:
+    delta = preset.get("delta", False)
+    of_preset = PEERS_OF_DELTA if delta else PEERS
+    peers = args.peers or list(DEFAULT_PEERS_OF_DELTA if delta else DEFAULT_PEERS)
+    if wrong := [peer for peer in peers if peer not in of_preset]:
         raise BadInput(
             f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
         )
@@ -433,7 +436,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output:
             draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
 
-    results, well = measure(preset, lengths, args.peers, args.repeats, args.max_scores, save)
+    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())

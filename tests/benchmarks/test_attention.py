@@ -11,6 +11,7 @@ from loglinear_jax.benchmarks import attention, common, timing
 from loglinear_jax.commands.main import main
 from pallas_kernels import UnsupportedError
 
+TIMES = ("forward_ms", "both_ms", "forward_bytes", "both_bytes")
 SMALL = dict(batch=1, heads=1, groups=1, key_dim=16, value_dim=16, dtype="float32")
 
 
@@ -69,7 +70,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         (["language", "--remat=nope"], "model.remat must be one of none, block"),
         (["training", "--variant=nope"], "variants: 'nope' is not a λ"),
         (
-            ["attention", "--preset=delta"],
+            ["attention", "--preset=delta", "--peers=xla"],
             "--peers: xla is not a peer of --preset=delta: expected some of log_linear_delta, gated_delta, ",
         ),
         (
@@ -89,6 +90,17 @@ def test_what_cannot_be_measured_is_one_line(arguments, message, capsys):
     assert main(["benchmark", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"loglinear_jax benchmark: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "peers"), [("small", ["xla", "parallel"]), ("delta", ["log_linear_delta", "gated_delta"])]
+)
+def test_what_is_timed_unless_peers_are_named(preset, peers, monkeypatch, capsys):
+    timed = []
+    monkeypatch.setattr(attention, "time_jax", lambda name, *rest: timed.append(name) or dict.fromkeys(TIMES, 1.0))
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
+    assert main(["benchmark", "attention", f"--preset={preset}", "--lengths=32"]) == 0
+    assert timed == peers
 
 
 def test_bytes_that_must_be_moved():
