@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, read_config, task_of, variant_config, variant_names
+from loglinear_jax.config import ConfigError, build, read_config, some_of, task_of, variant_config, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.lines import CURVES, missing_evaluations
@@ -164,10 +164,10 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     config = read_config(_config_file(directory))
     names = variant_names(config)
     if variant is None and len(names) > 1:
-        raise ConfigError(f"{directory.path} holds several variants ({', '.join(names)}): name one")
+        raise ConfigError(f"{directory.path} holds several variants ({some_of(names)}): name one")
     variant = names[0] if variant is None else variant
     if variant not in names:
-        raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {', '.join(names)}")
+        raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {some_of(names)}")
     folder = directory.checkpoints(variant)
     if not folder.is_dir():
         why = f"{folder} is a file, expected a folder" if folder.exists() else f"variant {variant!r} has no checkpoint"

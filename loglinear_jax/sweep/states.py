@@ -135,7 +135,9 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
 
 
 def _add_outcomes(source: Workdir, target: Workdir) -> None:
-    """Writes the outcomes to the target's summary.json that it lacks. One that can't be read is left to the run to repair."""
+    """Adds to the target's summary.json the outcomes that stand in the source's alone.
+
+    If either file can't be read, the target's stays as it is: the run that goes on there says so, or makes it again."""
     try:
         found, there = source.read_summary(), target.read_summary()
     except ConfigError:

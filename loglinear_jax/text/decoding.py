@@ -28,9 +28,9 @@ class TextAfter:
     def add(self, token: int) -> str:
         """The text that is sure with this token; empty while there is none."""
         self._ids.append(int(token))
-        if self._is_byte(self._ids[-1]) or self._tokenizer.decode(self._ids).endswith(_NO_CHARACTER):
+        if self._is_byte(self._ids[-1]) or (text := self._tokenizer.decode(self._ids)).endswith(_NO_CHARACTER):
             return ""
-        more = self.rest()
+        more = self._beyond_what_is_written(text)
         if len(self._ids) > 4 * CONTEXT:  # so that a long text takes no longer a token
             self._ids = self._end_of(self._ids)
             self._written = len(self._tokenizer.decode(self._ids))
@@ -38,7 +38,9 @@ class TextAfter:
 
     def rest(self) -> str:
         """What is left, also of a character that is not whole."""
-        text = self._tokenizer.decode(self._ids)
+        return self._beyond_what_is_written(self._tokenizer.decode(self._ids))
+
+    def _beyond_what_is_written(self, text: str) -> str:
         more, self._written = text[self._written :], max(self._written, len(text))
         return more
 
