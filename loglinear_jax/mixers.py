@@ -367,6 +367,16 @@ class MixerSettings:
             return None
         return self.max_length if lam_traits(self.lam).has_levels and self.lam_levels is None else None
 
+    def numbers_kept(self, length: int) -> int:
+        """How many numbers one layer's mixer keeps of a sequence of `length` tokens when it decodes: its states and, if λ
+        looks into its buckets, sums of keys; or all keys and values. What a short convolution keeps is not in it."""
+        if self.mixer == "softmax":
+            return length * (self.groups * self.key_dim + self.heads * self.head_dim)
+        if not self.has_lam:
+            return self.heads * self.key_dim * self.head_dim
+        looks = lam_traits(self.lam).needs_scores
+        return self.heads * num_levels(length) * self.key_dim * (self.head_dim + looks)
+
     def extended(self):
         """The same for sequences of any length: levels that λ was not trained for take the λ of the last that it was. As they
         are if there is no longest sequence. `check` refuses it for a λ that has levels and looks into its buckets."""

@@ -4,7 +4,7 @@ publishes, and in what several runs differ."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -92,14 +92,17 @@ def experiment_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
 
 
-def changed_settings(runs: Sequence[Run], groups: Sequence[str] | None = None) -> list[str]:
+def changed_settings(
+    runs: Sequence[Run], groups: Sequence[str] | None = None, unnamed: Collection[str] = ()
+) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
     "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
 
     groups: the name of each run's group. Settings in which the runs of one group differ are named at their default too.
+    unnamed: settings that are left out, by their dotted names.
     """
     settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
-    differing = [name for name in differing_names(settings) if not name.startswith("task.")]
+    differing = [name for name in differing_names(settings) if not name.startswith("task.") and name not in unnamed]
     changes = []
     for index, setting in enumerate(settings):
         group = [] if groups is None else [s for s, name in zip(settings, groups, strict=True) if name == groups[index]]

@@ -11,6 +11,7 @@ from loglinear_jax.analysis.attention_rows import AttentionRow
 from loglinear_jax.analysis.figures import Panel
 from loglinear_jax.analysis.figures.style import FULL_WIDTH, save
 from loglinear_jax.analysis.tables.rates import AtBest
+from loglinear_jax.analysis.tables.sizes import AtSize
 from loglinear_jax.config import language_config
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
@@ -130,6 +131,22 @@ def by_task(tmp_path):
     return figures.draw_by_task(panels, "test accuracy")
 
 
+def by_size(_):
+    values = np.random.default_rng(0).uniform(20, 100, (3, 64))
+    name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; norm=pre, conv_width=4"
+    sizes = [AtSize(8 * n * n, f"1 × {n} × {n}", at_best(x)) for n, x in zip((8, 16, 128), values, strict=True)]
+    drawn = dict.fromkeys((*VARIANTS, "mixer=log_linear_delta+lam=content+beta_max=2"), sizes)
+    return figures.draw_by_size({f"{name} {i}": drawn for i in range(3)}, "best validation accuracy")
+
+
+def test_a_line_of_sizes_goes_through_the_means():
+    sizes = [AtSize(n, str(n), at_best(np.full(16, float(n)))) for n in (10, 60)]
+    figure = figures.draw_by_size({"A": {"fixed": sizes, "linear": sizes}}, "test accuracy")
+    axis = figure.axes[0]
+    assert len(axis.lines) == 2 and axis.lines[0].get_xydata().tolist() == [[10, 10], [60, 60]]
+    assert [segment[:, 1].tolist() for segment in axis.collections[0].get_segments()] == [[8, 13], [58, 63]]
+
+
 def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
@@ -213,6 +230,7 @@ DRAWN = {
     "rates of perplexity": lambda path: figures.draw_rates(swept_run(path, (0.001, 0.002, 0.004), 16, task="text")),
     "shares": shares,
     "by task": by_task,
+    "by size": by_size,
     "initial memory in a part of a decade": lambda _: initial_memory(101, 130),
     "initial memory over many decades": lambda _: initial_memory(0.02, 3e6),
     "initial memory of several runs": lambda _: initial_memory(5, 900, 4, VARIANTS),

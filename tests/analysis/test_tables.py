@@ -278,6 +278,37 @@ def test_what_differs_in_a_group_is_named_at_its_default_too(tmp_path):
     assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32", "hidden=64", ""]
 
 
+def of_states(folder, width, accuracy, seeds=3, **train):
+    """A run of MQAR of length 128, with two heads of so wide keys and values."""
+    variants = ("mixer=linear", "fixed", "content", "mixer=softmax")
+    run = made_run(folder, accuracies=dict.fromkeys(variants[: 3 if width == 8 else 4], [accuracy] * seeds), **train)
+    run.config.model.key_dim = run.config.model.head_dim = width
+    return run
+
+
+def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_path, monkeypatch):
+    states = [(16, 0.4, 3), (16, 0.6, 4), (8, 0.2, 3)]  # one width twice: the run with more seeds counts
+    runs = [of_states(tmp_path / f"{width}-{n}", width, accuracy, n) for width, accuracy, n in states]
+    other = of_states(tmp_path / "warm", 16, 0.9, warmup_steps=500)
+    found, shown_as = tables.accuracies_by_size([*runs, other])
+    assert shown_as == "best validation accuracy"
+    (task,) = found
+    assert task == "MQAR, length 128, vocabulary 128, pairs 4"
+    assert {variant: [at.numbers for at in sizes] for variant, sizes in found[task].items()} == {
+        "mixer=linear": [2 * 8 * 8, 2 * 16 * 16],
+        "fixed": [2 * 8 * 8 * 8, 2 * 8 * 16 * 16],  # 8 levels
+        "content": [2 * 8 * 8 * (8 + 1), 2 * 8 * 16 * (16 + 1)],
+    }  # softmax has one size
+    assert [at.at_best.mean for at in found[task]["fixed"]] == pytest.approx([20, 60])
+    row = tables.by_size(task, found[task], shown_as).rows[0]
+    assert row == {"variant": "mixer=linear", "2 × 8 × 8": "20.0 with 128", "2 × 16 × 16": "60.0 with 512"}
+    monkeypatch.setattr(Results, "matching", lambda self, name: {"both": runs, "one": [other]}[name])
+    rows = TABLES["by_size"](Results(tmp_path), runs="both", variants="content,mixer=linear")
+    assert [row["variant"] for row in rows] == ["content", "mixer=linear"]
+    with pytest.raises(ConfigError, match="runs=one are of 0 tasks with states of several sizes, expected one"):
+        TABLES["by_size"](Results(tmp_path), runs="one", variants="content")
+
+
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = made_run(tmp_path)
     outcomes = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}

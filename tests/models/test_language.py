@@ -117,6 +117,17 @@ def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(
     assert asked
 
 
+@pytest.mark.parametrize(
+    "settings", [*VARIANTS, {"mixer": "gated_delta"}, {"mixer": "log_linear_delta", "lam": "fixed"}], ids=str
+)
+def test_the_numbers_that_a_layer_keeps_are_those_of_its_cache(settings):
+    model = LanguageModel(dataclasses.replace(SETTINGS, layers=1, **settings))
+    prefill = functools.partial(model.init_with_output, jax.random.key(0), TOKENS[:, :5], 24, method="prefill")
+    (_, (cache,)), _ = jax.eval_shape(prefill)
+    kept = sum(x.size for x in jax.tree.leaves(cache.mixer) if x.ndim) // len(TOKENS)
+    assert kept == model.settings.numbers_kept(24)
+
+
 def test_caches_of_another_lam_are_refused():
     of = {lam: build(lam=lam, layers=1) for lam in ("content", "fixed")}
     caches = {lam: model.apply(params, TOKENS[:, :5], 8, method="prefill")[1][0] for lam, (model, params) in of.items()}

@@ -12,6 +12,7 @@ from loglinear_jax.analysis.figures.learning import (
 )
 from loglinear_jax.analysis.figures.positions import draw_perplexity_by_position
 from loglinear_jax.analysis.figures.rates import draw_rates
+from loglinear_jax.analysis.figures.sizes import draw_by_size
 from loglinear_jax.analysis.figures.style import save
 from loglinear_jax.analysis.figures.tasks import draw_by_task
 
@@ -19,6 +20,7 @@ __all__ = [
     "Panel",
     "draw_answer_levels",
     "draw_attention_rows",
+    "draw_by_size",
     "draw_by_task",
     "draw_complexity",
     "draw_convergence",

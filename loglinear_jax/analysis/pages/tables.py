@@ -315,6 +315,16 @@ def at_every_rate(runs: Runs, variants: str) -> Rows:
     return rows
 
 
+@table()
+def by_size(runs: Runs, variants: str) -> Rows:
+    """Accuracy by the size of the states, and how many numbers a layer keeps: `tables.by_size` of one task."""
+    found, shown_as = tables.accuracies_by_size(runs)
+    if len(found) != 1:
+        raise ConfigError(f"runs={runs.text} are of {len(found)} tasks with states of several sizes, expected one")
+    ((task, sizes),) = found.items()
+    return _chosen_rows(tables.by_size(task, sizes, shown_as).rows, variants)
+
+
 # Of the report about a run, by their names in pages.
 OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
     "few seeds": tables.few_seeds_table,

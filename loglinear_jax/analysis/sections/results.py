@@ -33,6 +33,13 @@ class Results(Section):
             if len(panels) > 1:
                 title = "Every variant in every task"
                 report.add_figure(self.part, figures.draw_by_task(panels, shown_as), "by-task", title)
+        with context.attempt("all runs", "accuracy against the size of the states"):
+            by_size, shown_as = tables.accuracies_by_size(context.runs)
+            if by_size:
+                title = "Accuracy against the size of what a layer keeps"
+                report.add_figure(self.part, figures.draw_by_size(by_size, shown_as), "by-size", title)
+            for index, (task, variants) in enumerate(by_size.items()):
+                report.add_table(self.part, tables.by_size(task, variants, shown_as), f"by-size-{index + 1}")
         for run in context.runs:
             if not run.outcomes:
                 report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")

@@ -10,14 +10,17 @@ from loglinear_jax.analysis.tables.several_runs import (
     by_setting,
     initial_memory,
 )
+from loglinear_jax.analysis.tables.sizes import accuracies_by_size, by_size
 from loglinear_jax.analysis.tables.table import Table
 
 __all__ = [
     "Table",
+    "accuracies_by_size",
     "accuracies_by_task",
     "as_the_paper",
     "by_seed",
     "by_setting",
+    "by_size",
     "dependence",
     "differences",
     "differences_at_best_rates",
