@@ -134,7 +134,7 @@ class Checkpoints:
         if reasons:
             raise NoReadableCheckpoint(
                 f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(reasons)))}) can be read: they are "
-                f"damaged, or of another version of this project ({next(iter(reasons.values()))})"
+                f"damaged, or of another config.json or version of this project ({next(iter(reasons.values()))})"
             )
         return None
 

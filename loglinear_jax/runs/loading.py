@@ -170,7 +170,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {some_of(names)}")
     folder = directory.checkpoints(variant)
     if not folder.is_dir():
-        why = f"{folder} is a file, expected a folder" if folder.exists() else f"variant {variant!r} has no checkpoint"
+        lacking = f"variant {variant!r} has no checkpoint: there is no folder {folder.relative_to(directory.path)}"
+        why = f"{folder} is a file, expected a folder" if folder.exists() else lacking
         raise ConfigError(f"{directory.path}: {why}")
 
     corpus = directory.read_corpus()

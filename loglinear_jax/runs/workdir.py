@@ -115,7 +115,7 @@ class Workdir:
             if differences := self.differences(config):
                 raise ConfigError(
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
-                    "give the same settings, or another --workdir"
+                    "give the same settings as its config.json, or another --workdir"
                 )
             if self.writes and not self._moved and self.differences(config, grown=False):
                 write_json(self.config_file, config.to_dict())
