@@ -83,6 +83,18 @@ def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str,
     return found
 
 
+def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
+    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": of all
+    on the same set)."""
+    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
+    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
+    found = []
+    for index, run in enumerate(runs):
+        own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
+        found.append((run, at_best_rates(run, own)))
+    return found, next((outcome.shown_as for outcome in outcomes.values()), "")
+
+
 def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
     """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
     found: dict[str, dict[str, tuple[float, float]]] = {}

@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
-from loglinear_jax.analysis.tables.rates import AtBest, at_best_rates
+from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import longer_among
-from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
+from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 
 def as_the_paper(runs: Sequence[Run]) -> list[Table]:
@@ -70,17 +70,15 @@ def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, AtBest]
     Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Of a
     variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
-    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
-    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
+    of_runs, shown_as = at_best_of_runs(runs)
     found: dict[str, dict[str, AtBest]] = {}
-    tasks = [run.task.describe() for run in runs]
-    for index, (run, changes) in enumerate(zip(runs, changed_settings(runs, tasks), strict=True)):
-        of_task = found.setdefault("; ".join(filter(None, (tasks[index], changes))), {})
-        own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
-        for variant, at_best in at_best_rates(run, own).items():
+    tasks = [run.task.describe() for run, _ in of_runs]
+    changed = changed_settings([run for run, _ in of_runs], tasks)
+    for (_, of_run), *name in zip(of_runs, tasks, changed, strict=True):
+        of_task = found.setdefault("; ".join(filter(None, name)), {})
+        for variant, at_best in of_run.items():
             if len(at_best.shown) > (len(of_task[variant].shown) if variant in of_task else 0):
                 of_task[variant] = at_best
-    shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
     return {task: drawn for task, drawn in found.items() if drawn}, shown_as
 
 

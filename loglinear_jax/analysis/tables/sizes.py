@@ -7,19 +7,16 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from loglinear_jax.analysis.experiments import changed_settings, experiment_of
-from loglinear_jax.analysis.tables.rates import AtBest, at_best_rates
+from loglinear_jax.analysis.experiments import changed_settings
+from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
-from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import on_one_set
-from loglinear_jax.tasks import ACCURACY
 
-_numbers = operator.attrgetter("numbers", "states")
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
+_numbers = operator.attrgetter("numbers", "states")
 
 
 class AtSize(NamedTuple):
@@ -38,29 +35,21 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     Runs go together that differ in nothing but OF_STATES; a variant that has one size is left out. Of one that was run twice
     with the same size, the run with more seeds, or the first. Rates as in `at_best_rates`.
     """
-    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
-    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
-    groups: dict[tuple, dict[str, dict[str, AtSize]]] = {}  # by experiment, variant and size
-    names: dict[tuple, str] = {}
-    for index, (run, changes) in enumerate(zip(runs, changed_settings(runs, unnamed=OF_STATES), strict=True)):
-        same = tuple((name, repr(value)) for name, value in experiment_of(run).items() if name not in OF_STATES)
-        names[same] = "; ".join(filter(None, (run.task.describe(), changes)))
-        own = {variant: outcome for (i, variant), outcome in outcomes.items() if i == index}
-        for variant, at_best in at_best_rates(run, own).items():
+    of_runs, shown_as = at_best_of_runs(runs)
+    changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES)
+    found: dict[str, dict[str, dict[str, AtSize]]] = {}  # by name, variant and size
+    for (run, of_run), changes in zip(of_runs, changed, strict=True):
+        of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
+        for variant, at_best in of_run.items():
             _, model, _ = checked_settings(variant_config(run.config, variant))
-            sizes = groups.setdefault(same, {}).setdefault(variant, {})
-            states = _in_words(model)
-            if states not in sizes or len(at_best.shown) > len(sizes[states].at_best.shown):
+            sizes, states = of_task.setdefault(variant, {}), f"{model.heads} × {model.key_dim} × {model.head_dim}"
+            if len(at_best.shown) > (len(sizes[states].at_best.shown) if states in sizes else 0):
                 sizes[states] = AtSize(model.numbers_kept(run.task.max_seq_len), states, at_best)
-    shown_as = next((outcome.shown_as for outcome in outcomes.values()), "")
-    found: dict[str, dict[str, list[AtSize]]] = {}
-    for same, variants in groups.items():
-        several = {
-            variant: sorted(sizes.values(), key=_numbers) for variant, sizes in variants.items() if len(sizes) > 1
-        }
-        if several:
-            found[names[same]] = several
-    return found, shown_as
+    several = {
+        task: {variant: sorted(sizes.values(), key=_numbers) for variant, sizes in variants.items() if len(sizes) > 1}
+        for task, variants in found.items()
+    }
+    return {task: variants for task, variants in several.items() if variants}, shown_as
 
 
 def by_size(task: str, variants: Mapping[str, Sequence[AtSize]], shown_as: str) -> Table:
@@ -72,18 +61,11 @@ def by_size(task: str, variants: Mapping[str, Sequence[AtSize]], shown_as: str) 
         rows.append({"variant": variant} | {states: cells.get(states, "–") for states in columns})
         for at in sizes:
             numbers = {"variant": variant, "states": at.states, "numbers_kept": at.numbers}
-            raw.append(
-                numbers
-                | {"num_seeds": len(at.at_best.shown)}
-                | dict(zip(("mean", "low", "high"), at.at_best[1:], strict=True))
-            )
+            of_seeds = at.at_best._asdict()
+            raw.append(numbers | {"num_seeds": len(of_seeds.pop("shown"))} | of_seeds)
     note = (
         "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with how many numbers "
         "a layer keeps of the longest sequence when it decodes: one state, or a state for each level (and sums of keys, if λ "
         "looks at them), or all keys and values."
     )
     return Table(f"{task}: {shown_as}, by the size of the states", rows, raw, note)
-
-
-def _in_words(model: MixerSettings) -> str:
-    return f"{model.heads} × {model.key_dim} × {model.head_dim}"
