@@ -98,7 +98,7 @@ def changed_settings(
     """For each run the settings of model and training in which the runs differ, where they are not the default:
     "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
 
-    groups: the name of each run's group. Settings in which the runs of one group differ are named at their default too.
+    groups: the name of each run's group. The one setting in which the runs of a group differ is named at its default too.
     unnamed: settings that are left out, by their dotted names.
     """
     settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
@@ -107,7 +107,7 @@ def changed_settings(
     for index, setting in enumerate(settings):
         group = [] if groups is None else [s for s, name in zip(settings, groups, strict=True) if name == groups[index]]
         in_group = differing_names(group)
-        unsaid = {name: value for name, value in default.items() if name not in in_group}
+        unsaid = {name: value for name, value in default.items() if in_group != [name]}
         changes.append(_changes({name: setting[name] for name in differing if name in setting}, unsaid))
     return changes
 

@@ -34,7 +34,8 @@ def _without_orbax(otherwise: Callable, unraisable: Any) -> None:
     """For sys.unraisablehook: all but what Orbax's coroutines raise, and what an event loop does because it is closed."""
     of_loop = isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
     code = getattr(unraisable.object, "cr_code", None)
-    if not of_loop and not (code is not None and "orbax" in Path(code.co_filename).parts):
+    of_orbax = code is not None and "orbax" in Path(code.co_filename).parts
+    if not (of_loop or of_orbax):
         otherwise(unraisable)
 
 

@@ -170,9 +170,10 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {some_of(names)}")
     folder = directory.checkpoints(variant)
     if not folder.is_dir():
-        lacking = f"variant {variant!r} has no checkpoint: there is no folder {folder.relative_to(directory.path)}"
-        why = f"{folder} is a file, expected a folder" if folder.exists() else lacking
-        raise ConfigError(f"{directory.path}: {why}")
+        if folder.exists():
+            raise ConfigError(f"{directory.path}: {folder} is a file, expected a folder")
+        missing = folder.relative_to(directory.path)
+        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint: the folder {missing} is missing")
 
     corpus = directory.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])

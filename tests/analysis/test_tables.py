@@ -271,11 +271,13 @@ def test_presets_are_named_among_changes(tmp_path):
     assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
-def test_what_differs_in_a_group_is_named_at_its_default_too(tmp_path):
+def test_the_one_setting_that_differs_in_a_group_is_named_at_its_default_too(tmp_path):
     runs = [made_run(tmp_path / name) for name in "abc"]
     runs[0].config.model.hidden = 32
     assert changed_settings(runs) == ["hidden=32", "", ""]
     assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32", "hidden=64", ""]
+    runs[0].config.model.norm = "pre"  # with several, names of defaults would be long
+    assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32, norm=pre", "", ""]
 
 
 def of_states(folder, width, accuracy, seeds=3, **train):
@@ -302,6 +304,13 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     assert [at.at_best.mean for at in found[task]["fixed"]] == pytest.approx([20, 60])
     row = tables.by_size(task, found[task], shown_as).rows[0]
     assert row == {"variant": "mixer=linear", "2 × 8 × 8": "20.0 with 128", "2 × 16 × 16": "60.0 with 512"}
+    rates = swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}})
+    at_rates = [made_run(tmp_path / f"rates-{width}", accuracies=rates) for width in (8, 16)]
+    for run, width in zip(at_rates, (8, 16), strict=True):
+        run.config.model.key_dim = run.config.model.head_dim = width
+        run.config.train.learning_rate = (0.001, 0.01)
+    ((sizes,),) = (found.values() for found in tables.accuracies_by_size(at_rates)[0].values())
+    assert [(at.numbers, at.at_best.mean) for at in sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
     monkeypatch.setattr(Results, "matching", lambda self, name: {"both": runs, "one": [other]}[name])
     rows = TABLES["by_size"](Results(tmp_path), runs="both", variants="content,mixer=linear")
     assert [row["variant"] for row in rows] == ["content", "mixer=linear"]

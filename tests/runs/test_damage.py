@@ -86,7 +86,7 @@ def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train)
     code, err = train(copied)
     assert code == 0 and "linear: its checkpoint of step 60, the last, is gone. Its outcome stands; --retrain" in err
     assert kept == {name: (copied / name).read_bytes() for name in kept}
-    with pytest.raises(ConfigError, match="'linear' has no checkpoint: there is no folder checkpoints/linear"):
+    with pytest.raises(ConfigError, match="'linear' has no checkpoint: the folder checkpoints/linear is missing"):
         load_run(copied, "linear")
     code, _, err = finish(start(copied, "--retrain"))
     assert code == 0 and "till it is trained again" in err

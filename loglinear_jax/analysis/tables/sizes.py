@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs
+from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs, without_rates
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
@@ -40,8 +40,9 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     found: dict[str, dict[str, dict[str, AtSize]]] = {}  # by name, variant and size
     for (run, of_run), changes in zip(of_runs, changed, strict=True):
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
+        at_rates = without_rates(run.config, run.outcomes)
         for variant, at_best in of_run.items():
-            _, model, _ = checked_settings(variant_config(run.config, variant))
+            _, model, _ = checked_settings(variant_config(run.config, next(iter(at_rates[variant]))))
             sizes, states = of_task.setdefault(variant, {}), f"{model.heads} × {model.key_dim} × {model.head_dim}"
             if len(at_best.shown) > (len(sizes[states].at_best.shown) if states in sizes else 0):
                 sizes[states] = AtSize(model.numbers_kept(run.task.max_seq_len), states, at_best)
