@@ -31,30 +31,33 @@ HELP = "time of training the recall model with many seeds"
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A task of the paper's recall experiments, as a config, and how many seeds are trained at once."""
+    """A recall task, as a config, how many seeds are trained at once, and on how many sequences a step."""
 
     title: str
     config: str
     num_seeds: int
+    batch_size: int = 64
 
 
 WORKLOADS = {
     "mqar": Workload("MQAR, length 128, 32 pairs", "mqar:kv=32", 32),
     "selective_copy": Workload("selective copying, length 1024", "selective_copy:seq=1024", 8),
     "zoology_mqar": Workload("Zoology's MQAR, length 256, 4 to 64 pairs", "zoology_mqar:table2,width=64", 96),
+    "mad": Workload("MAD, in-context recall, length 128", "mad:recall", 32, batch_size=128),
 }
-BATCH_SIZE = 64
 RATES = 6
 # How to compute: the name in the table, and the settings that ask for it.
 WAYS = {
     "float32": ["--config.train.precision=float32"],
     "tf32": ["--config.train.precision=tf32"],
+    "bfloat16": ["--config.train.precision=bfloat16"],
     "rates": ["--config.train.precision=tf32"],
     "xla": ["--config.train.precision=float32", "--config.model.implementation=xla"],
 }
 WAY_TITLES = {
     "float32": "float32",
     "tf32": "TF32",
+    "bfloat16": "bfloat16",
     "rates": f"TF32, a sixth of the seeds at {RATES} learning rates each",
     "xla": "`xla` form, float32",
 }
@@ -145,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     for task, seeds in seeds_of.items():
         workload = WORKLOADS[task]
         for way in args.ways:
-            sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={BATCH_SIZE}"]
+            sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
             given = [f"--config={workload.config}", *sizes, *WAYS[way]]
             experiment = build(read_config_arguments(given).config, args.variant)
             measured = time_training(experiment, args.steps, RATES if way == "rates" else 1)
