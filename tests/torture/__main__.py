@@ -25,21 +25,38 @@ from typing import Any
 from tabulate import tabulate
 from tqdm import tqdm
 
+from loglinear_jax.command_line import BAD_INPUT, BadInput, Parser, check_writable, one_line, path
 from tests.torture.judge import Outcome
 from tests.torture.pool import KINDS, find_kind, made_case, run_cases
 
+CALLED = "python -m tests.torture"
 
-def main(argv: list[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__.splitlines()[0])
+
+def read_arguments(argv: list[str]) -> argparse.Namespace:
+    """Raises BadInput."""
+    parser = Parser(prog=CALLED, description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=[*KINDS, "all"])
     parser.add_argument("--number", type=int, help="cases of each kind (default: the kind's own)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="only the case with this number")
     parser.add_argument("--workers", type=int, default=2, help="processes at once")
     parser.add_argument("--out", type=Path, help="file to write the counts and failures to, as JSON")
-    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
+    parser.add_argument("--folder", type=path, help="where to work (default: a temporary folder)")
     args = parser.parse_args(argv)
+    if args.folder is not None:
+        if not os.path.isdir(args.folder):
+            raise BadInput(f"--folder: {args.folder} is not a folder: expected one that exists")
+        check_writable(args.folder, "--folder")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = read_arguments(argv)
+    except BadInput as error:
+        print(f"{CALLED}:", one_line(error), file=sys.stderr)
+        return BAD_INPUT
     began, found = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="torture-", dir=args.folder) as folder:
         for kind in KINDS if args.kind == "all" else (args.kind,):
@@ -61,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def describe(kind: str, seed: int, number: int, outcome: Outcome) -> dict[str, str]:
     """A failure, with what repeats it."""
-    repeat = f"python -m tests.torture {kind} --seed={seed} --case={number}"
+    repeat = f"{CALLED} {kind} --seed={seed} --case={number}"
     return {"repeat": repeat, "case": str(made_case(kind, seed, number)), "failure": outcome.failure}
 
 

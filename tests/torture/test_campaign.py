@@ -23,6 +23,21 @@ def test_a_sample_of_the_campaign_finds_nothing(kind, tmp_path, capsys):
     assert counts["cases"] == sum(counts["ended"].values()) == SAMPLES[kind] and counts["failures"] == 0
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--folder={}/missing", "--folder: {}/missing is not a folder: expected one that exists"),
+        ("--folder={}/file", "--folder: {}/file is not a folder: expected one that exists"),
+        ("--foldr={}", "unrecognized argument --foldr={} (did you mean --folder?)"),
+    ],
+)
+def test_wrong_usage_is_one_line(argument, message, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert campaign.main(["calls", "--number=1", argument.format(tmp_path)]) == 2
+    assert capsys.readouterr() == ("", f"python -m tests.torture: {message.format(tmp_path)}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_case_is_made_from_its_seed_and_number_alone():
     for kind in pool.KINDS:
         cases = [[str(pool.made_case(kind, seed, number)) for number in range(30)] for seed in (0, 0, 1)]
