@@ -112,8 +112,7 @@ def _cells_of(
     for axis, points in axes.items():
         if axis in values:
             raise ConfigError(f"{source}: {axis} is an axis here and one of [values]: expected another name")
-        if not points:
-            raise ConfigError(f"{source}: {axis} is an empty list: expected at least one value")
+        _check_list(f"{source}: {axis}", points)
     settings = _flat(f"{path}: settings", shared) | _flat(f"{source}: settings", grid.get("settings", {}))
     templates = {"name": grid["name"], "config": grid["config"]}
     templates |= {f"settings.{name}": text for name, text in settings.items()}
@@ -150,11 +149,17 @@ def _flat(source: str, table: Mapping[str, Any], prefix: str = "") -> dict[str, 
     for name, value in table.items():
         if isinstance(value, dict):
             flat |= _flat(source, value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value:
+        elif isinstance(value, list):
+            _check_list(f"{source}.{prefix}{name}", value)
             flat[prefix + name] = ",".join(_text(f"{source}.{prefix}{name}", one) for one in value)
         else:
             flat[prefix + name] = _text(f"{source}.{prefix}{name}", value)
     return flat
+
+
+def _check_list(source: str, values: list[Any]) -> None:
+    if not values:
+        raise ConfigError(f"{source} is an empty list: expected at least one value")
 
 
 def _text(source: str, value: Any) -> str:

@@ -92,6 +92,16 @@ def test_patterns_choose_cells(written):
         ("kv{kv}-seq", "kv{kv-seq", "name = 'kv{kv-seq{seq}': "),
         ("seq = [128, 256]", "seq = [128, 128]", "grid 1 (kv{kv}-seq{seq}): 2 cells have the name kv4-seq128: "),
         ('"alone"', '"kv8-seq256"', "grid 2 (kv8-seq256): 2 cells have the name kv8-seq256: expected another"),
+        (
+            "learning_rate = 1e-3",
+            "learning_rate = []",
+            "grid.toml, grid 1 (kv{kv}-seq{seq}): settings.train.learning_rate is an empty list: expected at least one value",
+        ),
+        (
+            'precision = "tf32"',
+            "precision = []",
+            "grid.toml: settings.train.precision is an empty list: expected at least one value",
+        ),
         ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),
     ],
 )
