@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
         grid = read_grid(args.file)
         cells = track(grid, grid.only(args.only), args.out, changes)
         if args.list:
+            width = max(len(tracked.shown_state) for tracked in cells)
             for tracked in cells:
-                print(f"{tracked.state:<11}  {tracked.command}")
+                print(f"{tracked.shown_state:<{width}}  {tracked.command}")
             print(counts(cells))
             return 0
         open_cells = [tracked for tracked in cells if tracked.state is not State.FINISHED]

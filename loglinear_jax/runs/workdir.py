@@ -133,12 +133,13 @@ class Workdir:
         as_written = ConfigDict(json.loads(to_json(config.to_dict())))
         return config_differences(read_config(self.config_file), as_written, moved=moved, grown=grown)
 
-    def is_finished(self, config: ConfigDict) -> bool:
-        """Whether it holds a run with this config and the outcome of every variant. Raises ConfigError for unreadable files."""
+    def finished_variants(self, config: ConfigDict) -> set[str]:
+        """The config's variants whose outcome it holds; none of a run with another config. Raises ConfigError for unreadable
+        files."""
         if not self.config_file.exists() or self.differences(config):
-            return False
+            return set()
         summary = self.read_summary()
-        return summary is not None and set(variant_names(config)) <= set(summary.variants)
+        return set() if summary is None else set(variant_names(config)) & set(summary.variants)
 
     def is_in_use(self) -> bool:
         """Whether a process trains in it."""

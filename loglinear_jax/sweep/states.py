@@ -37,7 +37,8 @@ class State(enum.StrEnum):
 class Tracked:
     """A cell, its config and workdir, and what is known of it now.
 
-    kept: the folder in which its config.json and summary.json are left. place: where it runs. why, log: of what failed.
+    kept: the folder in which its config.json and summary.json are left. num_finished: how many of its variants have their
+    outcome in the workdir or there. place: where it runs. why, log: of what failed.
     """
 
     cell: Cell
@@ -45,6 +46,7 @@ class Tracked:
     workdir: Path
     kept: Path | None
     state: State = State.NOT_STARTED
+    num_finished: int = 0
     place: str = ""
     why: str = ""
     log: Path | None = None
@@ -60,6 +62,13 @@ class Tracked:
         return shlex.join(["python", "run.py", *self.arguments])
 
     @property
+    def shown_state(self) -> str:
+        """ "interrupted, 3 of 10 variants finished": the state, with the number if only some variants are finished."""
+        if self.state is State.FINISHED or not self.num_finished:
+            return self.state
+        return f"{self.state}, {self.num_finished} of {len(variant_names(self.config))} variants finished"
+
+    @property
     def outcome_folder(self) -> Path:
         """Where its outcome can be read: all of it, if that is anywhere."""
         folders = [folder for folder in (self.workdir, self.kept) if folder is not None]
@@ -68,13 +77,15 @@ class Tracked:
         return next(itertools.chain(finished, begun), self.workdir)
 
     def look(self) -> None:
-        """Sets the state by what is on disk."""
+        """Sets the state by what is on disk. A cell that is kept unfinished is interrupted, as one in the workdir would be."""
         folders = [Workdir(folder) for folder in (self.workdir, self.kept) if folder is not None]
-        if any(_is_finished(folder, self.config) for folder in folders):
+        finished = [_finished_variants(folder, self.config) for folder in folders]
+        self.num_finished = len(set().union(*finished))
+        if set(variant_names(self.config)) in finished:
             self.state = State.FINISHED
         elif folders[0].is_in_use():
             self.state = State.IN_USE
-        elif folders[0].config_file.exists():
+        elif folders[0].config_file.exists() or self.num_finished:
             self.state = State.INTERRUPTED
         else:
             self.state = State.NOT_STARTED
@@ -155,10 +166,14 @@ def _copy(file: Path, folder: Path) -> None:
 
 
 def _is_finished(folder: Workdir, config: ConfigDict) -> bool:
+    return _finished_variants(folder, config) == set(variant_names(config))
+
+
+def _finished_variants(folder: Workdir, config: ConfigDict) -> set[str]:
     try:
-        return folder.is_finished(config)
+        return folder.finished_variants(config)
     except ConfigError:  # the run repairs what it can, or says what is wrong
-        return False
+        return set()
 
 
 def _last_record(metrics: Path) -> dict | None:

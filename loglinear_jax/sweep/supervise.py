@@ -101,7 +101,7 @@ def end_report(cells: Sequence[Tracked]) -> str:
     failed = [tracked for tracked in cells if tracked.state is State.FAILED]
     left = [t for t in cells if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{tracked.cell.name}: {tracked.why}\n    log: {tracked.log}" for tracked in failed]
-    lines += [f"{tracked.cell.name}: {tracked.state}" for tracked in left]
+    lines += [f"{tracked.cell.name}: {tracked.shown_state}" for tracked in left]
     return "\n".join([*lines, counts(cells)])
 
 

@@ -19,12 +19,15 @@ from rich.console import Console
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.runs.lock import only_process
+from loglinear_jax.runs.outcome import RunSummary
+from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
-from loglinear_jax.sweep.supervise import LiveTable, supervise
+from loglinear_jax.sweep.supervise import LiveTable, end_report, supervise
 from loglinear_jax.sweep.worker import Worker
+from tests.analysis.made_runs import made_run
 from tests.runs.tiny import ROOT, TINY
 
 STEPS = {"endless": 20_000, "long": 1_200, "short": 20}
@@ -197,6 +200,43 @@ def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     own.write_text(to_json(timed[1] | {"variants": {"linear": linear} | timed[1]["variants"]}))
     cell.keep()
     assert json.loads((kept / "summary.json").read_text())["variants"] == timed[0]["variants"] | {"linear": linear}
+
+
+def test_a_cell_is_listed_with_the_number_of_its_finished_variants(tmp_path, capsys):
+    """Whether they are kept, in the workdir, or some here and some there."""
+    grid = grid_file(tmp_path, "short-kept", "short-both", "short-begun", "short-new", "short-whole")
+    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed,mlp_softmax"'))
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed", "mlp_softmax")})
+
+    def write(folder, cell, *variants):
+        run = Workdir(tmp_path / folder / cell.workdir.name)
+        run.path.mkdir(parents=True)
+        run.config_file.write_text(to_json(cell.config.to_dict()))
+        if variants:
+            run.write_summary(RunSummary({name: made.outcomes[name] for name in variants}))
+
+    write("kept", cells[0], "linear")
+    write("kept", cells[1], "linear")
+    write("runs", cells[1], "linear", "fixed")
+    write("runs", cells[2])
+    write("kept", cells[4], *made.outcomes)
+    states = [
+        "interrupted, 1 of 3 variants finished",
+        "interrupted, 2 of 3 variants finished",
+        "interrupted",
+        "not started",
+        "finished",
+    ]
+    counted = "5 cell(s): 1 finished, 3 interrupted, 1 not started"
+    assert sweep(grid, "--list") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    width = len(states[0])
+    assert [line[:width].rstrip() for line in lines] == states and last == counted
+    assert all(line[width:].startswith("  python run.py --config=mqar ") for line in lines)
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    left = [f"{cell.cell.name}: {state}" for cell, state in zip(cells[:4], states[:4], strict=True)]
+    assert end_report(cells).splitlines() == [*left, counted]
 
 
 def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_reported(tmp_path):
