@@ -82,6 +82,18 @@ def test_gains_are_paired_by_seed_across_runs(folder):
         TABLES["gains"](Results(ROOT / "results"), columns=other_seeds, rows="y = content,fixed")
 
 
+def test_a_rate_with_several_weight_decays_has_a_column_for_each(tmp_path):
+    """The weight decay of one column must not take the place of another's."""
+    shutil.copytree(ROOT / "results" / "mad-memorisation-rates", tmp_path / "rates")
+    outcomes = json.loads((tmp_path / "rates" / "summary.json").read_text())["variants"]
+    variant = "mixer=log_linear_delta+lam=content"
+    [line] = TABLES["at_every_rate"](Results(tmp_path), runs="rates", variants=variant)
+    assert len(line) == 7
+    for decay, shown in (("0.0", "0.0005 (decay 0)"), ("0.1", "0.0005 (decay 0.1)")):
+        accuracy = outcomes[f"{variant}+train.learning_rate=0.0005+train.weight_decay={decay}"]["test_accuracy"]
+        assert float(line[shown].split()[0]) == pytest.approx(100 * np.mean(accuracy), abs=0.05)
+
+
 def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path):
     repository = tmp_path / "repository"
     (repository / "docs").mkdir(parents=True)

@@ -303,14 +303,15 @@ def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
 
 @table()
 def at_every_rate(runs: Runs, variants: str) -> Rows:
-    """Mean accuracy of each variant of one run with its interval, a column for each of its learning rates."""
+    """Mean accuracy of each variant of one run with its interval, a column for each of its learning rates and weight decays."""
     (run,) = runs
     groups = by_rate(run)
     rows = []
     for variant in variants.split(","):
         if variant not in groups:
             raise ConfigError(f"at_every_rate: {run.name} has no {variant} at several learning rates")
-        of_rates = {f"{at.learning_rate:g}": mean_with_interval(100 * at.outcome.accuracy) for at in groups[variant]}
+        decays = len({at.weight_decay for at in groups[variant]}) > 1
+        of_rates = {name_of(at, decays): mean_with_interval(100 * at.outcome.accuracy) for at in groups[variant]}
         rows.append({"variant": variant} | of_rates)
     return rows
 
