@@ -132,6 +132,11 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
             chosen = read_config_arguments(cell.arguments)
             variant_names(chosen.config)
             known = [Workdir(folder) for folder in (workdir, kept) if folder is not None]
+            if kept is not None and known[1].summary_file.exists() and not known[1].config_file.exists():
+                raise ConfigError(
+                    f"{kept} has a {known[1].summary_file.name} without the {known[1].config_file.name} that it was made with: "
+                    "expected both: put that file back, or move the folder away"
+                )
             if not any(folder.config_file.exists() for folder in known):
                 check_effects(chosen.config, chosen.given)
             elif kept is not None and known[1].config_file.exists() and (found := known[1].differences(chosen.config)):

@@ -256,6 +256,17 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
     assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
 
 
+def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys):
+    grid = grid_file(tmp_path, "short")
+    kept = tmp_path / "kept" / "short"
+    kept.mkdir(parents=True)
+    Workdir(kept).write_summary(RunSummary({}))
+    assert sweep(grid) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"cell short: {kept} has a summary.json without the config.json that it was made with: expected both" in line
+    assert not (tmp_path / "runs" / "short").exists()
+
+
 def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     (tmp_path / "kept" / "short").mkdir(parents=True)

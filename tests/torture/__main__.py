@@ -40,13 +40,15 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="only the case with this number")
     parser.add_argument("--workers", type=int, default=2, help="processes at once")
-    parser.add_argument("--out", type=Path, help="file to write the counts and failures to, as JSON")
+    parser.add_argument("--out", type=path, help="file to write the counts and failures to, as JSON")
     parser.add_argument("--folder", type=path, help="where to work (default: a temporary folder)")
     args = parser.parse_args(argv)
     if args.folder is not None:
         if not os.path.isdir(args.folder):
             raise BadInput(f"--folder: {args.folder} is not a folder: expected one that exists")
         check_writable(args.folder, "--folder")
+    if args.out is not None:
+        check_writable(args.out.parent, "--out")  # not only once all cases have run
     return args
 
 

@@ -28,6 +28,7 @@ def test_a_sample_of_the_campaign_finds_nothing(kind, tmp_path, capsys):
     [
         ("--folder={}/missing", "--folder: {}/missing is not a folder: expected one that exists"),
         ("--folder={}/file", "--folder: {}/file is not a folder: expected one that exists"),
+        ("--out={}/missing/counts.json", "--out: {}/missing can't be written: No such file or directory"),
         ("--foldr={}", "unrecognized argument --foldr={} (did you mean --folder?)"),
     ],
 )
