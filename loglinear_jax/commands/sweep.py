@@ -5,7 +5,7 @@
   loglinear_jax sweep grid.toml --out=shared/runs --cluster=slurm --partition=gpu --time=240
 
 Each cell is what `loglinear_jax train` would run with its arguments. What is finished is skipped, what was interrupted goes on.
---config.section.setting=value changes a setting of every cell.
+With --split each variant of a cell is trained by itself. --config.section.setting=value changes a setting of every cell.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every cell")
     parser.add_argument("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
     parser.add_argument("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
+    parser.add_argument(
+        "--split",
+        action="store_true",
+        help="train each variant of a cell by itself, in OUT/NAME@VARIANT, so that several run at a time",
+    )
     parser.add_argument("--list", action="store_true", help="print each cell's state and command, and start nothing")
     parser.add_argument(
         "--report", type=path, help="folder for tables and figures of the finished cells (see analyze), made at the end"
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     try:
         grid = read_grid(args.file)
-        cells = track(grid, grid.only(args.only), args.out, changes)
+        cells = track(grid, grid.only(args.only), args.out, changes, args.split)
         if args.list:
             width = max(len(tracked.shown_state) for tracked in cells)
             for tracked in cells:
@@ -84,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     print(end_report(cells))
     finished = [tracked for tracked in cells if tracked.state is State.FINISHED]
     if args.report is not None and finished and not stopped:
-        _report([tracked.outcome_folder for tracked in finished], args.report)
+        _report(list(dict.fromkeys(tracked.outcome_folder for tracked in finished)), args.report)
     if len(finished) == len(cells):
         return 0
     return INTERRUPTED if stopped else FAILED

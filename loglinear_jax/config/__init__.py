@@ -30,7 +30,7 @@ from loglinear_jax.config.reading import (
     flat_settings,
     read_config,
 )
-from loglinear_jax.config.variants import variant_config, variant_names
+from loglinear_jax.config.variants import named_variants, variant_config, variant_names
 
 __all__ = [
     "SWEPT",
@@ -48,6 +48,7 @@ __all__ = [
     "flat_settings",
     "has_several",
     "language_config",
+    "named_variants",
     "read_config",
     "released_config",
     "released_language_config",

@@ -20,20 +20,25 @@ def variant_names(config: ConfigDict) -> list[str]:
 
     Raises ConfigError if there are none, or one appears twice.
     """
+    names = named_variants(config)
+    for swept in SWEPT:
+        names = [each for name in names for each in _at_every_value(name, f"train.{swept}", config.train[swept])]
+    if names == [""]:
+        raise ConfigError(f"variants={config.variants!r} names none: expected at least one, such as 'mlp_softplus'")
+    if "" in names:
+        raise ConfigError(f"variants={config.variants!r} has nothing between two commas: expected a variant")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"variants names {repeated[0]!r} twice")
+    return names
+
+
+def named_variants(config: ConfigDict) -> list[str]:
+    """`variant_names` as they are named, each once for all values of a setting of SWEPT. Not checked."""
     variants = config.variants
     if variants is None:
         lam = config.model.lam
         variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
-    names = [name.strip() for name in variants.removesuffix(",").split(",")]
-    for swept in SWEPT:
-        names = [each for name in names for each in _at_every_value(name, f"train.{swept}", config.train[swept])]
-    if names == [""]:
-        raise ConfigError(f"variants={variants!r} names none: expected at least one, such as 'mlp_softplus'")
-    if "" in names:
-        raise ConfigError(f"variants={variants!r} has nothing between two commas: expected a variant")
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"variants names {repeated[0]!r} twice")
-    return names
+    return [name.strip() for name in variants.removesuffix(",").split(",")]
 
 
 def _at_every_value(name: str, path: str, value: Any) -> list[str]:

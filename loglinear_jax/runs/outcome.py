@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -199,6 +199,15 @@ def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutco
     return {key: o if tested else dataclasses.replace(o, test_accuracy=None) for key, o in outcomes.items()}
 
 
+SEVERAL_COMMITS = "commits_of_all_processes"  # in provenance
+
+
+def with_commits(provenance: Mapping[str, str], commits: Sequence[str]) -> dict[str, str]:
+    """The provenance of a summary, with the commits of all its processes, if they are several."""
+    commits = list(dict.fromkeys(commits))
+    return dict(provenance) | ({SEVERAL_COMMITS: ", ".join(commits)} if len(commits) > 1 else {})
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
     """summary.json: the outcomes of a finished run, and where they come from.
@@ -214,6 +223,13 @@ class RunSummary:
     device: str | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds_in_this_process: float | None = None
+
+    @property
+    def commits(self) -> list[str]:
+        """Those of all processes that trained the run, as far as they are known, the first one first."""
+        if SEVERAL_COMMITS in self.provenance:
+            return self.provenance[SEVERAL_COMMITS].split(", ")
+        return list(filter(None, [self.provenance.get("commit")]))
 
     def to_json(self) -> dict[str, Any]:
         return {

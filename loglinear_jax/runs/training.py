@@ -25,7 +25,7 @@ from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.loop import TrainingLoop
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, with_commits
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
@@ -33,8 +33,6 @@ from loglinear_jax.train import TrainSettings
 from pallas_kernels import UnsupportedError
 
 log = logging.getLogger(__name__)
-
-SEVERAL_COMMITS = "commits_of_all_processes"  # in provenance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +110,10 @@ def _train_variants(
                 return RunResult(summary=None, interrupted_at=directory.checkpoints(variants[0]))
             finished |= loop.outcomes(states)
         many = loop.many
-        commits = _commits(directory, summary)
-        several = {SEVERAL_COMMITS: ", ".join(commits)} if len(commits) > 1 else {}
         summary = RunSummary(
             variants={name: finished[name] for name in experiments if name in finished},
             command=process["command"],
-            provenance=process["provenance"] | several,
+            provenance=with_commits(process["provenance"], _commits(directory, summary)),
             device=process["device"],
             versions=process["versions"],
             seconds_in_this_process=time.monotonic() - started,
@@ -128,11 +124,8 @@ def _train_variants(
 
 def _commits(directory: Workdir, summary: RunSummary | None) -> list[str]:
     """Those of all processes that trained the run, the first one first. summary: what the last one wrote, maybe elsewhere."""
-    recorded = [] if summary is None else [summary.provenance.get("commit", "")]
-    if summary is not None and SEVERAL_COMMITS in summary.provenance:
-        recorded = summary.provenance[SEVERAL_COMMITS].split(", ")
-    processes = [process["provenance"]["commit"] for process in directory.read_processes()]
-    return list(dict.fromkeys(filter(None, recorded + processes)))
+    recorded = [] if summary is None else summary.commits
+    return recorded + [process["provenance"]["commit"] for process in directory.read_processes()]
 
 
 def finished_variants(

@@ -8,15 +8,17 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, check_effects, variant_config, variant_names
+from loglinear_jax.config import ConfigError, check_effects, named_variants, variant_config, variant_names
 from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.provenance import config_sha256
+from loglinear_jax.runs.outcome import with_commits
 from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.runs.writing import replace_file
+from loglinear_jax.runs.writing import replace_file, write_json
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.grid import Cell, Grid
 
@@ -35,9 +37,10 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass
 class Tracked:
-    """A cell, its config and workdir, and what is known of it now.
+    """A cell, its config and workdir, and what is known of it now; or one variant of a cell, in a workdir of its own.
 
-    kept: the folder in which its config.json and summary.json are left. num_finished: how many of its variants have their
+    whole: of one variant, the config and command of the cell. kept: the folder in which config.json and summary.json are left,
+    of one variant those of the cell. num_finished: how many of its variants have their
     outcome in the workdir or there. place: where it runs. why, log: of what failed.
     """
 
@@ -45,6 +48,7 @@ class Tracked:
     config: ConfigDict
     workdir: Path
     kept: Path | None
+    whole: tuple[ConfigDict, str] | None = None
     state: State = State.NOT_STARTED
     num_finished: int = 0
     place: str = ""
@@ -72,20 +76,23 @@ class Tracked:
     def outcome_folder(self) -> Path:
         """Where its outcome can be read: all of it, if that is anywhere."""
         folders = [folder for folder in (self.workdir, self.kept) if folder is not None]
-        finished = (folder for folder in folders if _is_finished(Workdir(folder), self.config))
+        if self.whole is not None:
+            folders.reverse()  # there it stands among the others
+        finished = (folder for folder in folders if self._finished_in(folder) == self._names)
         begun = (folder for folder in folders if Workdir(folder).summary_file.exists())
         return next(itertools.chain(finished, begun), self.workdir)
 
     def look(self) -> None:
         """Sets the state by what is on disk. A cell that is kept unfinished is interrupted, as one in the workdir would be."""
-        folders = [Workdir(folder) for folder in (self.workdir, self.kept) if folder is not None]
-        finished = [_finished_variants(folder, self.config) for folder in folders]
+        folders = [folder for folder in (self.workdir, self.kept) if folder is not None]
+        finished = [self._finished_in(folder) for folder in folders]
         self.num_finished = len(set().union(*finished))
-        if set(variant_names(self.config)) in finished:
+        run = Workdir(self.workdir)
+        if self._names in finished:
             self.state = State.FINISHED
-        elif folders[0].is_in_use():
+        elif run.is_in_use():
             self.state = State.IN_USE
-        elif folders[0].config_file.exists() or self.num_finished:
+        elif run.config_file.exists() or self.num_finished:
             self.state = State.INTERRUPTED
         else:
             self.state = State.NOT_STARTED
@@ -93,10 +100,49 @@ class Tracked:
     def keep(self) -> None:
         """Copies config.json and summary.json of a finished cell to where they are kept; what is there stays."""
         run = Workdir(self.workdir)
-        if self.kept is None or _is_finished(Workdir(self.kept), self.config) or not run.summary_file.exists():
+        if self.kept is None or self._finished_in(self.kept) == self._names or not run.summary_file.exists():
             return
-        _copy(run.config_file, self.kept)
-        _add_outcomes(run, Workdir(self.kept))  # with it, it is kept
+        kept = Workdir(self.kept)
+        if self.whole is None:
+            _copy(run.config_file, self.kept)
+            _add_outcomes(run, kept, self._names)  # with it, it is kept
+        else:
+            self.kept.mkdir(parents=True, exist_ok=True)
+            write_json(kept.config_file, self.whole[0].to_dict())
+            self._join(run, kept)
+
+    def _join(self, run: Workdir, kept: Workdir) -> None:
+        """Adds one variant's outcomes to those of its cell. If either file can't be read, that of the cell stays as it is."""
+        config, command = self.whole
+        try:
+            ours, there = run.read_summary(), kept.read_summary()
+        except ConfigError:
+            return
+        parts = [ours] if there is None else [there, ours]
+        outcomes = {name: outcome for part in reversed(parts) for name, outcome in part.variants.items()}
+        commits = [commit for part in parts for commit in part.commits]
+        kept.write_summary(
+            dataclasses.replace(
+                ours,
+                variants={name: outcomes[name] for name in variant_names(config) if name in outcomes},
+                command=command,
+                command_today=None,
+                provenance=with_commits(ours.provenance | {"config_sha256": config_sha256(config.to_dict())}, commits),
+                seconds_in_this_process=sum(part.seconds_in_this_process or 0.0 for part in parts),
+            )
+        )
+
+    @property
+    def _names(self) -> set[str]:
+        return set(variant_names(self.config))
+
+    def _finished_in(self, folder: Path) -> set[str]:
+        """Its variants whose outcome is there."""
+        config = self.config if self.whole is None or folder == self.workdir else self.whole[0]
+        try:
+            return Workdir(folder).finished_variants(config) & self._names
+        except ConfigError:  # the run repairs what it can, or says what is wrong
+            return set()
 
     def take_up(self) -> None:
         """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to the
@@ -104,9 +150,11 @@ class Tracked:
         run = Workdir(self.workdir)
         if self.kept is not None and Workdir(self.kept).summary_file.exists():
             kept = Workdir(self.kept)
-            _add_outcomes(kept, run)
-            if not run.config_file.exists():
+            _add_outcomes(kept, run, self._names)
+            if self.whole is None and not run.config_file.exists():
                 _copy(kept.config_file, self.workdir)  # with it, there is a run
+            elif run.summary_file.exists() and not run.config_file.exists():
+                write_json(run.config_file, self.config.to_dict())
 
     def progress(self) -> str:
         """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
@@ -119,8 +167,11 @@ class Tracked:
         return f"{names.index(name) + 1}/{len(names)} {name}: {record['step']:,}/{steps:,}"
 
 
-def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = ()) -> list[Tracked]:
-    """The cells with their configs and states. changes: more arguments, --config.field=value, of each of them.
+def track(
+    grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = (), split: bool = False
+) -> list[Tracked]:
+    """The cells with their configs and states. changes: more arguments, --config.field=value, of each of them. split: each
+    variant of a cell in a workdir of its own, NAME@VARIANT, unless the cell has begun in one already.
 
     Raises ConfigError naming the first cell whose config can't be, or another one than that of its kept outcome.
     """
@@ -145,40 +196,56 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
                 )
         except SettingError as error:
             raise cell.error(error) from error
-        tracked.append(Tracked(cell, chosen.config, workdir, kept))
-        tracked[-1].look()
+        one = Tracked(cell, chosen.config, workdir, kept)
+        tracked += _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
+    for one in tracked:
+        one.look()
     return tracked
 
 
-def _add_outcomes(source: Workdir, target: Workdir) -> None:
-    """Adds to the target's summary.json the outcomes that stand in the source's alone.
+def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
+    """One for each variant of a cell; at all rates, if it has several."""
+    names = named_variants(tracked.config)
+    if len(names) == 1:
+        return [tracked]
+    parts = []
+    for name in names:
+        cell = dataclasses.replace(
+            tracked.cell,
+            name=f"{tracked.cell.name}@{name}",
+            arguments=(*tracked.cell.arguments, f"--config.variants={name}"),
+        )
+        config = read_config_arguments(cell.arguments).config
+        parts.append(
+            dataclasses.replace(
+                tracked, cell=cell, config=config, workdir=out / cell.name, whole=(tracked.config, tracked.command)
+            )
+        )
+    return parts
+
+
+def _add_outcomes(source: Workdir, target: Workdir, names: Collection[str]) -> None:
+    """Adds to the target's summary.json the outcomes of these variants that stand in the source's alone.
 
     If either file can't be read, the target's stays as it is: the run that goes on there says so, or makes it again."""
     try:
         found, there = source.read_summary(), target.read_summary()
     except ConfigError:
         return
-    if there is None:
-        _copy(source.summary_file, target.path)
-    elif found is not None and not set(found.variants) <= set(there.variants):
-        variants = there.variants | {name: x for name, x in found.variants.items() if name not in there.variants}
-        target.write_summary(dataclasses.replace(found, variants=variants))
+    variants = {} if there is None else there.variants
+    added = (
+        {}
+        if found is None
+        else {name: x for name, x in found.variants.items() if name in names and name not in variants}
+    )
+    if added:
+        target.path.mkdir(parents=True, exist_ok=True)
+        target.write_summary(dataclasses.replace(found, variants=variants | added))
 
 
 def _copy(file: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / file.name, lambda copied: copied.write(file.read_text()))
-
-
-def _is_finished(folder: Workdir, config: ConfigDict) -> bool:
-    return _finished_variants(folder, config) == set(variant_names(config))
-
-
-def _finished_variants(folder: Workdir, config: ConfigDict) -> set[str]:
-    try:
-        return folder.finished_variants(config)
-    except ConfigError:  # the run repairs what it can, or says what is wrong
-        return set()
 
 
 def _last_record(metrics: Path) -> dict | None:

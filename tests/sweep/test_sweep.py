@@ -18,6 +18,7 @@ import submitit
 from rich.console import Console
 
 from loglinear_jax.commands.main import main
+from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.workdir import Workdir
@@ -254,6 +255,61 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
     summary.write_text(to_json(some))  # a copy that is behind
     cell.look()
     assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
+
+
+def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys):
+    grid = grid_file(tmp_path, "short")
+    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    assert sweep(grid, "--split", "--workers=2") == 0
+    assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
+    runs, kept = tmp_path / "runs", tmp_path / "kept" / "short"
+    assert {path.name for path in runs.iterdir()} == {".sweep", "short@linear", "short@fixed"}
+    apart = [json.loads((runs / f"short@{name}" / "summary.json").read_text()) for name in ("linear", "fixed")]
+    summary = json.loads((kept / "summary.json").read_text())
+    assert list(summary["variants"]) == ["linear", "fixed"]
+    assert summary["variants"] == apart[0]["variants"] | apart[1]["variants"]
+    assert summary["seconds_in_this_process"] == pytest.approx(sum(one["seconds_in_this_process"] for one in apart))
+    (whole,) = track(read_grid(grid), read_grid(grid).cells, runs)
+    assert whole.state is State.FINISHED and summary["command"] == whole.command
+    assert Workdir(kept).differences(whole.config, grown=False) == []
+    assert summary["provenance"]["config_sha256"] == config_sha256(json.loads((kept / "config.json").read_text()))
+    folders = {one.outcome_folder for one in track(read_grid(grid), read_grid(grid).cells, runs, split=True)}
+    assert folders == {kept}  # a report has them as one run
+
+    # What is kept is enough, and what is missing there comes from the workdirs without training.
+    shutil.rmtree(runs / "short@linear")
+    (kept / "summary.json").write_text(to_json(summary | {"variants": {"linear": summary["variants"]["linear"]}}))
+    assert sweep(grid, "--split", "--list") == 0
+    assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
+    assert sweep(grid, "--split") == 0 and not (runs / "short@linear").exists()
+    assert json.loads((kept / "summary.json").read_text())["variants"] == summary["variants"]
+
+
+def test_what_is_split(tmp_path):
+    """One part for all rates of a variant, which takes up those that are kept; not what has begun in one workdir."""
+    grid, runs = grid_file(tmp_path, "short", "short-begun"), tmp_path / "runs"
+    text = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(text.replace("[settings]", "[settings]\ntrain.learning_rate = [0.1, 0.2]"))
+    begun = track(read_grid(grid), read_grid(grid).cells, runs)[1]
+    begun.workdir.mkdir(parents=True)
+    Workdir(begun.workdir).config_file.write_text(to_json(begun.config.to_dict()))
+    cells = track(read_grid(grid), read_grid(grid).cells, runs, split=True)
+    assert [cell.cell.name for cell in cells] == ["short@linear", "short@fixed", "short-begun"]
+    rates = [f"linear+train.learning_rate={rate}" for rate in ("0.1", "0.2")]
+    made = made_run(tmp_path, accuracies={name: [0.5] for name in rates}).outcomes
+    Workdir(cells[0].kept).path.mkdir(parents=True)
+    Workdir(cells[0].kept).config_file.write_text(to_json(cells[0].whole[0].to_dict()))
+    Workdir(cells[0].kept).write_summary(RunSummary({rates[0]: made[rates[0]]}))
+    for cell in cells[:2]:
+        cell.look()
+        cell.take_up()
+    assert [cell.shown_state for cell in cells[:2]] == ["interrupted, 1 of 2 variants finished", "not started"]
+    run = Workdir(cells[0].workdir)
+    assert run.differences(cells[0].config, grown=False) == [] and set(run.read_summary().variants) == {rates[0]}
+    assert not cells[1].workdir.exists()
+    run.write_summary(RunSummary(made))
+    cells[0].keep()
+    assert list(Workdir(cells[0].kept).read_summary().variants) == rates
 
 
 def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys):
