@@ -208,12 +208,12 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
     names = named_variants(tracked.config)
     if len(names) == 1:
         return [tracked]
-    parts = []
+    parts, arguments = [], [text for text in tracked.cell.arguments if not text.startswith("--config.variants=")]
     for name in names:
         cell = dataclasses.replace(
             tracked.cell,
             name=f"{tracked.cell.name}@{name}",
-            arguments=(*tracked.cell.arguments, f"--config.variants={name}"),
+            arguments=(*arguments, f"--config.variants={name}"),
         )
         config = read_config_arguments(cell.arguments).config
         parts.append(
