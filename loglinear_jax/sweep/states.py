@@ -8,17 +8,28 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, check_effects, named_variants, variant_config, variant_names
+from loglinear_jax.command_line import MOST_BYTES_OF_NAME
+from loglinear_jax.config import (
+    ConfigError,
+    check_effects,
+    config_differences,
+    named_variants,
+    read_config,
+    variant_config,
+    variant_names,
+)
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
-from loglinear_jax.runs.outcome import with_commits
+from loglinear_jax.runs.errors import RunFailed
+from loglinear_jax.runs.outcome import RunSummary, with_commits
 from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.runs.writing import replace_file, write_json
+from loglinear_jax.runs.writing import to_json, write_json
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.grid import Cell, Grid
 
@@ -39,9 +50,9 @@ class State(enum.StrEnum):
 class Tracked:
     """A cell, its config and workdir, and what is known of it now; or one variant of a cell, in a workdir of its own.
 
-    whole: of one variant, the config and command of the cell. kept: the folder in which config.json and summary.json are left,
-    of one variant those of the cell. num_finished: how many of its variants have their
-    outcome in the workdir or there. place: where it runs. why, log: of what failed.
+    whole: set for one variant only: config and command of its cell. kept: the folder in which config.json and summary.json are
+    left, of one variant those of the cell. num_finished: how many of its variants have their outcome in the workdir or there.
+    place: where it runs. why, log: of what failed.
     """
 
     cell: Cell
@@ -98,39 +109,45 @@ class Tracked:
             self.state = State.NOT_STARTED
 
     def keep(self) -> None:
-        """Copies config.json and summary.json of a finished cell to where they are kept; what is there stays."""
+        """Puts config.json and summary.json of a finished cell where they are kept; what is there stays. What keeps it from
+        that is said in `why`."""
         run = Workdir(self.workdir)
         if self.kept is None or self._finished_in(self.kept) == self._names or not run.summary_file.exists():
             return
-        kept = Workdir(self.kept)
-        if self.whole is None:
-            _copy(run.config_file, self.kept)
-            _add_outcomes(run, kept, self._names)  # with it, it is kept
-        else:
-            self.kept.mkdir(parents=True, exist_ok=True)
-            write_json(kept.config_file, self.whole[0].to_dict())
-            self._join(run, kept)
-
-    def _join(self, run: Workdir, kept: Workdir) -> None:
-        """Adds one variant's outcomes to those of its cell. If either file can't be read, that of the cell stays as it is."""
-        config, command = self.whole
         try:
-            ours, there = run.read_summary(), kept.read_summary()
-        except ConfigError:
-            return
-        parts = [ours] if there is None else [there, ours]
-        outcomes = {name: outcome for part in reversed(parts) for name, outcome in part.variants.items()}
-        commits = [commit for part in parts for commit in part.commits]
-        kept.write_summary(
-            dataclasses.replace(
+            self._add_to(Workdir(self.kept), run.read_summary())
+        except (ConfigError, RunFailed) as error:
+            self.why = f"not kept: {error}"
+
+    def _add_to(self, kept: Workdir, ours: RunSummary) -> None:
+        """Raises ConfigError and RunFailed."""
+        config = self.config if self.whole is None else self.whole[0]
+        config, has_ours = ConfigDict(json.loads(to_json(config.to_dict()))), False
+        if kept.config_file.exists():
+            there = read_config(kept.config_file)
+            has_ours = not config_differences(config, there, moved=True, grown=True)
+            if not has_ours and (found := config_differences(there, config, moved=True, grown=True)):
+                raise ConfigError(f"{kept.path} keeps the outcome of another config ({'; '.join(found)})")
+            config = there if has_ours else config
+        summaries = [ours] if (there := kept.read_summary()) is None else [there, ours]
+        outcomes = {name: outcome for one in reversed(summaries) for name, outcome in one.variants.items()}
+        commits = [commit for one in summaries for commit in one.commits]
+        kept.path.mkdir(parents=True, exist_ok=True)
+        if not has_ours:
+            write_json(kept.config_file, config.to_dict())
+        if self.whole is not None:
+            written = json.loads(kept.config_file.read_text())
+            ours = dataclasses.replace(
                 ours,
-                variants={name: outcomes[name] for name in variant_names(config) if name in outcomes},
-                command=command,
+                command=self.whole[1],
                 command_today=None,
-                provenance=with_commits(ours.provenance | {"config_sha256": config_sha256(config.to_dict())}, commits),
-                seconds_in_this_process=sum(part.seconds_in_this_process or 0.0 for part in parts),
+                provenance=ours.provenance | {"config_sha256": config_sha256(written)},
+                device=", ".join(dict.fromkeys(one.device for one in summaries if one.device)) or None,
+                seconds_in_this_process=sum(one.seconds_in_this_process or 0.0 for one in summaries),
             )
-        )
+        variants = {name: outcomes[name] for name in variant_names(config) if name in outcomes}
+        provenance = with_commits(ours.provenance, commits)
+        kept.write_summary(dataclasses.replace(ours, variants=variants, provenance=provenance))  # with it, it is kept
 
     @property
     def _names(self) -> set[str]:
@@ -147,14 +164,29 @@ class Tracked:
     def take_up(self) -> None:
         """Before the cell is started: copies what is kept of it, if only some of its variants are finished there, to the
         workdir, as far as that has none of its own. The run then trains the others."""
-        run = Workdir(self.workdir)
-        if self.kept is not None and Workdir(self.kept).summary_file.exists():
-            kept = Workdir(self.kept)
-            _add_outcomes(kept, run, self._names)
-            if self.whole is None and not run.config_file.exists():
-                _copy(kept.config_file, self.workdir)  # with it, there is a run
-            elif run.summary_file.exists() and not run.config_file.exists():
-                write_json(run.config_file, self.config.to_dict())
+        run, kept = Workdir(self.workdir), None if self.kept is None else Workdir(self.kept)
+        try:
+            if run.config_file.exists() and run.differences(self.config):
+                return  # the run refuses it
+            found = None if kept is None or not kept.config_file.exists() else kept.read_summary()
+            there = run.read_summary()
+        except ConfigError:  # the run that goes on there says so, or makes it again
+            return
+        if found is not None:
+            variants = {} if there is None else there.variants
+            added = {name: x for name, x in found.variants.items() if name in self._names and name not in variants}
+            if added:
+                head = found
+                if there is not None:
+                    commits = there.commits + found.commits
+                    head = dataclasses.replace(there, provenance=with_commits(there.provenance, commits))
+                run.path.mkdir(parents=True, exist_ok=True)
+                run.write_summary(dataclasses.replace(head, variants=variants | added))
+        if not run.config_file.exists() and (found is not None or self.whole is not None):
+            # With it, there is a run, whose settings are not asked again whether they have an effect: on one variant of a
+            # cell not all need have one.
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_json(run.config_file, self.config.to_dict())
 
     def progress(self) -> str:
         """ "2/5 linear: 1,200/5,000": which variant, and its step, as far as they are recorded."""
@@ -198,7 +230,12 @@ def track(
             raise cell.error(error) from error
         one = Tracked(cell, chosen.config, workdir, kept)
         tracked += _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
+    count = Counter(one.workdir for one in tracked)
     for one in tracked:
+        if count[one.workdir] > 1:
+            raise one.cell.error(
+                f"{count[one.workdir]} cells have the workdir {one.workdir}: expected another for each"
+            )
         one.look()
     return tracked
 
@@ -215,6 +252,11 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
             name=f"{tracked.cell.name}@{name}",
             arguments=(*arguments, f"--config.variants={name}"),
         )
+        if len(cell.name.encode()) > MOST_BYTES_OF_NAME:
+            raise tracked.cell.error(
+                f"--split: {cell.name} has {len(cell.name.encode())} bytes: expected a folder's name of no more than "
+                f"{MOST_BYTES_OF_NAME}"
+            )
         config = read_config_arguments(cell.arguments).config
         parts.append(
             dataclasses.replace(
@@ -222,30 +264,6 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
             )
         )
     return parts
-
-
-def _add_outcomes(source: Workdir, target: Workdir, names: Collection[str]) -> None:
-    """Adds to the target's summary.json the outcomes of these variants that stand in the source's alone.
-
-    If either file can't be read, the target's stays as it is: the run that goes on there says so, or makes it again."""
-    try:
-        found, there = source.read_summary(), target.read_summary()
-    except ConfigError:
-        return
-    variants = {} if there is None else there.variants
-    added = (
-        {}
-        if found is None
-        else {name: x for name, x in found.variants.items() if name in names and name not in variants}
-    )
-    if added:
-        target.path.mkdir(parents=True, exist_ok=True)
-        target.write_summary(dataclasses.replace(found, variants=variants | added))
-
-
-def _copy(file: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / file.name, lambda copied: copied.write(file.read_text()))
 
 
 def _last_record(metrics: Path) -> dict | None:

@@ -102,6 +102,7 @@ def end_report(cells: Sequence[Tracked]) -> str:
     left = [t for t in cells if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{tracked.cell.name}: {tracked.why}\n    log: {tracked.log}" for tracked in failed]
     lines += [f"{tracked.cell.name}: {tracked.shown_state}" for tracked in left]
+    lines += [f"{t.cell.name}: {t.state}, {t.why}" for t in cells if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(cells)])
 
 

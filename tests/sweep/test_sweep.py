@@ -259,14 +259,15 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
 
 def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
-    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
+    grid.write_text(grid.read_text().replace('variants = "linear"', variants))
     assert sweep(grid, "--split", "--workers=2") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
     runs, kept = tmp_path / "runs", tmp_path / "kept" / "short"
-    assert {path.name for path in runs.iterdir()} == {".sweep", "short@linear", "short@fixed"}
-    apart = [json.loads((runs / f"short@{name}" / "summary.json").read_text()) for name in ("linear", "fixed")]
+    assert {path.name for path in runs.iterdir()} == {".sweep", "short@mlp_softplus", "short@fixed"}
+    apart = [json.loads((runs / f"short@{name}" / "summary.json").read_text()) for name in ("mlp_softplus", "fixed")]
     summary = json.loads((kept / "summary.json").read_text())
-    assert list(summary["variants"]) == ["linear", "fixed"]
+    assert list(summary["variants"]) == ["mlp_softplus", "fixed"]
     assert summary["variants"] == apart[0]["variants"] | apart[1]["variants"]
     assert summary["seconds_in_this_process"] == pytest.approx(sum(one["seconds_in_this_process"] for one in apart))
     (whole,) = track(read_grid(grid), read_grid(grid).cells, runs)
@@ -277,11 +278,13 @@ def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys
     assert folders == {kept}  # a report has them as one run
 
     # What is kept is enough, and what is missing there comes from the workdirs without training.
-    shutil.rmtree(runs / "short@linear")
-    (kept / "summary.json").write_text(to_json(summary | {"variants": {"linear": summary["variants"]["linear"]}}))
+    shutil.rmtree(runs / "short@mlp_softplus")
+    (kept / "summary.json").write_text(
+        to_json(summary | {"variants": {"mlp_softplus": summary["variants"]["mlp_softplus"]}})
+    )
     assert sweep(grid, "--split", "--list") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
-    assert sweep(grid, "--split") == 0 and not (runs / "short@linear").exists()
+    assert sweep(grid, "--split") == 0 and not (runs / "short@mlp_softplus").exists()
     assert json.loads((kept / "summary.json").read_text())["variants"] == summary["variants"]
 
 
@@ -306,10 +309,49 @@ def test_what_is_split(tmp_path):
     assert [cell.shown_state for cell in cells[:2]] == ["interrupted, 1 of 2 variants finished", "not started"]
     run = Workdir(cells[0].workdir)
     assert run.differences(cells[0].config, grown=False) == [] and set(run.read_summary().variants) == {rates[0]}
-    assert not cells[1].workdir.exists()
-    run.write_summary(RunSummary(made))
+    run.write_summary(RunSummary(made, device="b", seconds_in_this_process=2.0))
     cells[0].keep()
     assert list(Workdir(cells[0].kept).read_summary().variants) == rates
+
+
+def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_path):
+    """By a sweep of a longer grid, and by one of other settings."""
+    grid = grid_file(tmp_path, "short")
+    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    _, ours = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
+    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "content", "fixed")}).outcomes
+    run, kept = Workdir(ours.workdir), Workdir(ours.kept)
+    for folder in (run, kept):
+        folder.path.mkdir(parents=True)
+    config = json.loads(to_json(ours.whole[0].to_dict())) | {"variants": "linear,content,fixed"}
+    kept.config_file.write_text(to_json(config))
+    kept.write_summary(RunSummary({n: made[n] for n in ("linear", "content")}, device="a", seconds_in_this_process=5.0))
+    run.write_summary(RunSummary({"fixed": made["fixed"]}, device="b", seconds_in_this_process=2.0))
+    ours.keep()
+    summary = kept.read_summary()
+    assert list(summary.variants) == list(made) and json.loads(kept.config_file.read_text()) == config
+    assert (summary.device, summary.seconds_in_this_process) == ("a, b", 7.0)
+
+    config["train"]["num_steps"] = 30
+    kept.config_file.write_text(to_json(config))
+    kept.write_summary(RunSummary({"linear": made["linear"]}))
+    ours.keep()
+    assert list(kept.read_summary().variants) == ["linear"]
+    ours.state = State.FINISHED
+    expected = (
+        f"short@fixed: finished, not kept: {kept.path} keeps the outcome of another config (train.num_steps: 30 → 20"
+    )
+    assert expected in end_report([ours])
+
+
+def test_no_two_cells_have_one_workdir(tmp_path, capsys):
+    grid = grid_file(tmp_path, "short")
+    text = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(text + '\n[[grid]]\nname = "short@linear"\nconfig = "mqar"\nsettings.variants = "linear"\n')
+    assert sweep(grid, "--split", "--list") == 2
+    assert (
+        f"2 cells have the workdir {tmp_path}/runs/short@linear: expected another for each" in capsys.readouterr().err
+    )
 
 
 def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys):
