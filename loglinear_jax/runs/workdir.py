@@ -92,7 +92,7 @@ class Workdir:
         try:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                others = {path.name for path in self.path.iterdir()} - {self.lock_file.name, "config.json.partial"}
+                others = self.files()
         except CannotWrite as error:
             raise ConfigError(f"workdir {error}") from error
         if others and not self.config_file.exists():
@@ -102,6 +102,11 @@ class Workdir:
             )
         with only_process(self.lock_file, self.writes):
             yield
+
+    def files(self) -> set[str]:
+        """Names in the folder, but for those that are there before its config.json; none without a folder."""
+        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        return names - {self.lock_file.name, "config.json.partial"}
 
     def prepare(self, config: ConfigDict) -> bool:
         """Makes the folder ready for a run with this config; True if there is a run of it to go on with.

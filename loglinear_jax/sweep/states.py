@@ -166,8 +166,12 @@ class Tracked:
         workdir, as far as that has none of its own. The run then trains the others."""
         run, kept = Workdir(self.workdir), None if self.kept is None else Workdir(self.kept)
         try:
-            if run.config_file.exists() and run.differences(self.config):
-                return  # the run refuses it
+            if run.config_file.exists():
+                refused = bool(run.differences(self.config))
+            else:
+                refused = not run.files() <= {run.summary_file.name}
+            if refused:  # by the run, which says why
+                return
             found = None if kept is None or not kept.config_file.exists() else kept.read_summary()
             there = run.read_summary()
         except ConfigError:  # the run that goes on there says so, or makes it again

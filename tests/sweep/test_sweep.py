@@ -303,9 +303,12 @@ def test_what_is_split(tmp_path):
     Workdir(cells[0].kept).path.mkdir(parents=True)
     Workdir(cells[0].kept).config_file.write_text(to_json(cells[0].whole[0].to_dict()))
     Workdir(cells[0].kept).write_summary(RunSummary({rates[0]: made[rates[0]]}))
+    cells[1].workdir.mkdir()
+    (cells[1].workdir / "notes.txt").touch()  # a folder of something else, which is to be refused
     for cell in cells[:2]:
         cell.look()
         cell.take_up()
+    assert [path.name for path in cells[1].workdir.iterdir()] == ["notes.txt"]
     assert [cell.shown_state for cell in cells[:2]] == ["interrupted, 1 of 2 variants finished", "not started"]
     run = Workdir(cells[0].workdir)
     assert run.differences(cells[0].config, grown=False) == [] and set(run.read_summary().variants) == {rates[0]}
