@@ -126,8 +126,8 @@ class Tracked:
         if kept.config_file.exists():
             there = read_config(kept.config_file)
             has_ours = not config_differences(config, there, moved=True, grown=True)
-            if not has_ours and (found := config_differences(there, config, moved=True, grown=True)):
-                raise ConfigError(f"{kept.path} keeps the outcome of another config ({'; '.join(found)})")
+            if not has_ours:
+                _check_kept(kept, config)
             config = there if has_ours else config
         summaries = [ours] if (there := kept.read_summary()) is None else [there, ours]
         outcomes = {name: outcome for one in reversed(summaries) for name, outcome in one.variants.items()}
@@ -174,7 +174,7 @@ class Tracked:
                 return
             found = None if kept is None or not kept.config_file.exists() else kept.read_summary()
             there = run.read_summary()
-        except ConfigError:  # the run that goes on there says so, or makes it again
+        except (ConfigError, OSError):  # the run that goes on there says so, or makes it again
             return
         if found is not None:
             variants = {} if there is None else there.variants
@@ -226,10 +226,8 @@ def track(
                 )
             if not any(folder.config_file.exists() for folder in known):
                 check_effects(chosen.config, chosen.given)
-            elif kept is not None and known[1].config_file.exists() and (found := known[1].differences(chosen.config)):
-                raise ConfigError(
-                    f"{kept} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
-                )
+            elif kept is not None and known[1].config_file.exists():
+                _check_kept(known[1], chosen.config)
         except SettingError as error:
             raise cell.error(error) from error
         one = Tracked(cell, chosen.config, workdir, kept)
@@ -242,6 +240,14 @@ def track(
             )
         one.look()
     return tracked
+
+
+def _check_kept(kept: Workdir, config: ConfigDict) -> None:
+    """Raises ConfigError if what is kept is the outcome of another config."""
+    if found := kept.differences(config):
+        raise ConfigError(
+            f"{kept.path} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
+        )
 
 
 def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:

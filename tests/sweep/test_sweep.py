@@ -309,6 +309,10 @@ def test_what_is_split(tmp_path):
         cell.look()
         cell.take_up()
     assert [path.name for path in cells[1].workdir.iterdir()] == ["notes.txt"]
+    shutil.rmtree(cells[1].workdir)
+    cells[1].workdir.touch()  # nor is a file
+    cells[1].take_up()
+    assert cells[1].workdir.is_file()
     assert [cell.shown_state for cell in cells[:2]] == ["interrupted, 1 of 2 variants finished", "not started"]
     run = Workdir(cells[0].workdir)
     assert run.differences(cells[0].config, grown=False) == [] and set(run.read_summary().variants) == {rates[0]}
