@@ -151,6 +151,15 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     assert tables.accuracies_by_task([alone])[1] == "test accuracy"
 
 
+def test_of_each_task_only_settings_in_which_its_own_runs_differ_are_named(tmp_path):
+    runs = [made_run(tmp_path), made_run(tmp_path, batch_size=16), made_run(tmp_path, pairs=8, batch_size=32)]
+    four, eight = (f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8))
+    default = runs[0].config.train.batch_size
+    assert default not in (16, 32)
+    found, _ = tables.accuracies_by_task(runs)
+    assert list(found) == [f"{four}; batch_size={default}", f"{four}; batch_size=16", eight]
+
+
 def window_of(tmp_path, accuracies, decays=(0.0,)):
     """The row of best rates of `linear`, and its numbers. accuracies: by rate, or by weight decay and rate, of 16 seeds;
     another variant is at 2 %."""

@@ -65,20 +65,24 @@ def _in_order(task: ConfigDict) -> tuple:
 
 
 def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, AtBest]], str]:
-    """(By task and setting in words, then by variant, accuracies in %; what they are, such as "test accuracy").
+    """(By task and by what its runs differ in, in words, then by variant, accuracies in %; what they are, such as "test
+    accuracy").
 
     Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Of a
     variant that was run twice, the run with more seeds, or the first. Tasks without accuracies are left out.
     """
     of_runs, shown_as = at_best_of_runs(runs)
+    by_task: dict[str, list[tuple[Run, dict[str, AtBest]]]] = {}
+    for run, at_best in of_runs:
+        by_task.setdefault(run.task.describe(), []).append((run, at_best))
     found: dict[str, dict[str, AtBest]] = {}
-    tasks = [run.task.describe() for run, _ in of_runs]
-    changed = changed_settings([run for run, _ in of_runs], tasks)
-    for (_, of_run), *name in zip(of_runs, tasks, changed, strict=True):
-        of_task = found.setdefault("; ".join(filter(None, name)), {})
-        for variant, at_best in of_run.items():
-            if len(at_best.shown) > (len(of_task[variant].shown) if variant in of_task else 0):
-                of_task[variant] = at_best
+    for task, group in by_task.items():
+        changed = changed_settings([run for run, _ in group], [task] * len(group))
+        for (_, of_run), change in zip(group, changed, strict=True):
+            of_setting = found.setdefault(f"{task}; {change}" if change else task, {})
+            for variant, at_best in of_run.items():
+                if len(at_best.shown) > (len(of_setting[variant].shown) if variant in of_setting else 0):
+                    of_setting[variant] = at_best
     return {task: drawn for task, drawn in found.items() if drawn}, shown_as
 
 
