@@ -20,7 +20,9 @@ if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run 
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 gc.freeze()
-gc.set_threshold(200_000, 50, 1000)  # as often as usual, collection would take a tenth of the time: tracing makes many objects
+gc.set_threshold(
+    200_000, 50, 1000
+)  # as often as usual, collection would take a tenth of the time: tracing makes many objects
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
 if jax.__version_info__ >= (0, 11, 2):  # threads of XLA's: the interpreter of kernels for Hopper blocks one a warpgroup
