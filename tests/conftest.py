@@ -17,12 +17,13 @@ enforce_annotations()  # before anything imports the package
 if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run briefly: compile them fast
     flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     if jax.__version_info__ < (0, 11):  # later XLAs end the process at a flag that they no longer know
-        flags.append("--xla_cpu_use_fusion_emitters=false")
+        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_llvm_disable_expensive_passes=true"]
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
-gc.freeze()
-gc.set_threshold(
-    200_000, 50, 1000
-)  # as often as usual, collection would take a tenth of the time: tracing makes many objects
+gc.freeze()  # what is there for good
+# JAX makes many objects as it traces: to look for garbage among them as often as usual takes a tenth of the time.
+gc.set_threshold(200_000, 50, 1000)
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # of the processes that tests start; as below here
+jax.config.update("jax_traceback_in_locations_limit", 0)
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
 if jax.__version_info__ >= (0, 11, 2):  # threads of XLA's: the interpreter of kernels for Hopper blocks one a warpgroup
