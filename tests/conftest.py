@@ -22,7 +22,8 @@ if not os.path.exists("/dev/nvidia0"):  # small programs, compiled once and run 
 gc.freeze()  # what is there for good
 # JAX makes many objects as it traces: to look for garbage among them as often as usual takes a tenth of the time.
 gc.set_threshold(200_000, 50, 1000)
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # of the processes that tests start; as below here
+# Nor does a test ask where in the source an operation stands: here, nor in the processes that tests start.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 jax.config.update("jax_traceback_in_locations_limit", 0)
 hypothesis.settings.register_profile("default", deadline=None)  # the first example compiles
 hypothesis.settings.load_profile("default")
