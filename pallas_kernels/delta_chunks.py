@@ -9,7 +9,11 @@ Names and shapes inside, beside those of `chunks` (K, V, C powers of two ≥ 16;
   reads     [B, H, N, C, K]   what each query makes of a state before its chunk
   lost      [B, H, N, K, K]   a state S before a chunk is γ S - D S after it: D
   states    [B, H, N, K, V]   after a chunk, from its own values alone
-  inverse   [B, H, N, C, C]   (I + A)⁻¹, A = strictly lower part of diag(β) (K Kᵀ ∘ Γ), kept for the gradient
+  inverse   [B, H, N, C, C]   (I + A)⁻¹, A = strictly lower part of diag(β) (K Kᵀ ∘ Γ)
+  products  [B, H, N, C, C]   P = Q Kᵀ ∘ Γ, 0 above the diagonal
+  weights   [B, H, N, C, C]   P M, M = (I + A)⁻¹ diag(β)
+
+The last three are kept for the gradient.
 """
 
 from __future__ import annotations
@@ -48,8 +52,8 @@ class ChunkSizes(Sizes):
     value_dim: int
     has_lam: bool
 
-    def launch(self, gradients: bool = False) -> Launch:
-        return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients)
+    def launch(self, gradients: bool = False, ahead: bool = False) -> Launch:
+        return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients, ahead=ahead)
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -131,11 +135,11 @@ def _differentiable(sizes: ChunkSizes):
     backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
 
     def keeping(*operands):
-        *results, inverse = forward(*operands)
-        return tuple(results), (operands, inverse)
+        *results, inverse, products, weights = forward(*operands)
+        return tuple(results), (operands, (inverse, products, weights))
 
     apply = jax.custom_vjp(lambda *operands: keeping(*operands)[0])
-    apply.defvjp(keeping, lambda kept, d: backward(kept[1], *d, *kept[0]))
+    apply.defvjp(keeping, lambda kept, d: backward(*kept[1], *d, *kept[0]))
     return apply
 
 
@@ -172,7 +176,7 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     launch = sizes.launch()
     specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
-    by_chunk = (chunk, keys), (keys, keys), (keys, values), (chunk, chunk)
+    by_chunk = (chunk, keys), (keys, keys), (keys, values), *[(chunk, chunk)] * 3
     return call(
         functools.partial(_chunk_kernel, sizes=sizes),
         "delta_chunks",
@@ -188,9 +192,11 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     )(q, k, v, decay, beta, *lam)
 
 
-def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes):
+def _backward(
+    inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes
+):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    launch = sizes.launch(gradients=True)
+    launch, ahead = sizes.launch(gradients=True), sizes.launch(gradients=True, ahead=True)
     specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
@@ -203,7 +209,7 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         functools.partial(_value_gradients_kernel, sizes=sizes),
         "delta_value_gradients",
         specs.grid(sizes.num_chunks),
-        [*specs.inputs(), pairs, specs.values(), specs.by_chunk(keys, values)],
+        [*specs.inputs()[1:], *[pairs] * 3, specs.values(), specs.by_chunk(keys, values)],
         [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_values],
         [
             jax.ShapeDtypeStruct(v.shape, v.dtype),
@@ -212,9 +218,9 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
             by_chunk(chunk, chunk),
             by_chunk(chunk, values),
         ],
-        launch,
+        ahead,
         sizes.interpret,
-    )(q, k, v, decay, beta, *lam, inverse, do.astype(q.dtype), d_states)
+    )(k, v, decay, beta, *lam, inverse, products, weights, do.astype(q.dtype), d_states)
     dv, d_lam, (d_inner, d_of_queries, written) = results[0], results[1:-3], results[-3:]
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
     of_states = by_keys, specs.by_chunk(keys, keys)
@@ -222,12 +228,12 @@ def _backward(inverse, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *la
         functools.partial(_pair_gradients_kernel, sizes=sizes),
         "delta_pair_gradients",
         specs.grid(sizes.num_chunks),
-        [specs.keys(), specs.keys(), specs.decay(), specs.by_token(), pairs, *of_states, pairs, pairs],
+        [specs.keys(), specs.decay(), specs.by_token(), pairs, pairs, *of_states, pairs, pairs],
         [pairs, pairs, by_keys, by_keys, specs.by_token(), specs.by_token()],
         [*[by_chunk(chunk, chunk)] * 2, *[by_chunk(chunk, keys)] * 2, by_token, by_token],
-        launch,
+        ahead,
         sizes.interpret,
-    )(q, k, decay, beta, inverse, d_reads, d_lost, d_inner, d_of_queries)
+    )(k, decay, beta, inverse, products, d_reads, d_lost, d_inner, d_of_queries)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
     dq, dk, d_decay, d_until = call(
         functools.partial(_key_gradients_kernel, sizes=sizes),
@@ -267,8 +273,8 @@ def _decays_of_ends(decay_ref, sizes: ChunkSizes):
 class _Chunk:
     """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
 
-    def __init__(self, q_ref, k_ref, decay_ref, sizes: ChunkSizes):
-        self.q, self.k, self.sizes = q_ref[:, :], k_ref[:, :], sizes
+    def __init__(self, k_ref, decay_ref, sizes: ChunkSizes):
+        self.k, self.sizes = k_ref[:, :], sizes
         self.dtype = self.k.dtype
         self.level = level_tile(sizes.chunk)
         self.between = decay_tile(_decay_parts(decay_ref, sizes))  # [C, C], decay from one token to another
@@ -279,9 +285,9 @@ class _Chunk:
         products = multiply(self.k, self.k, self.sizes, transpose_y=True)
         return jnp.where(self.level > 0, products * self.between, 0.0)
 
-    def of_queries(self):
+    def of_queries(self, q):
         """[C, C]: Q Kᵀ ∘ Γ."""
-        products = multiply(self.q, self.k, self.sizes, transpose_y=True)
+        products = multiply(q, self.k, self.sizes, transpose_y=True)
         return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
 
     def keys_to_end(self):
@@ -308,14 +314,21 @@ def _chunk_kernel(
     *refs,
     sizes: ChunkSizes,
 ):
-    *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref = refs
+    *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref, products_ref, weights_ref = refs
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
+    chunk = _Chunk(k_ref, decay_ref, sizes)
     beta, dtype = beta_ref[0, :], chunk.dtype
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
-    inner, of_queries, to_end = (inverse * beta[None, :]).astype(dtype), chunk.of_queries(), chunk.keys_to_end()
-    weights = chunk.weighted(times(of_queries, inner), lam_refs).astype(dtype)
+    inner, of_queries, to_end = (
+        (inverse * beta[None, :]).astype(dtype),
+        chunk.of_queries(q_ref[:, :]),
+        chunk.keys_to_end(),
+    )
+    products_ref[:, :] = of_queries
+    weights = times(of_queries, inner)
+    weights_ref[:, :] = weights.astype(dtype)
+    weights = chunk.weighted(weights, lam_refs).astype(dtype)
 
     def of_values(place, _):
         v = v_ref[:, place]
@@ -334,7 +347,6 @@ def _chunk_kernel(
 
 
 def _value_gradients_kernel(
-    q_ref,
     k_ref,
     v_ref,
     decay_ref,
@@ -344,13 +356,13 @@ def _value_gradients_kernel(
 ):
     """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M and P the parts that come by way of them. Also M V."""
     lam_refs, refs = refs[: sizes.has_lam], refs[sizes.has_lam :]
-    inverse_ref, do_ref, d_states_ref, dv_ref, *d_lam_refs, d_inner_ref, d_of_queries_ref, written_ref = refs
+    inverse_ref, products_ref, weights_ref, do_ref, d_states_ref, dv_ref, *refs = refs
+    *d_lam_refs, d_inner_ref, d_of_queries_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    chunk = _Chunk(k_ref, decay_ref, sizes)
+    dtype, to_end = chunk.dtype, chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    weights = times(of_queries, inner).astype(dtype)
-    weighted = chunk.weighted(weights, lam_refs).astype(dtype)
+    weighted = chunk.weighted(weights_ref[:, :], lam_refs).astype(dtype)
 
     def of_values(place, carry):
         d_inner, d_pairs = carry
@@ -361,28 +373,25 @@ def _value_gradients_kernel(
         written_ref[:, place] = times(inner, v).astype(dtype)
         return d_inner + times(d_written, v, transpose_y=True), d_pairs + times(do, v, transpose_y=True)
 
-    zeros = jnp.zeros(weights.shape, jnp.float32)
+    zeros = jnp.zeros(weighted.shape, jnp.float32)
     d_inner, d_pairs = for_columns(sizes.value_dim, of_values, (zeros, zeros))
-    # Made again, rather than held in registers meanwhile.
-    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    of_queries = chunk.of_queries()
+    # Read again, rather than held in registers meanwhile.
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    weights = times(of_queries, inner).astype(dtype)
     for d_lam_ref in d_lam_refs:
-        d_lam = d_pairs * weights
+        d_lam = d_pairs * weights_ref[:, :].astype(jnp.float32)
         for index in range(sizes.levels_inside):
             d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
     d_weights = chunk.weighted(d_pairs, lam_refs).astype(dtype)
     d_of_queries_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
-    d_inner_ref[:, :] = (d_inner + times(of_queries, d_weights, transpose_x=True)).astype(dtype)
+    d_inner_ref[:, :] = (d_inner + times(products_ref[:, :], d_weights, transpose_x=True)).astype(dtype)
 
 
 def _pair_gradients_kernel(
-    q_ref,
     k_ref,
     decay_ref,
     beta_ref,
     inverse_ref,
+    products_ref,
     d_reads_ref,
     d_lost_ref,
     d_inner_ref,
@@ -399,8 +408,8 @@ def _pair_gradients_kernel(
     """Of W = M diag(Γ₀) K, by way of D = K̃ᵀ W and reads = diag(Γ₀) Q - P W; then of M and P, and of what they are made of: the
     products K Kᵀ and Q Kᵀ, β and decays between tokens. Also W itself."""
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(q_ref, k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, chunk.of_queries(), chunk.keys_to_end()
+    chunk = _Chunk(k_ref, decay_ref, sizes)
+    dtype, of_queries, to_end = chunk.dtype, products_ref[:, :], chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
 
     def of_pairs(place, carry):
@@ -419,14 +428,14 @@ def _pair_gradients_kernel(
 
     # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made of the inputs above is made again, rather
     # than held in registers meanwhile.
-    chunk, beta, inverse = _Chunk(q_ref, k_ref, decay_ref, sizes), beta_ref[0, :], inverse_ref[:, :]
+    chunk, beta, inverse = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :], inverse_ref[:, :]
     similar = chunk.similar()
     d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
     d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
     d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
     d_similar = beta[:, None] * d_system
     d_of_queries = jnp.where(chunk.level >= 0, d_of_queries, 0.0)
-    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * chunk.of_queries(), 0.0)
+    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * products_ref[:, :], 0.0)
     d_decay_ref[0, :] = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
     d_similar_ref[:, :] = (d_similar * chunk.between).astype(dtype)
     d_products_ref[:, :] = (d_of_queries * chunk.between).astype(dtype)
@@ -488,27 +497,32 @@ def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):
 def _inverse(lower, sizes: ChunkSizes):
     """(I + lower)⁻¹ of a strictly lower matrix [C, C].
 
-    Blocks on the diagonal by substitution, row after row of all of them at once: exact however large the elements are. What is
-    left, times their inverses, vanishes in few powers.
+    By blocks D on the diagonal and the rest R: D⁻¹ and D⁻¹ R by substitution, row after row of all blocks at once, exact
+    however large the elements are. Powers of the latter vanish soon. A thread has whole columns, so none waits for another.
     """
     blocks, size = sizes.chunk // MIN_TILE, MIN_TILE
     tiles = lower.reshape(blocks, size, blocks, size)
     on_diagonal = lax.broadcasted_iota(jnp.int32, tiles.shape, 0) == lax.broadcasted_iota(jnp.int32, tiles.shape, 2)
-    small = jnp.sum(jnp.where(on_diagonal, tiles, 0.0), axis=2)
-    row = lax.broadcasted_iota(jnp.int32, small.shape, 1)
-    identity = jnp.where(row == lax.broadcasted_iota(jnp.int32, small.shape, 2), 1.0, 0.0)
+    small = jnp.transpose(jnp.sum(jnp.where(on_diagonal, tiles, 0.0), axis=2), (2, 0, 1))  # [column, block, row]
+    row_of_small = lax.broadcasted_iota(jnp.int32, small.shape, 2)
+    row, column = (lax.broadcasted_iota(jnp.int32, lower.shape, axis) for axis in (0, 1))
+    same = row // size == column // size
+    start = jnp.where(same, jnp.where(row == column, 1.0, 0.0), lower)
+    start = jnp.transpose(start.reshape(blocks, size, sizes.chunk), (1, 0, 2))  # [row, block, column]
+    row_of_start = lax.broadcasted_iota(jnp.int32, start.shape, 0)
 
     def substitute(index, solved):
-        coefficients = jnp.sum(jnp.where(row == index, small, 0.0), axis=1)
-        taken = jnp.sum(coefficients[:, :, None] * solved, axis=1)
-        return jnp.where(row == index, identity - taken[:, None, :], solved)
+        coefficients = jnp.sum(jnp.where(row_of_small == index, small, 0.0), axis=2)
+        taken = jnp.sum(coefficients[:, :, None] * solved, axis=0)
+        return solved - jnp.where(row_of_start == index, taken[None], 0.0)
 
-    solved = lax.fori_loop(1, size, substitute, identity)
-    inverse = jnp.where(on_diagonal, solved[:, :, None, :], 0.0).reshape(lower.shape)
+    solved = lax.fori_loop(1, size, substitute, start)
+    solved = jnp.transpose(solved, (1, 0, 2)).reshape(lower.shape)
+    inverse = jnp.where(same, solved, 0.0)
     if blocks == 1:
         return inverse
     times = functools.partial(_multiply_float32, sizes=sizes)
-    power = times(inverse, jnp.where(on_diagonal, 0.0, tiles).reshape(lower.shape))
+    power = jnp.where(same, 0.0, solved)
     inverse -= times(power, inverse)
     for _ in range((blocks - 1).bit_length() - 1):
         power = times(power, power)

@@ -1,7 +1,8 @@
 """The delta rule between chunks, with its gradient: the Fenwick tree of the chunks' states, how it is built and how it is read.
 
 A node's map takes a state S before it to γ S - D S after it. Nodes are known by their last chunk: that of the node of height i
-which ends with chunk c is c, and c + 1 has i trailing zeros. Two nodes are joined where the right one stands.
+which ends with chunk c is c, and c + 1 has i trailing zeros. Two nodes are joined where the right one stands. Nothing comes
+after the last chunk, so what ends there is not joined.
 
 Chunk c reads the state of the node that ends at e = c, which is states[e - 1], then at e & (e - 1), and so on, until e = 0. A
 query that reads a node further back reads it by way of the maps of the nearer ones: r ← γ r - r D, which is done to the queries
@@ -15,6 +16,7 @@ Names and shapes inside (K, V, C powers of two ≥ 16):
   lost        [B, H, N, K, K]      D of it
   states      [B, H, N, K, V]      its state
   inside, o   [B, T, H, V]         what a token reads of its own chunk, float32; and that with what it reads of the tree
+  log2_decay  [B, H, N]            float32: log2 γ of a chunk, finite
 """
 
 from __future__ import annotations
@@ -27,10 +29,21 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY
+from pallas_kernels.common import COLUMNS, call, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta_chunks import why_delta_unsupported
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting
-from pallas_kernels.tiles import MIN_TILE, TREE_JOINS, TREE_NODES, TREE_READS, for_maps, tile_for
+from pallas_kernels.tiles import (
+    MIN_TILE,
+    TREE_JOIN_GRADIENTS,
+    TREE_JOINS,
+    TREE_NODES,
+    TREE_PULLS,
+    TREE_READ_GRADIENTS,
+    TREE_READS,
+    for_maps,
+    tile_for,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,40 +68,32 @@ class MapSizes:
         """Of tokens of a chunk where they matter, keys and values: what a program holds at once is as large."""
         return self.chunk or MIN_TILE, self.key_dim, self.value_dim
 
+    def pairs(self, height: int) -> int:
+        """How many nodes of the next height end before the last chunk does."""
+        return (self.num_chunks - 1) >> (height + 1)
 
-def join_tree(decay, lost, states, *, precision=None):
+
+def join_tree(log_decay, lost, states, *, precision=None):
     """The nodes of the tree by their last chunk.
 
     Args:
-      decay: of the chunks, [B, H, N] float32. lost: [B, H, N, K, K]; states: [B, H, N, K, V], float32 or bfloat16, both alike;
-        K and V up to 64, or 128 in bfloat16.
+      log_decay: ln γ of the chunks, [B, H, N] float32.
+      lost: [B, H, N, K, K]; states: [B, H, N, K, V], float32 or bfloat16, both alike; K and V up to 64, or 128 in bfloat16.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
 
-    Returns decay, lost and states of the nodes, in the same shapes: at c of the largest node that ends with chunk c.
-    Differentiable in reverse mode, and batched by vmap, to any depth.
+    Returns decay γ, lost and states of the nodes, in the same shapes: at c of the largest node that ends with chunk c; at N - 1
+    of the last chunk alone. Differentiable in reverse mode, and batched by vmap, to any depth.
 
     Raises UnsupportedError where `why_delta_unsupported` gives a reason.
     """
     sizes = map_sizes(lost, states, None, precision)
     key_dim, value_dim = states.shape[3:]
-    lefts, rights = [], []
-
-    def by_last_chunk(nodes):
-        if nodes.shape[-1] == 1:
-            return nodes
-        left, right = nodes[..., ::2], nodes[..., 1::2]
-        lefts.append(left)
-        rights.append(right)
-        return jnp.stack([left, by_last_chunk(left * right)], axis=-1).reshape(nodes.shape)
-
-    decay = by_last_chunk(jnp.pad(decay, ((0, 0), (0, 0), (0, (1 << sizes.heights) - sizes.num_chunks))))
-    lost, states = _differentiable_joins(sizes)(
+    decay, lost, states = _differentiable_joins(sizes)(
+        jnp.maximum(log_decay * LOG2_E, MIN_LOG2_DECAY),
         pad(lost, (3, sizes.key_dim), (4, sizes.key_dim)),
         pad(states, (3, sizes.key_dim), (4, sizes.value_dim)),
-        *lefts,
-        *rights,
     )
-    return decay[..., : sizes.num_chunks], lost[..., :key_dim, :key_dim], states[..., :key_dim, :value_dim]
+    return decay, lost[..., :key_dim, :key_dim], states[..., :key_dim, :value_dim]
 
 
 def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
@@ -138,13 +143,13 @@ def map_sizes(lost, states, chunk: int | None, precision) -> MapSizes:
 
 @functools.cache
 def _differentiable_joins(sizes: MapSizes):
-    """The function (lost, states, *decays of left nodes by height, *of right nodes) -> (lost, states)."""
+    """The function (log2_decay, lost, states) -> (decay, lost, states)."""
     forward = fold_mapped_axes(functools.partial(_join, sizes=sizes))
     backward = fold_mapped_axes(functools.partial(_join_backward, sizes=sizes))
 
-    def keeping(*operands):
-        lost, states, *lost_of_right = forward(*operands)
-        return (lost, states), (lost, states, *lost_of_right, *operands[2:])
+    def keeping(log2_decay, *maps):
+        decay, lost, states, *lost_of_right = forward(log2_decay, *maps)
+        return (decay, lost, states), (log2_decay, decay, lost, states, *lost_of_right)
 
     apply = jax.custom_vjp(lambda *operands: keeping(*operands)[0])
     apply.defvjp(keeping, lambda kept, d: backward(*d, *kept))
@@ -168,27 +173,27 @@ def _differentiable_reads(sizes: MapSizes):
 
 
 class MapSpecs:
-    """BlockSpecs of a grid (chunk, batch x head), or with the two the other way round."""
+    """BlockSpecs of a grid, of whose axes one is the chunk and one batch x head."""
 
-    def __init__(self, sizes: MapSizes, sequences_first: bool = False):
-        self.sizes, self.sequences_first = sizes, sequences_first
+    def __init__(self, sizes: MapSizes, chunk_axis: int = 0, sequence_axis: int = 1):
+        self.sizes, self.chunk_axis, self.sequence_axis = sizes, chunk_axis, sequence_axis
 
-    def _where(self, x, y):
-        chunk, sequence = (y, x) if self.sequences_first else (x, y)
-        return chunk, sequence // self.sizes.heads, sequence % self.sizes.heads
+    def _where(self, *ids):
+        sequence = ids[self.sequence_axis]
+        return ids[self.chunk_axis], sequence // self.sizes.heads, sequence % self.sizes.heads
 
     def of_chunk(self, *shape: int):
         """[B, H, N, ...]: those of a program's chunk."""
 
-        def place(x, y):
-            chunk, batch, head = self._where(x, y)
+        def place(*ids):
+            chunk, batch, head = self._where(*ids)
             return batch, head, chunk, *[0] * len(shape)
 
         return pl.BlockSpec((None, None, None, *shape), place)
 
     def of_sequence(self, *shape: int):
         """[B, H, ...]: all of a program's sequence."""
-        return pl.BlockSpec((None, None, *shape), lambda x, y: (*self._where(x, y)[1:], *[0] * len(shape)))
+        return pl.BlockSpec((None, None, *shape), lambda *ids: (*self._where(*ids)[1:], *[0] * len(shape)))
 
     def of_nodes(self):
         """decay, lost and states of a sequence."""
@@ -198,8 +203,8 @@ class MapSpecs:
     def lam(self):
         """[heights, C]."""
 
-        def place(x, y):
-            chunk, batch, head = self._where(x, y)
+        def place(*ids):
+            chunk, batch, head = self._where(*ids)
             return batch, head, 0, chunk
 
         return pl.BlockSpec((None, None, self.sizes.heights, self.sizes.chunk), place)
@@ -208,8 +213,8 @@ class MapSpecs:
         """[C, V] of o and the like; [T, V] if whole."""
         tokens = self.sizes.chunk * (self.sizes.num_chunks if whole else 1)
 
-        def place(x, y):
-            chunk, batch, head = self._where(x, y)
+        def place(*ids):
+            chunk, batch, head = self._where(*ids)
             return batch, 0 if whole else chunk, head, 0
 
         return pl.BlockSpec((None, tokens, None, self.sizes.value_dim), place)
@@ -224,7 +229,7 @@ def _run(
     out_shape,
     sizes: MapSizes,
     *operands,
-    launch=TREE_READS,
+    launch,
     aliases=None,
 ):
     kernel = functools.partial(kernel, sizes=sizes)
@@ -235,74 +240,98 @@ def _run(
 # --- Joins ----------------------------------------------------------------------------------------------------------
 
 
-def _join(lost, states, *decays, sizes: MapSizes):
-    """(lost, states, and of every height D of the right nodes)."""
+def _join(log2_decay, lost, states, *, sizes: MapSizes):
+    """(decay, lost, states, and of every height D of the right nodes)."""
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
-    specs, (_, lost_spec, states_spec) = MapSpecs(sizes), MapSpecs(sizes).of_nodes()
+    specs = MapSpecs(sizes)
+    nodes = jnp.exp2(log2_decay), lost, states
     of_right = []
     for height in range(sizes.heights):
-        pairs = sizes.num_chunks >> (height + 1)
-        if not pairs:
+        if not (pairs := sizes.pairs(height)):
             break
-        decay_spec = specs.of_sequence(decays[height].shape[2])
-        lost, states, right = _run(
+        right = jax.ShapeDtypeStruct((*lost.shape[:2], pairs, *lost.shape[3:]), lost.dtype)
+        *nodes, right = _run(
             functools.partial(_join_kernel, height=height),
             "tree_joins",
             (pairs, sizes.batch * sizes.heads),
-            [lost_spec, states_spec, decay_spec, decay_spec],
-            [lost_spec, states_spec, specs.of_chunk(sizes.key_dim, sizes.key_dim)],
-            [*_like(lost, states), jax.ShapeDtypeStruct((*lost.shape[:2], pairs, *lost.shape[3:]), lost.dtype)],
+            [specs.of_sequence(sizes.num_chunks), *specs.of_nodes()],
+            [*specs.of_nodes(), specs.of_chunk(sizes.key_dim, sizes.key_dim)],
+            [*_like(*nodes), right],
             sizes,
-            lost, states, decays[height], decays[sizes.heights + height],
+            log2_decay, *nodes,
             launch=TREE_JOINS,
-            aliases={0: 0, 1: 1},
+            aliases={1: 0, 2: 1, 3: 2},
         )  # fmt: skip
         of_right.append(right)
-    return lost, states, *of_right
+    return *nodes, *of_right
 
 
-def _join_backward(d_lost, d_states, lost, states, *rights_and_decays, sizes: MapSizes):
+def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *lost_of_right, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
-    specs, (_, lost_spec, states_spec) = MapSpecs(sizes), MapSpecs(sizes).of_nodes()
-    decays = rights_and_decays[-2 * sizes.heights :]
-    d_decays = [jnp.zeros_like(x) for x in decays]
-    for height in reversed(range(len(rights_and_decays) - len(decays))):
-        right = rights_and_decays[height]
-        pairs = right.shape[2]
-        decay_spec = specs.of_sequence(decays[height].shape[2])
-        d_lost, d_states, *of_decays = _run(
-            functools.partial(_join_gradients_kernel, height=height),
-            "tree_join_gradients",
-            (pairs, sizes.batch * sizes.heads),
-            [lost_spec, states_spec] * 2 + [specs.of_chunk(*right.shape[3:]), decay_spec, decay_spec],
-            [lost_spec, states_spec, specs.of_chunk(), specs.of_chunk()],
-            [*_like(lost, states), *[jax.ShapeDtypeStruct(right.shape[:3], jnp.float32)] * 2],
-            sizes,
-            d_lost, d_states, lost, states, right, decays[height], decays[sizes.heights + height],
-            launch=TREE_JOINS,
-            aliases={0: 0, 1: 1},
-        )  # fmt: skip
-        for place, d_decay in zip((height, sizes.heights + height), of_decays, strict=True):
-            d_decays[place] = pad(d_decay, (2, d_decays[place].shape[2]))
-    return d_lost, d_states, *d_decays
+    sequence, keys = MapSpecs(sizes, 1, 2).of_sequence, sizes.key_dim
+    # By the logarithms of decays: of nodes at their last chunk, and of both nodes of a pair.
+    d_nodes = d_decay * decay
+    d_log2_decay = [jnp.where(jnp.arange(sizes.num_chunks) == sizes.num_chunks - 1, d_nodes, 0.0)]
+    from_node = d_lost
+    for height in reversed(range(len(lost_of_right) + 1)):
+        pairs = lost_of_right[height].shape[2] if height < len(lost_of_right) else 0
+        of_nodes = d_nodes[..., (1 << height) - 1 : -1 : 2 << height]
+        of_nodes = jnp.stack([of_nodes, jnp.zeros_like(of_nodes)], axis=-1).reshape(*of_nodes.shape[:2], -1)
+        if pairs:
+            by_blocks = sizes.batch, sizes.heads, pairs, keys // _columns(keys)
+            nodes = sizes.num_chunks if height == 0 else (sizes.num_chunks - 1) >> height
+            from_node, d_states, *of_pairs = _run(
+                functools.partial(_join_gradients_kernel, height=height),
+                "tree_join_gradients",
+                (2 * by_blocks[-1] + sizes.value_dim // _columns(sizes.value_dim), -(-nodes // 2), sizes.batch * sizes.heads),
+                [
+                    *(sequence(*x.shape[2:]) for x in (from_node, d_lost, d_states, log2_decay, lost, states)),
+                    sequence(*lost_of_right[height].shape[2:]),
+                ],
+                [sequence(nodes, keys, keys), sequence(*states.shape[2:]), *[sequence(*by_blocks[2:])] * 2],
+                [
+                    jax.ShapeDtypeStruct((*lost.shape[:2], nodes, keys, keys), lost.dtype),
+                    *_like(states),
+                    *[jax.ShapeDtypeStruct(by_blocks, jnp.float32)] * 2,
+                ],
+                sizes,
+                from_node, d_lost, d_states, log2_decay, lost, states, lost_of_right[height],
+                launch=TREE_JOIN_GRADIENTS,
+                aliases={2: 1},
+            )  # fmt: skip
+            of_pairs = jnp.stack([jnp.sum(x, axis=-1) for x in of_pairs], axis=-1)
+            of_nodes += pad(of_pairs.reshape(*of_pairs.shape[:2], -1), (2, of_nodes.shape[2]))
+        elif height:
+            # The one node of this height.
+            from_node = d_lost[:, :, (1 << height) - 1 :][:, :, :1]
+        spread = jnp.repeat(of_nodes, 1 << height, axis=2)[..., : sizes.num_chunks]
+        d_log2_decay.append(pad(spread, (2, sizes.num_chunks)))
+    return sum(d_log2_decay) / LOG2_E, from_node, d_states
 
 
 def _like(*arrays):
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
 
 
-def _children(height: int):
-    """The number of a program's pair, and where its left and its right node stand."""
-    pair = pl.program_id(0)
-    right = ((pair + 1) << (height + 1)) - 1
-    return pair, right - (1 << height), right
+def _columns(size: int) -> int:
+    """Of a matrix a program."""
+    return min(size, COLUMNS)
+
+
+def _decays_of_pair(log2_decay_ref, left, height: int):
+    """Of the left node, which ends with chunk `left`, and of the right one."""
+    sums = (
+        jnp.sum(log2_decay_ref[pl.ds(end + 1 - (1 << height), 1 << height)]) for end in (left, left + (1 << height))
+    )
+    return tuple(jnp.exp2(x) for x in sums)
 
 
 def _join_kernel(
+    log2_decay_ref,
+    _,
     lost_ref,
     states_ref,
-    left_decay_ref,
-    right_decay_ref,
+    to_decay_ref,
     to_lost_ref,
     to_states_ref,
     of_right_ref,
@@ -311,9 +340,12 @@ def _join_kernel(
     sizes: MapSizes,
 ):
     """Of the map of the right node after that of the left one, and of the left state by way of the right map."""
-    pair, left, right = _children(height)
-    through, left_decay, right_decay = lost_ref[right], left_decay_ref[pair], right_decay_ref[pair]
+    right = ((pl.program_id(0) + 1) << (height + 1)) - 1
+    left = right - (1 << height)
+    left_decay, right_decay = _decays_of_pair(log2_decay_ref, left, height)
+    through = lost_ref[right]
     of_right_ref[:, :] = through
+    to_decay_ref[right] = left_decay * right_decay
 
     def join(ref, to_ref, own_ref, own_decay):
         def columns(place, _):
@@ -329,13 +361,13 @@ def _join_kernel(
 
 
 def _join_gradients_kernel(
+    from_node_ref,
     d_lost_ref,
     d_states_ref,
+    log2_decay_ref,
     lost_ref,
     states_ref,
     of_right_ref,
-    left_decay_ref,
-    right_decay_ref,
     to_d_lost_ref,
     to_d_states_ref,
     d_left_decay_ref,
@@ -344,32 +376,62 @@ def _join_gradients_kernel(
     height: int,
     sizes: MapSizes,
 ):
-    """From the node that stands where its right child did to both children. That of the right state is the node's."""
-    pair, left, right = _children(height)
-    through, left_decay, right_decay = of_right_ref[:, :], left_decay_ref[pair], right_decay_ref[pair]
+    """From a node to both children. That of the right state is the node's, and stands there already.
 
-    def sum_of_products(x, y):
-        return jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32), axis=0)
+    A program has some columns of one of three: the left state, D of the left node, D of the right one. from_node: of D of the
+    nodes of the next height. d_lost: of D by last chunk, as far as others than the node above have made it. The node that has
+    no parent has that alone.
+    """
+    block, pair = pl.program_id(0), pl.program_id(1)
+    right = ((pair + 1) << (height + 1)) - 1
+    left = right - (1 << height)
+    pairs = of_right_ref.shape[0]
+    keys, values = _columns(sizes.key_dim), _columns(sizes.value_dim)
+    of_keys = sizes.key_dim // keys
 
-    def part(d_ref, ref, to_ref, carry):
-        """By way of the right map, from what it was applied to; and back to the map."""
+    def part(index, columns):
+        return pl.ds(index * columns, columns)
 
-        def columns(place, carry):
-            d_through, d_right_decay = carry
-            d, x = d_ref[right, :, place], ref[left, :, place]
-            pulled = right_decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
-            to_ref[left, :, place] = (d_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
-            d_through -= multiply_maps(d, x, sizes, transpose_y=True)
-            return d_through, d_right_decay + jnp.sum(sum_of_products(d, x))
+    def to_left(d_ref, own_ref, to_ref, to, node, place):
+        """By way of the right map, back to what it was applied to."""
+        d, through = d_ref[node, :, place], of_right_ref[pair]
+        _, decay = _decays_of_pair(log2_decay_ref, left, height)
+        pulled = decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
+        to_ref[to, :, place] = (own_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
 
-        return for_columns(ref.shape[2], columns, carry)
+    @pl.when((block < of_keys) & (pair < pairs))
+    def _of_right_map():
+        place = part(block, keys)
+        left_decay, right_decay = _decays_of_pair(log2_decay_ref, left, height)
+        sums = jnp.zeros((sizes.key_dim, keys), jnp.float32)
+        for d_ref, node, x_ref in ((d_states_ref, right, states_ref), (from_node_ref, pair, lost_ref)):
 
-    carry = part(d_states_ref, states_ref, to_d_states_ref, (jnp.zeros(through.shape, jnp.float32), 0.0))
-    d_through, d_right_decay = part(d_lost_ref, lost_ref, to_d_lost_ref, carry)
-    d = d_lost_ref[right]
-    to_d_lost_ref[right, :, :] = (d_through + left_decay * d.astype(jnp.float32)).astype(d.dtype)
-    d_right_decay_ref[...] = d_right_decay
-    d_left_decay_ref[...] = jnp.sum(sum_of_products(d, through))
+            def add(inner, sums, d_ref=d_ref, node=node, x_ref=x_ref):
+                return sums + multiply_maps(d_ref[node, :, inner], x_ref[left, place, inner], sizes, transpose_y=True)
+
+            sums = for_columns(x_ref.shape[2], add, sums)
+        row = lax.broadcasted_iota(jnp.int32, sums.shape, 0)
+        column = lax.broadcasted_iota(jnp.int32, sums.shape, 1) + block * keys
+        d_right_decay_ref[pair, block] = right_decay * jnp.sum(jnp.where(row == column, sums, 0.0))
+        d = from_node_ref[pair, :, place].astype(jnp.float32)
+        d_left_decay_ref[pair, block] = left_decay * jnp.sum(d * of_right_ref[pair, :, place].astype(jnp.float32))
+        to_d_lost_ref[2 * pair + 1, :, place] = (left_decay * d - sums).astype(to_d_lost_ref.dtype)
+
+    @pl.when((of_keys <= block) & (block < 2 * of_keys) & (pair < pairs))
+    def _of_left_map():
+        to_left(from_node_ref, d_lost_ref, to_d_lost_ref, 2 * pair, pair, part(block - of_keys, keys))
+
+    @pl.when((2 * of_keys <= block) & (pair < pairs))
+    def _of_left_state():
+        to_left(d_states_ref, d_states_ref, to_d_states_ref, left, right, part(block - 2 * of_keys, values))
+
+    @pl.when((block < 2 * of_keys) & (pair == pairs))
+    def _without_a_parent():
+        side, place = 1 - block // of_keys, part(block % of_keys, keys)
+
+        @pl.when(2 * pair + side < to_d_lost_ref.shape[0])
+        def _store():
+            to_d_lost_ref[2 * pair + side, :, place] = d_lost_ref[left + (side << height), :, place]
 
 
 # --- Reads ----------------------------------------------------------------------------------------------------------
@@ -387,6 +449,7 @@ def _read(inside, reads, lam, decay, lost, states, *, sizes: MapSizes):
         jax.ShapeDtypeStruct(inside.shape, reads.dtype),
         sizes,
         inside, reads, lam, decay, lost, states,
+        launch=TREE_READS,
     )  # fmt: skip
 
 
@@ -401,7 +464,7 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
     decay_spec, lost_spec, states_spec = specs.of_nodes()
     pulled = _run(
         _pull_kernel, "tree_pulls", chunks, [of_reads, decay_spec, lost_spec], specs.of_chunk(*by_height), kept, sizes,
-        reads, decay, lost,
+        reads, decay, lost, launch=TREE_PULLS,
     )  # fmt: skip
     d_reads, d_lam, d_pulled = _run(
         _gradients_kernel,
@@ -412,23 +475,30 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
         [jax.ShapeDtypeStruct(reads.shape, dtype), jax.ShapeDtypeStruct(lam.shape, jnp.float32), kept],
         sizes,
         do, lam, decay, lost, states, pulled,
+        launch=TREE_READ_GRADIENTS,
     )  # fmt: skip
     read = jnp.arange(sizes.num_chunks) >> jnp.arange(sizes.heights)[:, None] & 1 == 1
     d_lam = jnp.where(jnp.repeat(read, sizes.chunk, axis=1), d_lam, 0.0)
-    specs = MapSpecs(sizes, sequences_first=True)
+    blocks = _node_blocks(sizes)
+    specs = MapSpecs(sizes, chunk_axis=2, sequence_axis=1)
     all_kept = specs.of_sequence(sizes.num_chunks, *by_height)
     d_decay, d_lost, d_states = _run(
         _node_gradients_kernel,
         "tree_node_gradients",
-        (num_sequences, 1 << sizes.heights),
+        (blocks, num_sequences, 1 << sizes.heights),
         [specs.values(whole=True), specs.of_sequence(*lam.shape[2:]), all_kept, all_kept],
-        specs.of_nodes(),
-        _like(decay, lost, states),
+        [specs.of_sequence(sizes.num_chunks, blocks), *specs.of_nodes()[1:]],
+        [jax.ShapeDtypeStruct((*decay.shape, blocks), jnp.float32), *_like(lost, states)],
         sizes,
         do, lam, pulled, d_pulled,
         launch=TREE_NODES,
     )  # fmt: skip
-    return d_reads, d_lam, d_decay, d_lost, d_states
+    return d_reads, d_lam, jnp.sum(d_decay, axis=-1), d_lost, d_states
+
+
+def _node_blocks(sizes: MapSizes) -> int:
+    """How many programs share a node's gradients, each with some columns of D and some of the state."""
+    return max(min(max(sizes.key_dim, sizes.value_dim) // COLUMNS, min(sizes.key_dim, sizes.value_dim) // MIN_TILE), 1)
 
 
 def _height(e):
@@ -449,14 +519,23 @@ def multiply_maps(x, y, sizes: MapSizes, **transposes):
 def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref, out_ref, *, sizes: MapSizes):
     chunk = pl.program_id(0)
 
-    def read(_, carry):
+    def read(end, reads):
+        return lam_ref[_height(end), :][:, None] * multiply_maps(reads, states_ref[end - 1], sizes)
+
+    def step(_, carry):
         end, reads, out = carry
-        out += lam_ref[_height(end), :][:, None] * multiply_maps(reads, states_ref[end - 1], sizes)
+        out += read(end, reads)
         return end & (end - 1), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes), out
 
-    start = chunk, reads_ref[:, :], inside_ref[:, :]
-    _, _, out = lax.fori_loop(0, lax.population_count(chunk), read, start)
-    out_ref[:, :] = out.astype(out_ref.dtype)
+    @pl.when(chunk == 0)
+    def _first():
+        out_ref[:, :] = inside_ref[:, :].astype(out_ref.dtype)
+
+    @pl.when(chunk > 0)
+    def _others():
+        start = chunk, reads_ref[:, :], inside_ref[:, :]
+        end, reads, out = lax.fori_loop(0, lax.population_count(chunk) - 1, step, start)
+        out_ref[:, :] = (out + read(end, reads)).astype(out_ref.dtype)
 
 
 def _pull_kernel(reads_ref, decay_ref, lost_ref, pulled_ref, *, sizes: MapSizes):
@@ -468,7 +547,10 @@ def _pull_kernel(reads_ref, decay_ref, lost_ref, pulled_ref, *, sizes: MapSizes)
         pulled_ref[_height(end), :, :] = reads
         return end & (end - 1), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes)
 
-    lax.fori_loop(0, lax.population_count(chunk), pull, (chunk, reads_ref[:, :]))
+    @pl.when(chunk > 0)
+    def _pull_all():
+        end, reads = lax.fori_loop(0, lax.population_count(chunk) - 1, pull, (chunk, reads_ref[:, :]))
+        pulled_ref[_height(end), :, :] = reads
 
 
 def _gradients_kernel(
@@ -488,49 +570,67 @@ def _gradients_kernel(
     chunk = pl.program_id(0)
     do = do_ref[:, :]
 
-    def step(_, carry):
-        rest, d_reads = carry
+    def of_read(rest):
+        """(its height, where its node ends, the gradient of what the furthest state of the rest is read with)."""
         height = 31 - lax.clz(rest)
         end = (chunk >> height) << height
-        d_pulled_ref[height, :, :] = d_reads.astype(do.dtype)
         of_state = multiply_maps(do, states_ref[end - 1], sizes, transpose_y=True)
         d_lam_ref[height, :] = jnp.sum(of_state * pulled_ref[height, :, :].astype(jnp.float32), axis=1)
-        through = decay_ref[end - 1] * d_reads - multiply_maps(
-            d_reads.astype(do.dtype), lost_ref[end - 1], sizes, transpose_y=True
-        )
-        return rest ^ (1 << height), lam_ref[height, :][:, None] * of_state + through
+        return height, end, lam_ref[height, :][:, None] * of_state
+
+    def step(_, carry):
+        rest, d_reads = carry
+        height, end, d_read = of_read(rest)
+        stored = d_reads.astype(do.dtype)
+        d_pulled_ref[height, :, :] = stored
+        through = decay_ref[end - 1] * d_reads - multiply_maps(stored, lost_ref[end - 1], sizes, transpose_y=True)
+        return rest ^ (1 << height), d_read + through
 
     zeros = jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
-    _, d_reads = lax.fori_loop(0, lax.population_count(chunk), step, (chunk, zeros))
-    d_reads_ref[:, :] = d_reads.astype(d_reads_ref.dtype)
+
+    @pl.when(chunk == 0)
+    def _first():
+        d_reads_ref[:, :] = zeros.astype(d_reads_ref.dtype)
+
+    @pl.when(chunk > 0)
+    def _others():
+        height, _, d_reads = of_read(chunk)
+        d_pulled_ref[height, :, :] = zeros.astype(do.dtype)
+        start = chunk ^ (1 << height), d_reads
+        _, d_reads = lax.fori_loop(0, lax.population_count(chunk) - 1, step, start)
+        d_reads_ref[:, :] = d_reads.astype(d_reads_ref.dtype)
 
 
 def _node_gradients_kernel(
     do_ref, lam_ref, pulled_ref, d_pulled_ref, d_decay_ref, d_lost_ref, d_states_ref, *, sizes: MapSizes
 ):
-    """Sums over the chunks that read a node. Nodes that most chunks read come first, so that no program begins late and
-    lasts long."""
-    rank = pl.program_id(1)
+    """Sums over the chunks that read a node, some columns of them. Nodes that most chunks read come first, so that no program
+    begins late and lasts long."""
+    block, rank = pl.program_id(0), pl.program_id(2)
+    blocks = _node_blocks(sizes)
+    keys, values = sizes.key_dim // blocks, sizes.value_dim // blocks
+    of_keys, of_values = pl.ds(block * keys, keys), pl.ds(block * values, values)
     place = 31 - lax.clz(jnp.maximum(rank, 1))  # from the highest nodes down
     height = sizes.heights - 1 - place
     end = jnp.where(rank == 0, sizes.num_chunks, (2 * (rank - (1 << place)) + 1) << height)
     readers_end = jnp.minimum(end + (1 << height), sizes.num_chunks)
 
     def add_chunk(chunk, carry):
-        d_decay, d_lost, d_states = carry
+        d_lost, d_states = carry
         lam = lam_ref[height, pl.ds(chunk * sizes.chunk, sizes.chunk)][:, None]
-        reads, d_reads = pulled_ref[chunk, height], d_pulled_ref[chunk, height]
-        weighted = (lam * do_ref[pl.ds(chunk * sizes.chunk, sizes.chunk), :]).astype(reads.dtype)
-        d_decay += jnp.sum(reads.astype(jnp.float32) * d_reads.astype(jnp.float32), axis=0)
+        reads, d_reads = pulled_ref[chunk, height], d_pulled_ref[chunk, height, :, of_keys]
+        weighted = (lam * do_ref[pl.ds(chunk * sizes.chunk, sizes.chunk), of_values]).astype(reads.dtype)
         d_lost -= multiply_maps(reads, d_reads, sizes, transpose_x=True)
-        return d_decay, d_lost, d_states + multiply_maps(reads, weighted, sizes, transpose_x=True)
+        return d_lost, d_states + multiply_maps(reads, weighted, sizes, transpose_x=True)
 
-    keys, values = sizes.key_dim, sizes.value_dim
-    zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in ((keys,), (keys, keys), (keys, values)))
-    d_decay, d_lost, d_states = lax.fori_loop(end, readers_end, add_chunk, zeros)
+    zeros = tuple(jnp.zeros((sizes.key_dim, columns), jnp.float32) for columns in (keys, values))
+    d_lost, d_states = lax.fori_loop(end, readers_end, add_chunk, zeros)
 
     @pl.when(end <= sizes.num_chunks)
     def _store():
-        d_decay_ref[end - 1] = jnp.sum(d_decay)
-        d_lost_ref[end - 1, :, :] = d_lost.astype(d_lost_ref.dtype)
-        d_states_ref[end - 1, :, :] = d_states.astype(d_states_ref.dtype)
+        # The sum of what is read with times its gradient is the trace of their product.
+        row = lax.broadcasted_iota(jnp.int32, d_lost.shape, 0)
+        column = lax.broadcasted_iota(jnp.int32, d_lost.shape, 1) + block * keys
+        d_decay_ref[end - 1, block] = -jnp.sum(jnp.where(row == column, d_lost, 0.0))
+        d_lost_ref[end - 1, :, of_keys] = d_lost.astype(d_lost_ref.dtype)
+        d_states_ref[end - 1, :, of_values] = d_states.astype(d_states_ref.dtype)

@@ -54,11 +54,11 @@ def definition(inside, reads, lam, decay, lost, states):
     return jnp.concatenate(out, axis=1)
 
 
-def joined(decay, lost, states):
-    """Every node from its chunks, one after the other."""
-    results = []
+def joined(log_decay, lost, states):
+    """Every node from its chunks, one after the other; what ends with the last chunk is that chunk alone."""
+    results, decay = [], jnp.exp(log_decay)
     for last in range(decay.shape[-1]):
-        first = last + 1 - ((last + 1) & -(last + 1))
+        first = last + 1 - ((last + 1) & -(last + 1)) if last + 1 < decay.shape[-1] else last
         node = decay[..., first], lost[..., first, :, :], states[..., first, :, :]
         for chunk in range(first + 1, last + 1):
             through, kept = lost[..., chunk, :, :], decay[..., chunk]
@@ -82,24 +82,28 @@ def check(mode, inputs, function=pallas_kernels.read_tree, definition=definition
 SHAPES = {  # B, H, N, C, K, V
     "an odd number, and dims that are no powers of two": (2, 3, 7, 16, 24, 20),
     "one more than a power of two": (2, 1, 9, 32, 16, 32),
+    "a power of two": (1, 2, 8, 16, 32, 16),
+    "two": (1, 2, 2, 16, 16, 64),
 }
 
 
-JOINS = dict(function=pallas_kernels.join_tree, definition=joined)
+def check_joins(mode, inputs):
+    check(mode, [jnp.log(inputs[3]), *inputs[4:]], pallas_kernels.join_tree, joined)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_full_float32(shape):
     inputs = draw(*SHAPES[shape])
     check("f32", inputs)
-    check("f32", inputs[3:], **JOINS)
+    check_joins("f32", inputs)
 
 
 @pytest.mark.parametrize("mode", LOWER)
 def test_other_precisions(mode):
-    inputs = draw(1, 2, 7, 16, 16, 16, DTYPES[mode])
+    dims = (128, 64) if mode == "bf16" else (16, 16)  # 128: two blocks of columns
+    inputs = draw(1, 2, 7, 16, *dims, DTYPES[mode])
     check(mode, inputs)
-    check(mode, inputs[3:], **JOINS)
+    check_joins(mode, inputs)
 
 
 @pytest.mark.parametrize("function", [pallas_kernels.read_tree, pallas_kernels.join_tree])
@@ -146,4 +150,4 @@ def test_on_a_gpu(mode):
     dim = 128 if mode == "bf16" else 64
     inputs = draw(2, 3, 13, 64, dim, dim, DTYPES[mode])
     check(mode, inputs)
-    check(mode, inputs[3:], **JOINS)
+    check_joins(mode, inputs)

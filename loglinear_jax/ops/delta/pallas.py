@@ -48,7 +48,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
     if initial_state is None:
         initial_state = jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype)
-    decay = _decay_of_chunks(log_decay, chunk_size)
+    decay = jnp.exp(_log_decay_of_chunks(log_decay, chunk_size))
     out, state = pallas_kernels.carry_state(out, reads, decay, lost, states, initial_state, precision=precision)
     return out[:, :length], state if return_state else None
 
@@ -63,7 +63,7 @@ def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size
     if not heights:
         return out, None
     reads, lost, states = of_chunks
-    nodes = pallas_kernels.join_tree(_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
+    nodes = pallas_kernels.join_tree(_log_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
     out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
     decay, lost, states = (x.reshape(len(q), groups, -1, *x.shape[2:]) for x in nodes)
 
@@ -73,6 +73,6 @@ def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size
     return out, left_node_of
 
 
-def _decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> Float[Array, "B H N"]:
+def _log_decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> Float[Array, "B H N"]:
     by_chunk = log_decay.reshape(len(log_decay), -1, chunk_size, log_decay.shape[2])
-    return jnp.swapaxes(jnp.exp(jnp.sum(by_chunk, axis=2)), 1, 2)
+    return jnp.swapaxes(jnp.sum(by_chunk, axis=2), 1, 2)
