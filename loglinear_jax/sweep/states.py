@@ -132,6 +132,7 @@ class Tracked:
         summaries = [ours] if (there := kept.read_summary()) is None else [there, ours]
         outcomes = {name: outcome for one in reversed(summaries) for name, outcome in one.variants.items()}
         commits = [commit for one in summaries for commit in one.commits]
+        devices = dict.fromkeys(device for one in summaries if one.device for device in one.device.split(", "))
         kept.path.mkdir(parents=True, exist_ok=True)
         if not has_ours:
             write_json(kept.config_file, config.to_dict())
@@ -142,7 +143,7 @@ class Tracked:
                 command=self.whole[1],
                 command_today=None,
                 provenance=ours.provenance | {"config_sha256": config_sha256(written)},
-                device=", ".join(dict.fromkeys(one.device for one in summaries if one.device)) or None,
+                device=", ".join(devices) or None,
                 seconds_in_this_process=sum(one.seconds_in_this_process or 0.0 for one in summaries),
             )
         variants = {name: outcomes[name] for name in variant_names(config) if name in outcomes}

@@ -332,7 +332,9 @@ def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_p
         folder.path.mkdir(parents=True)
     config = json.loads(to_json(ours.whole[0].to_dict())) | {"variants": "linear,content,fixed"}
     kept.config_file.write_text(to_json(config))
-    kept.write_summary(RunSummary({n: made[n] for n in ("linear", "content")}, device="a", seconds_in_this_process=5.0))
+    kept.write_summary(
+        RunSummary({n: made[n] for n in ("linear", "content")}, device="a, b", seconds_in_this_process=5.0)
+    )
     run.write_summary(RunSummary({"fixed": made["fixed"]}, device="b", seconds_in_this_process=2.0))
     ours.keep()
     summary = kept.read_summary()
