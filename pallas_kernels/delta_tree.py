@@ -268,45 +268,55 @@ def _join(log2_decay, lost, states, *, sizes: MapSizes):
 
 def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *lost_of_right, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
-    sequence, keys = MapSpecs(sizes, 1, 2).of_sequence, sizes.key_dim
-    # By the logarithms of decays: of nodes at their last chunk, and of both nodes of a pair.
-    d_nodes = d_decay * decay
-    d_log2_decay = [jnp.where(jnp.arange(sizes.num_chunks) == sizes.num_chunks - 1, d_nodes, 0.0)]
-    from_node = d_lost
-    for height in reversed(range(len(lost_of_right) + 1)):
-        pairs = lost_of_right[height].shape[2] if height < len(lost_of_right) else 0
-        of_nodes = d_nodes[..., (1 << height) - 1 : -1 : 2 << height]
-        of_nodes = jnp.stack([of_nodes, jnp.zeros_like(of_nodes)], axis=-1).reshape(*of_nodes.shape[:2], -1)
-        if pairs:
-            by_blocks = sizes.batch, sizes.heads, pairs, keys // _columns(keys)
-            nodes = sizes.num_chunks if height == 0 else (sizes.num_chunks - 1) >> height
-            from_node, d_states, *of_pairs = _run(
-                functools.partial(_join_gradients_kernel, height=height),
-                "tree_join_gradients",
-                (2 * by_blocks[-1] + sizes.value_dim // _columns(sizes.value_dim), -(-nodes // 2), sizes.batch * sizes.heads),
-                [
-                    *(sequence(*x.shape[2:]) for x in (from_node, d_lost, d_states, log2_decay, lost, states)),
-                    sequence(*lost_of_right[height].shape[2:]),
-                ],
-                [sequence(nodes, keys, keys), sequence(*states.shape[2:]), *[sequence(*by_blocks[2:])] * 2],
-                [
-                    jax.ShapeDtypeStruct((*lost.shape[:2], nodes, keys, keys), lost.dtype),
-                    *_like(states),
-                    *[jax.ShapeDtypeStruct(by_blocks, jnp.float32)] * 2,
-                ],
-                sizes,
-                from_node, d_lost, d_states, log2_decay, lost, states, lost_of_right[height],
-                launch=TREE_JOIN_GRADIENTS,
-                aliases={2: 1},
-            )  # fmt: skip
-            of_pairs = jnp.stack([jnp.sum(x, axis=-1) for x in of_pairs], axis=-1)
-            of_nodes += pad(of_pairs.reshape(*of_pairs.shape[:2], -1), (2, of_nodes.shape[2]))
-        elif height:
-            # The one node of this height.
-            from_node = d_lost[:, :, (1 << height) - 1 :][:, :, :1]
-        spread = jnp.repeat(of_nodes, 1 << height, axis=2)[..., : sizes.num_chunks]
-        d_log2_decay.append(pad(spread, (2, sizes.num_chunks)))
-    return sum(d_log2_decay) / LOG2_E, from_node, d_states
+    sequence, keys = MapSpecs(sizes, chunk_axis=1, sequence_axis=2).of_sequence, sizes.key_dim
+    blocks_of_keys, blocks_of_values = (size // _columns(size) for size in (keys, sizes.value_dim))
+    d_of_pairs: list[jax.Array] = []
+    top = len(lost_of_right)
+    from_node = d_lost[:, :, (1 << top) - 1 :][:, :, :1] if top else d_lost  # of the one node of the greatest height
+    for height in reversed(range(top)):
+        pairs, nodes = sizes.pairs(height), sizes.pairs(height - 1) if height else sizes.num_chunks
+        by_blocks = sizes.batch, sizes.heads, pairs, blocks_of_keys
+        from_node, d_states, *d_decays = _run(
+            functools.partial(_join_gradients_kernel, height=height),
+            "tree_join_gradients",
+            (2 * blocks_of_keys + blocks_of_values, -(-nodes // 2), sizes.batch * sizes.heads),
+            [
+                *(sequence(*x.shape[2:]) for x in (from_node, d_lost, d_states, log2_decay, lost, states)),
+                sequence(pairs, keys, keys),
+            ],
+            [sequence(nodes, keys, keys), sequence(*states.shape[2:]), *[sequence(*by_blocks[2:])] * 2],
+            [
+                jax.ShapeDtypeStruct((*lost.shape[:2], nodes, keys, keys), lost.dtype),
+                *_like(states),
+                *[jax.ShapeDtypeStruct(by_blocks, jnp.float32)] * 2,
+            ],
+            sizes,
+            from_node, d_lost, d_states, log2_decay, lost, states, lost_of_right[height],
+            launch=TREE_JOIN_GRADIENTS,
+            aliases={2: 1},
+        )  # fmt: skip
+        left_and_right = jnp.stack([jnp.sum(x, axis=-1) for x in d_decays], axis=-1)
+        d_of_pairs.insert(0, left_and_right.reshape(*left_and_right.shape[:2], -1))
+    return _decay_gradients(d_decay * decay, d_of_pairs, sizes), from_node, d_states
+
+
+def _decay_gradients(of_nodes, of_pairs, sizes: MapSizes):
+    """Of log2_decay, [B, H, N]: a chunk's decay is in that of every node which holds it.
+
+    Both by the logarithms of decays. of_nodes: at their last chunk, [B, H, N]. of_pairs: for each height, of the left and the
+    right node of every pair, one after the other, [B, H, 2 pairs].
+    """
+    num = sizes.num_chunks
+    total = jnp.where(jnp.arange(num) == num - 1, of_nodes, 0.0)  # what ends last is that chunk alone
+    for height in range(len(of_pairs) + 1):
+        lefts = of_nodes[
+            ..., (1 << height) - 1 : -1 : 2 << height
+        ]  # no right node is the largest that ends where it does
+        nodes = jnp.stack([lefts, jnp.zeros_like(lefts)], axis=-1).reshape(*lefts.shape[:2], -1)
+        if height < len(of_pairs):
+            nodes += pad(of_pairs[height], (2, nodes.shape[2]))
+        total += pad(jnp.repeat(nodes, 1 << height, axis=2)[..., :num], (2, num))
+    return total / LOG2_E
 
 
 def _like(*arrays):
