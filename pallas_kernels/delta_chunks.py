@@ -164,10 +164,11 @@ class _ChunkSpecs(Specs):
             (None, None, None, *shape), lambda x, y, z: (*self.batch_and_heads(y, z), x, *[0] * len(shape))
         )
 
-    def inputs(self):
-        """Of q, k, v, decay, beta, lam."""
+    def inputs(self, queries: bool = True):
+        """Of q, unless without queries, k, v, decay, beta, lam."""
+        of_queries = [self.keys()] if queries else []
         of_lam = [self.lam(self.sizes.levels_inside)] if self.sizes.has_lam else []
-        return [self.keys(), self.keys(), self.values(), self.decay(), self.by_token(), *of_lam]
+        return [*of_queries, self.keys(), self.values(), self.decay(), self.by_token(), *of_lam]
 
 
 def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
@@ -209,7 +210,7 @@ def _backward(
         functools.partial(_value_gradients_kernel, sizes=sizes),
         "delta_value_gradients",
         specs.grid(sizes.num_chunks),
-        [*specs.inputs()[1:], *[pairs] * 3, specs.values(), specs.by_chunk(keys, values)],
+        [*specs.inputs(queries=False), *[pairs] * 3, specs.values(), specs.by_chunk(keys, values)],
         [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_values],
         [
             jax.ShapeDtypeStruct(v.shape, v.dtype),
@@ -221,10 +222,10 @@ def _backward(
         ahead,
         sizes.interpret,
     )(k, v, decay, beta, *lam, inverse, products, weights, do.astype(q.dtype), d_states)
-    dv, d_lam, (d_inner, d_of_queries, written) = results[0], results[1:-3], results[-3:]
+    dv, d_lam, (d_inner, d_products, written) = results[0], results[1:-3], results[-3:]
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
     of_states = by_keys, specs.by_chunk(keys, keys)
-    d_similar, d_of_queries, erase, d_erase, d_decay, d_beta = call(
+    d_similar, d_dots, erase, d_erase, d_decay, d_beta = call(
         functools.partial(_pair_gradients_kernel, sizes=sizes),
         "delta_pair_gradients",
         specs.grid(sizes.num_chunks),
@@ -233,7 +234,7 @@ def _backward(
         [*[by_chunk(chunk, chunk)] * 2, *[by_chunk(chunk, keys)] * 2, by_token, by_token],
         ahead,
         sizes.interpret,
-    )(k, decay, beta, inverse, products, d_reads, d_lost, d_inner, d_of_queries)
+    )(k, decay, beta, inverse, products, d_reads, d_lost, d_inner, d_products)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
     dq, dk, d_decay, d_until = call(
         functools.partial(_key_gradients_kernel, sizes=sizes),
@@ -247,7 +248,7 @@ def _backward(
         [partial, partial, by_token, by_token],
         launch,
         sizes.interpret,
-    )(q, k, decay, beta, inverse, d_reads, d_lost, d_states, d_similar, d_of_queries, erase, d_erase, written, d_decay)
+    )(q, k, decay, beta, inverse, d_reads, d_lost, d_states, d_similar, d_dots, erase, d_erase, written, d_decay)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
     # A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as
     # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
@@ -282,13 +283,13 @@ class _Chunk:
 
     def similar(self):
         """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
-        products = multiply(self.k, self.k, self.sizes, transpose_y=True)
-        return jnp.where(self.level > 0, products * self.between, 0.0)
+        dots = multiply(self.k, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level > 0, dots * self.between, 0.0)
 
-    def of_queries(self, q):
+    def products(self, q):
         """[C, C]: Q Kᵀ ∘ Γ."""
-        products = multiply(q, self.k, self.sizes, transpose_y=True)
-        return jnp.where(self.level >= 0, products * self.between, 0.0).astype(self.dtype)
+        dots = multiply(q, self.k, self.sizes, transpose_y=True)
+        return jnp.where(self.level >= 0, dots * self.between, 0.0).astype(self.dtype)
 
     def keys_to_end(self):
         return (self.until_end * self.k).astype(self.dtype)
@@ -320,19 +321,17 @@ def _chunk_kernel(
     beta, dtype = beta_ref[0, :], chunk.dtype
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
-    inner, of_queries, to_end = (
-        (inverse * beta[None, :]).astype(dtype),
-        chunk.of_queries(q_ref[:, :]),
-        chunk.keys_to_end(),
-    )
-    products_ref[:, :] = of_queries
-    weights = times(of_queries, inner)
+    inner = (inverse * beta[None, :]).astype(dtype)
+    products = chunk.products(q_ref[:, :])
+    to_end = chunk.keys_to_end()
+    products_ref[:, :] = products
+    weights = times(products, inner)
     weights_ref[:, :] = weights.astype(dtype)
-    weights = chunk.weighted(weights, lam_refs).astype(dtype)
+    weighted = chunk.weighted(weights, lam_refs).astype(dtype)
 
     def of_values(place, _):
         v = v_ref[:, place]
-        out_ref[:, place] = times(weights, v)
+        out_ref[:, place] = times(weighted, v)
         written = times(inner, v).astype(dtype)
         states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
 
@@ -341,7 +340,7 @@ def _chunk_kernel(
     def of_keys(place, _):
         erase = times(inner, (chunk.since_start * k_ref[:, place]).astype(dtype)).astype(dtype)
         lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
-        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(of_queries, erase)).astype(dtype)
+        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(products, erase)).astype(dtype)
 
     for_columns(sizes.key_dim, of_keys, None)
 
@@ -357,7 +356,7 @@ def _value_gradients_kernel(
     """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M and P the parts that come by way of them. Also M V."""
     lam_refs, refs = refs[: sizes.has_lam], refs[sizes.has_lam :]
     inverse_ref, products_ref, weights_ref, do_ref, d_states_ref, dv_ref, *refs = refs
-    *d_lam_refs, d_inner_ref, d_of_queries_ref, written_ref = refs
+    *d_lam_refs, d_inner_ref, d_products_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(k_ref, decay_ref, sizes)
     dtype, to_end = chunk.dtype, chunk.keys_to_end()
@@ -382,7 +381,7 @@ def _value_gradients_kernel(
         for index in range(sizes.levels_inside):
             d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
     d_weights = chunk.weighted(d_pairs, lam_refs).astype(dtype)
-    d_of_queries_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
+    d_products_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
     d_inner_ref[:, :] = (d_inner + times(products_ref[:, :], d_weights, transpose_x=True)).astype(dtype)
 
 
@@ -395,9 +394,9 @@ def _pair_gradients_kernel(
     d_reads_ref,
     d_lost_ref,
     d_inner_ref,
-    d_of_queries_ref,
-    d_similar_ref,
     d_products_ref,
+    d_similar_ref,
+    d_dots_ref,
     erase_ref,
     d_erase_ref,
     d_decay_ref,
@@ -405,40 +404,40 @@ def _pair_gradients_kernel(
     *,
     sizes: ChunkSizes,
 ):
-    """Of W = M diag(Γ₀) K, by way of D = K̃ᵀ W and reads = diag(Γ₀) Q - P W; then of M and P, and of what they are made of: the
-    products K Kᵀ and Q Kᵀ, β and decays between tokens. Also W itself."""
+    """Of W = M diag(Γ₀) K, by way of D = K̃ᵀ W and reads = diag(Γ₀) Q - P W; then of M and P, and of what they are made of: K Kᵀ
+    (d_similar), Q Kᵀ (d_dots), β and decays between tokens. Also W itself."""
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(k_ref, decay_ref, sizes)
-    dtype, of_queries, to_end = chunk.dtype, products_ref[:, :], chunk.keys_to_end()
+    dtype, products, to_end = chunk.dtype, products_ref[:, :], chunk.keys_to_end()
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
 
     def of_pairs(place, carry):
-        d_inner, d_of_queries = carry
+        d_inner, d_products = carry
         since_start, d_reads = (chunk.since_start * k_ref[:, place]).astype(dtype), d_reads_ref[:, place]
         erase = times(inner, since_start).astype(dtype)
         erase_ref[:, place] = erase
-        d_erase = times(to_end, d_lost_ref[:, place]) - times(of_queries, d_reads, transpose_x=True)
+        d_erase = times(to_end, d_lost_ref[:, place]) - times(products, d_reads, transpose_x=True)
         d_erase = d_erase.astype(dtype)
         d_erase_ref[:, place] = d_erase
-        d_of_queries -= times(d_reads, erase, transpose_y=True)
-        return d_inner + times(d_erase, since_start, transpose_y=True), d_of_queries
+        d_products -= times(d_reads, erase, transpose_y=True)
+        return d_inner + times(d_erase, since_start, transpose_y=True), d_products
 
-    start = d_inner_ref[:, :].astype(jnp.float32), d_of_queries_ref[:, :].astype(jnp.float32)
-    d_inner, d_of_queries = for_columns(sizes.key_dim, of_pairs, start)
+    start = d_inner_ref[:, :].astype(jnp.float32), d_products_ref[:, :].astype(jnp.float32)
+    d_inner, d_products = for_columns(sizes.key_dim, of_pairs, start)
 
-    # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made of the inputs above is made again, rather
-    # than held in registers meanwhile.
+    # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made or read above is so again,
+    # rather than held in registers meanwhile.
     chunk, beta, inverse = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :], inverse_ref[:, :]
     similar = chunk.similar()
     d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
     d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
     d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
     d_similar = beta[:, None] * d_system
-    d_of_queries = jnp.where(chunk.level >= 0, d_of_queries, 0.0)
-    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_of_queries * products_ref[:, :], 0.0)
+    d_products = jnp.where(chunk.level >= 0, d_products, 0.0)
+    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_products * products_ref[:, :], 0.0)
     d_decay_ref[0, :] = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
     d_similar_ref[:, :] = (d_similar * chunk.between).astype(dtype)
-    d_products_ref[:, :] = (d_of_queries * chunk.between).astype(dtype)
+    d_dots_ref[:, :] = (d_products * chunk.between).astype(dtype)
 
 
 def _key_gradients_kernel(
@@ -451,7 +450,7 @@ def _key_gradients_kernel(
     d_lost_ref,
     d_states_ref,
     d_similar_ref,
-    d_products_ref,
+    d_dots_ref,
     erase_ref,
     d_erase_ref,
     written_ref,
@@ -468,7 +467,7 @@ def _key_gradients_kernel(
     since, until = _decays_of_ends(decay_ref, sizes)
     dtype = k_ref.dtype
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    d_similar, d_products = d_similar_ref[:, :], d_products_ref[:, :]
+    d_similar, d_dots = d_similar_ref[:, :], d_dots_ref[:, :]
 
     def of_keys(place, carry):
         d_since, d_until = carry
@@ -477,9 +476,9 @@ def _key_gradients_kernel(
         d_to_end = times(written_ref[:, :], d_states_ref[place, :], transpose_y=True)
         d_to_end += times(erase_ref[:, :], d_lost_ref[place, :], transpose_y=True)
         dk = since * d_since_start + until * d_to_end + times(d_similar, k)
-        dk += times(d_similar, k, transpose_x=True) + times(d_products, q, transpose_x=True)
+        dk += times(d_similar, k, transpose_x=True) + times(d_dots, q, transpose_x=True)
         dk_ref[:, place] = dk.astype(dk_ref.dtype)
-        dq_ref[:, place] = (since * d_reads + times(d_products, k)).astype(dq_ref.dtype)
+        dq_ref[:, place] = (since * d_reads + times(d_dots, k)).astype(dq_ref.dtype)
         return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
 
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)

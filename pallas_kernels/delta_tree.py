@@ -16,7 +16,7 @@ Names and shapes inside (K, V, C powers of two ≥ 16):
   lost        [B, H, N, K, K]      D of it
   states      [B, H, N, K, V]      its state
   inside, o   [B, T, H, V]         what a token reads of its own chunk, float32; and that with what it reads of the tree
-  log2_decay  [B, H, N]            float32: log2 γ of a chunk, finite
+  log2_decay  [B, H, N]            float32: log2 γ of a chunk, at least MIN_LOG2_DECAY, or NaN
 """
 
 from __future__ import annotations
@@ -68,8 +68,12 @@ class MapSizes:
         """Of tokens of a chunk where they matter, keys and values: what a program holds at once is as large."""
         return self.chunk or MIN_TILE, self.key_dim, self.value_dim
 
+    def nodes(self, height: int) -> int:
+        """How many of this height have a gradient: those that end before the last chunk does, and the last chunk itself."""
+        return (self.num_chunks - 1) >> height if height else self.num_chunks
+
     def pairs(self, height: int) -> int:
-        """How many nodes of the next height end before the last chunk does."""
+        """How many pairs of nodes of this height are joined: those that end before the last chunk does."""
         return (self.num_chunks - 1) >> (height + 1)
 
 
@@ -274,8 +278,9 @@ def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *
     top = len(lost_of_right)
     from_node = d_lost[:, :, (1 << top) - 1 :][:, :, :1] if top else d_lost  # of the one node of the greatest height
     for height in reversed(range(top)):
-        pairs, nodes = sizes.pairs(height), sizes.pairs(height - 1) if height else sizes.num_chunks
-        by_blocks = sizes.batch, sizes.heads, pairs, blocks_of_keys
+        nodes, pairs = sizes.nodes(height), sizes.pairs(height)
+        d_decay_spec = sequence(pairs, blocks_of_keys)
+        d_decay_shape = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, pairs, blocks_of_keys), jnp.float32)
         from_node, d_states, *d_decays = _run(
             functools.partial(_join_gradients_kernel, height=height),
             "tree_join_gradients",
@@ -284,11 +289,12 @@ def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *
                 *(sequence(*x.shape[2:]) for x in (from_node, d_lost, d_states, log2_decay, lost, states)),
                 sequence(pairs, keys, keys),
             ],
-            [sequence(nodes, keys, keys), sequence(*states.shape[2:]), *[sequence(*by_blocks[2:])] * 2],
+            [sequence(nodes, keys, keys), sequence(*states.shape[2:]), d_decay_spec, d_decay_spec],
             [
                 jax.ShapeDtypeStruct((*lost.shape[:2], nodes, keys, keys), lost.dtype),
                 *_like(states),
-                *[jax.ShapeDtypeStruct(by_blocks, jnp.float32)] * 2,
+                d_decay_shape,
+                d_decay_shape,
             ],
             sizes,
             from_node, d_lost, d_states, log2_decay, lost, states, lost_of_right[height],
@@ -303,15 +309,14 @@ def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *
 def _decay_gradients(of_nodes, of_pairs, sizes: MapSizes):
     """Of log2_decay, [B, H, N]: a chunk's decay is in that of every node which holds it.
 
-    Both by the logarithms of decays. of_nodes: at their last chunk, [B, H, N]. of_pairs: for each height, of the left and the
-    right node of every pair, one after the other, [B, H, 2 pairs].
+    The arguments are derivatives by ln γ. of_nodes: at their last chunk, [B, H, N]. of_pairs: for each height, of the left and
+    the right node of every pair, one after the other, [B, H, 2 pairs].
     """
     num = sizes.num_chunks
     total = jnp.where(jnp.arange(num) == num - 1, of_nodes, 0.0)  # what ends last is that chunk alone
     for height in range(len(of_pairs) + 1):
-        lefts = of_nodes[
-            ..., (1 << height) - 1 : -1 : 2 << height
-        ]  # no right node is the largest that ends where it does
+        # No right node is the largest that ends where it does.
+        lefts = of_nodes[..., (1 << height) - 1 : -1 : 2 << height]
         nodes = jnp.stack([lefts, jnp.zeros_like(lefts)], axis=-1).reshape(*lefts.shape[:2], -1)
         if height < len(of_pairs):
             nodes += pad(of_pairs[height], (2, nodes.shape[2]))
@@ -324,7 +329,7 @@ def _like(*arrays):
 
 
 def _columns(size: int) -> int:
-    """Of a matrix a program."""
+    """How many columns of a matrix that has so many one program takes."""
     return min(size, COLUMNS)
 
 
@@ -338,7 +343,7 @@ def _decays_of_pair(log2_decay_ref, left, height: int):
 
 def _join_kernel(
     log2_decay_ref,
-    _,
+    _decay_ref,  # in place of which to_decay_ref is written
     lost_ref,
     states_ref,
     to_decay_ref,
@@ -357,17 +362,17 @@ def _join_kernel(
     of_right_ref[:, :] = through
     to_decay_ref[right] = left_decay * right_decay
 
-    def join(ref, to_ref, own_ref, own_decay):
+    def join(ref, to_ref, own, own_decay):
         def columns(place, _):
             x = ref[left, :, place]
             joined = right_decay * x.astype(jnp.float32) - multiply_maps(through, x, sizes)
-            own = own_ref[(right, slice(None), place)[-own_ref.ndim :]]
-            to_ref[right, :, place] = (joined + own_decay * own.astype(jnp.float32)).astype(x.dtype)
+            to_ref[right, :, place] = (joined + own_decay * own(place).astype(jnp.float32)).astype(x.dtype)
 
         for_columns(ref.shape[2], columns, None)
 
-    join(states_ref, to_states_ref, states_ref, 1.0)
-    join(lost_ref, to_lost_ref, of_right_ref, left_decay)
+    join(states_ref, to_states_ref, lambda place: states_ref[right, :, place], 1.0)
+    # D of the right node is written over block by block: it is read where it was copied to.
+    join(lost_ref, to_lost_ref, lambda place: of_right_ref[:, place], left_decay)
 
 
 def _join_gradients_kernel(
@@ -388,9 +393,9 @@ def _join_gradients_kernel(
 ):
     """From a node to both children. That of the right state is the node's, and stands there already.
 
-    A program has some columns of one of three: the left state, D of the left node, D of the right one. from_node: of D of the
-    nodes of the next height. d_lost: of D by last chunk, as far as others than the node above have made it. The node that has
-    no parent has that alone.
+    A program has some columns of one of three: D of the right node, D of the left one, the left state, in this order of blocks.
+    from_node: of D of the nodes of the next height. d_lost: of D by last chunk, as far as others than the node above have made
+    it. A node without a parent has that alone. It is the last of its height; at height 0 it may be the last two.
     """
     block, pair = pl.program_id(0), pl.program_id(1)
     right = ((pair + 1) << (height + 1)) - 1
@@ -507,7 +512,8 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
 
 
 def _node_blocks(sizes: MapSizes) -> int:
-    """How many programs share a node's gradients, each with some columns of D and some of the state."""
+    """How many programs share a node's gradients, each with some columns of D and some of the state: COLUMNS of the wider of
+    them, and at least MIN_TILE of the other."""
     return max(min(max(sizes.key_dim, sizes.value_dim) // COLUMNS, min(sizes.key_dim, sizes.value_dim) // MIN_TILE), 1)
 
 
@@ -576,7 +582,8 @@ def _gradients_kernel(
     *,
     sizes: MapSizes,
 ):
-    """From the furthest state to the nearest. d_pulled: by height, of what is pulled through its node."""
+    """From the furthest state to the nearest. d_pulled: by height, of what is pulled through its node. Nothing is through the
+    furthest: 0, as the nodes' gradients read it of every node."""
     chunk = pl.program_id(0)
     do = do_ref[:, :]
 

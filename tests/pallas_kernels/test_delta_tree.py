@@ -87,8 +87,13 @@ SHAPES = {  # B, H, N, C, K, V
 }
 
 
+def of_joins(inputs):
+    """What `join_tree` takes of these."""
+    return [jnp.log(inputs[3]), *inputs[4:]]
+
+
 def check_joins(mode, inputs):
-    check(mode, [jnp.log(inputs[3]), *inputs[4:]], pallas_kernels.join_tree, joined)
+    check(mode, of_joins(inputs), pallas_kernels.join_tree, joined)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,17 +105,23 @@ def test_full_float32(shape):
 
 @pytest.mark.parametrize("mode", LOWER)
 def test_other_precisions(mode):
-    dims = (128, 64) if mode == "bf16" else (16, 16)  # 128: two blocks of columns
+    dims = (128, 128) if mode == "bf16" else (16, 16)  # 128: two blocks of columns
     inputs = draw(1, 2, 7, 16, *dims, DTYPES[mode])
     check(mode, inputs)
     check_joins(mode, inputs)
+
+
+def test_decays_that_leave_nothing():
+    _, *maps = of_joins(draw(1, 1, 9, 16, 16, 16))
+    log_decay = jnp.asarray([-60, -1, -200, 0, -1e4, -0.1, -50, -0.2, -103], jnp.float32)[None, None]
+    check("f32", [log_decay, *maps], pallas_kernels.join_tree, joined)
 
 
 @pytest.mark.parametrize("function", [pallas_kernels.read_tree, pallas_kernels.join_tree])
 def test_batched_by_vmap(function):
     inputs = draw(3, 2, 5, 16, 16, 16)
     if function is pallas_kernels.join_tree:
-        inputs = inputs[3:]
+        inputs = of_joins(inputs)
     run = functools.partial(function, precision="highest")
     found = results(jax.vmap(run), [x[:, None] for x in inputs])
     for a, b in zip(found, results(run, inputs), strict=True):
@@ -138,8 +149,8 @@ def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "gpu.triton" in text
     for kernel in (
-        *("delta_chunks", "delta_value_gradients", "delta_key_gradients", "tree_joins", "tree_join_gradients"),
-        *("tree_reads", "tree_read_gradients", "tree_node_gradients", "tree_pulls"),
+        *("delta_chunks", "delta_value_gradients", "delta_pair_gradients", "delta_key_gradients", "tree_joins"),
+        *("tree_join_gradients", "tree_reads", "tree_read_gradients", "tree_node_gradients", "tree_pulls"),
     ):
         assert kernel in text
 
