@@ -85,7 +85,7 @@ def smoke(config):
     smoke_config(config)
     config.task.vocab_size = 32
     if config.task.mixture:
-        config.task.update(mixture="16/2*2,32/4", tests="16/2,32/4")
+        config.task.update(mixture="16/2*2,32/4", tests="32/4")
     else:
         config.task.update(seq_len=32, num_pairs=4)
     config.variants = "fixed"
