@@ -341,6 +341,13 @@ def _decays_of_pair(log2_decay_ref, left, height: int):
     return tuple(jnp.exp2(x) for x in sums)
 
 
+def _trace(columns, block):
+    """The part in the trace of a square matrix that its columns [K, columns of a block] have."""
+    row = lax.broadcasted_iota(jnp.int32, columns.shape, 0)
+    column = lax.broadcasted_iota(jnp.int32, columns.shape, 1) + block * columns.shape[1]
+    return jnp.sum(jnp.where(row == column, columns, 0.0))
+
+
 def _join_kernel(
     log2_decay_ref,
     _decay_ref,  # in place of which to_decay_ref is written
@@ -425,9 +432,7 @@ def _join_gradients_kernel(
                 return sums + multiply_maps(d_ref[node, :, inner], x_ref[left, place, inner], sizes, transpose_y=True)
 
             sums = for_columns(x_ref.shape[2], add, sums)
-        row = lax.broadcasted_iota(jnp.int32, sums.shape, 0)
-        column = lax.broadcasted_iota(jnp.int32, sums.shape, 1) + block * keys
-        d_right_decay_ref[pair, block] = right_decay * jnp.sum(jnp.where(row == column, sums, 0.0))
+        d_right_decay_ref[pair, block] = right_decay * _trace(sums, block)
         d = from_node_ref[pair, :, place].astype(jnp.float32)
         d_left_decay_ref[pair, block] = left_decay * jnp.sum(d * of_right_ref[pair, :, place].astype(jnp.float32))
         to_d_lost_ref[2 * pair + 1, :, place] = (left_decay * d - sums).astype(to_d_lost_ref.dtype)
@@ -646,8 +651,6 @@ def _node_gradients_kernel(
     @pl.when(end <= sizes.num_chunks)
     def _store():
         # The sum of what is read with times its gradient is the trace of their product.
-        row = lax.broadcasted_iota(jnp.int32, d_lost.shape, 0)
-        column = lax.broadcasted_iota(jnp.int32, d_lost.shape, 1) + block * keys
-        d_decay_ref[end - 1, block] = -jnp.sum(jnp.where(row == column, d_lost, 0.0))
+        d_decay_ref[end - 1, block] = -_trace(d_lost, block)
         d_lost_ref[end - 1, :, of_keys] = d_lost.astype(d_lost_ref.dtype)
         d_states_ref[end - 1, :, of_values] = d_states.astype(d_states_ref.dtype)

@@ -225,6 +225,11 @@ class RunSummary:
     seconds_in_this_process: float | None = None
 
     @property
+    def devices(self) -> list[str]:
+        """Those of the processes whose outcomes are here, as far as they are known."""
+        return self.device.split(", ") if self.device else []
+
+    @property
     def commits(self) -> list[str]:
         """Those of all processes that trained the run, as far as they are known, the first one first."""
         if SEVERAL_COMMITS in self.provenance:

@@ -132,7 +132,7 @@ class Tracked:
         summaries = [ours] if (there := kept.read_summary()) is None else [there, ours]
         outcomes = {name: outcome for one in reversed(summaries) for name, outcome in one.variants.items()}
         commits = [commit for one in summaries for commit in one.commits]
-        devices = dict.fromkeys(device for one in summaries if one.device for device in one.device.split(", "))
+        devices = dict.fromkeys(device for one in summaries for device in one.devices)
         kept.path.mkdir(parents=True, exist_ok=True)
         if not has_ours:
             write_json(kept.config_file, config.to_dict())
