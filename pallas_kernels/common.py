@@ -51,6 +51,27 @@ def for_columns(columns: int, body, carry):
     return lax.fori_loop(0, columns // block, lambda i, carry: body(pl.ds(i * block, block), carry), carry)
 
 
+def column_blocks(columns: int) -> list[slice]:
+    """The same columns of a matrix, for a loop that is written out."""
+    block = min(columns, COLUMNS)
+    return [slice(start, start + block) for start in range(0, columns, block)]
+
+
+def load_ahead(*loads, ahead: bool = True):
+    """What each of the functions loads, one after the other; each when the next one has begun to, if `ahead`.
+
+    A program then waits less for memory, and holds more in registers.
+    """
+    if not ahead:
+        yield from (load() for load in loads)
+        return
+    upcoming = loads[0]()
+    for load in loads[1:]:
+        current, upcoming = upcoming, load()
+        yield current
+    yield upcoming
+
+
 def fold_mapped_axes(function):
     """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
 

@@ -40,7 +40,7 @@ from pallas_kernels.chunks import (
     since_chunk_start,
     sum_tokens,
 )
-from pallas_kernels.common import call, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
 from pallas_kernels.tiles import MIN_TILE, Launch, delta_launch, tile_for
 
@@ -54,6 +54,11 @@ class ChunkSizes(Sizes):
 
     def launch(self, gradients: bool = False, ahead: bool = False) -> Launch:
         return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients, ahead=ahead)
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether there are registers for it."""
+        return max(self.chunk, self.key_dim, self.value_dim) > 32
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -294,16 +299,18 @@ class _Chunk:
     def keys_to_end(self):
         return (self.until_end * self.k).astype(self.dtype)
 
-    def lam_tile(self, lam_ref):
-        """λ of each pair's level; 0 where the key comes later."""
-        tile = jnp.zeros(self.level.shape, jnp.float32)
-        for index in range(self.sizes.levels_inside):
-            tile = jnp.where(self.level == index, lam_ref[0, index, :][:, None], tile)
-        return tile
+    def lam(self, lam_refs):
+        """[C] of every level, or nothing if λ ≡ 1."""
+        return [ref[0, index, :] for ref in lam_refs for index in range(self.sizes.levels_inside)]
 
-    def weighted(self, weights, lam_refs):
-        """Times λ; 0 where the key comes later."""
-        return weights * self.lam_tile(*lam_refs) if self.sizes.has_lam else jnp.where(self.level >= 0, weights, 0.0)
+    def weighted(self, weights, lam):
+        """Times λ of each pair's level; 0 where the key comes later."""
+        if not lam:
+            return jnp.where(self.level >= 0, weights, 0.0)
+        tile = jnp.zeros(self.level.shape, jnp.float32)
+        for level, of_level in enumerate(lam):
+            tile = jnp.where(self.level == level, of_level[:, None], tile)
+        return weights * tile
 
 
 def _chunk_kernel(
@@ -317,32 +324,36 @@ def _chunk_kernel(
 ):
     *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref, products_ref, weights_ref = refs
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(k_ref, decay_ref, sizes)
-    beta, dtype = beta_ref[0, :], chunk.dtype
+    of_values, of_keys = column_blocks(sizes.value_dim), column_blocks(sizes.key_dim)
+    chunk, beta = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :]
+    dtype = chunk.dtype
+    loaded = load_ahead(
+        lambda: q_ref[:, :],
+        lambda: chunk.lam(lam_refs),
+        *(lambda place=place: v_ref[:, place] for place in of_values),
+        *(lambda place=place: (k_ref[:, place], q_ref[:, place]) for place in of_keys),
+        ahead=sizes.loads_ahead,
+    )
+    products = chunk.products(next(loaded))
+    products_ref[:, :] = products
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
     inner = (inverse * beta[None, :]).astype(dtype)
-    products = chunk.products(q_ref[:, :])
     to_end = chunk.keys_to_end()
-    products_ref[:, :] = products
     weights = times(products, inner)
     weights_ref[:, :] = weights.astype(dtype)
-    weighted = chunk.weighted(weights, lam_refs).astype(dtype)
-
-    def of_values(place, _):
-        v = v_ref[:, place]
+    weighted = chunk.weighted(weights, next(loaded)).astype(dtype)
+    for place in of_values:
+        v = next(loaded)
         out_ref[:, place] = times(weighted, v)
         written = times(inner, v).astype(dtype)
         states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
 
-    for_columns(sizes.value_dim, of_values, None)
-
-    def of_keys(place, _):
-        erase = times(inner, (chunk.since_start * k_ref[:, place]).astype(dtype)).astype(dtype)
+    for place in of_keys:
+        k, q = next(loaded)
+        erase = times(inner, (chunk.since_start * k).astype(dtype)).astype(dtype)
         lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
-        reads_ref[:, place] = (chunk.since_start * q_ref[:, place] - times(products, erase)).astype(dtype)
-
-    for_columns(sizes.key_dim, of_keys, None)
+        reads_ref[:, place] = (chunk.since_start * q - times(products, erase)).astype(dtype)
 
 
 def _value_gradients_kernel(
@@ -359,9 +370,10 @@ def _value_gradients_kernel(
     *d_lam_refs, d_inner_ref, d_products_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(k_ref, decay_ref, sizes)
+    inverse, beta, weights, lam = inverse_ref[:, :], beta_ref[0, :], weights_ref[:, :], chunk.lam(lam_refs)
     dtype, to_end = chunk.dtype, chunk.keys_to_end()
-    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    weighted = chunk.weighted(weights_ref[:, :], lam_refs).astype(dtype)
+    inner = (inverse * beta[None, :]).astype(dtype)
+    weighted = chunk.weighted(weights, lam).astype(dtype)
 
     def of_values(place, carry):
         d_inner, d_pairs = carry
@@ -375,14 +387,15 @@ def _value_gradients_kernel(
     zeros = jnp.zeros(weighted.shape, jnp.float32)
     d_inner, d_pairs = for_columns(sizes.value_dim, of_values, (zeros, zeros))
     # Read again, rather than held in registers meanwhile.
-    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+    weights, lam, inverse, products = weights_ref[:, :], chunk.lam(lam_refs), inverse_ref[:, :], products_ref[:, :]
+    inner = (inverse * beta_ref[0, :][None, :]).astype(dtype)
     for d_lam_ref in d_lam_refs:
-        d_lam = d_pairs * weights_ref[:, :].astype(jnp.float32)
+        d_lam = d_pairs * weights.astype(jnp.float32)
         for index in range(sizes.levels_inside):
             d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
-    d_weights = chunk.weighted(d_pairs, lam_refs).astype(dtype)
+    d_weights = chunk.weighted(d_pairs, lam).astype(dtype)
     d_products_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
-    d_inner_ref[:, :] = (d_inner + times(products_ref[:, :], d_weights, transpose_x=True)).astype(dtype)
+    d_inner_ref[:, :] = (d_inner + times(products, d_weights, transpose_x=True)).astype(dtype)
 
 
 def _pair_gradients_kernel(
@@ -408,15 +421,17 @@ def _pair_gradients_kernel(
     (d_similar), Q Kᵀ (d_dots), β and decays between tokens. Also W itself."""
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(k_ref, decay_ref, sizes)
-    dtype, products, to_end = chunk.dtype, products_ref[:, :], chunk.keys_to_end()
-    inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
+    products, inverse, beta = products_ref[:, :], inverse_ref[:, :], beta_ref[0, :]
+    dtype, to_end = chunk.dtype, chunk.keys_to_end()
+    inner = (inverse * beta[None, :]).astype(dtype)
 
     def of_pairs(place, carry):
         d_inner, d_products = carry
-        since_start, d_reads = (chunk.since_start * k_ref[:, place]).astype(dtype), d_reads_ref[:, place]
+        k, d_reads, d_lost = k_ref[:, place], d_reads_ref[:, place], d_lost_ref[:, place]
+        since_start = (chunk.since_start * k).astype(dtype)
         erase = times(inner, since_start).astype(dtype)
         erase_ref[:, place] = erase
-        d_erase = times(to_end, d_lost_ref[:, place]) - times(products, d_reads, transpose_x=True)
+        d_erase = times(to_end, d_lost) - times(products, d_reads, transpose_x=True)
         d_erase = d_erase.astype(dtype)
         d_erase_ref[:, place] = d_erase
         d_products -= times(d_reads, erase, transpose_y=True)
@@ -427,16 +442,18 @@ def _pair_gradients_kernel(
 
     # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made or read above is so again,
     # rather than held in registers meanwhile.
-    chunk, beta, inverse = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :], inverse_ref[:, :]
+    chunk = _Chunk(k_ref, decay_ref, sizes)
+    beta, inverse, products = beta_ref[0, :], inverse_ref[:, :], products_ref[:, :]
     similar = chunk.similar()
     d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
     d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
     d_beta_ref[0, :] = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
     d_similar = beta[:, None] * d_system
     d_products = jnp.where(chunk.level >= 0, d_products, 0.0)
-    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_products * products_ref[:, :], 0.0)
+    d_between = d_similar * similar + jnp.where(chunk.level > 0, d_products * products, 0.0)
     d_decay_ref[0, :] = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
-    d_similar_ref[:, :] = (d_similar * chunk.between).astype(dtype)
+    d_similar *= chunk.between
+    d_similar_ref[:, :] = (d_similar + jnp.transpose(d_similar)).astype(dtype)
     d_dots_ref[:, :] = (d_products * chunk.between).astype(dtype)
 
 
@@ -467,19 +484,30 @@ def _key_gradients_kernel(
     since, until = _decays_of_ends(decay_ref, sizes)
     dtype = k_ref.dtype
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
-    d_similar, d_dots = d_similar_ref[:, :], d_dots_ref[:, :]
+    d_similar, d_dots, written, erase = d_similar_ref[:, :], d_dots_ref[:, :], written_ref[:, :], erase_ref[:, :]
 
     def of_keys(place, carry):
         d_since, d_until = carry
-        q, k, d_reads = q_ref[:, place], k_ref[:, place], d_reads_ref[:, place].astype(jnp.float32)
-        d_since_start = times(inner, d_erase_ref[:, place], transpose_x=True)
-        d_to_end = times(written_ref[:, :], d_states_ref[place, :], transpose_y=True)
-        d_to_end += times(erase_ref[:, :], d_lost_ref[place, :], transpose_y=True)
-        dk = since * d_since_start + until * d_to_end + times(d_similar, k)
-        dk += times(d_similar, k, transpose_x=True) + times(d_dots, q, transpose_x=True)
+        loaded = load_ahead(
+            lambda: d_erase_ref[:, place],
+            lambda: d_states_ref[place, :],
+            lambda: d_lost_ref[place, :],
+            lambda: (k_ref[:, place], q_ref[:, place]),
+            lambda: d_reads_ref[:, place],
+        )
+        d_since_start = times(inner, next(loaded), transpose_x=True)
+        d_to_end = times(written, next(loaded), transpose_y=True)
+        d_to_end += times(erase, next(loaded), transpose_y=True)
+        k, q = next(loaded)
+        d_since += jnp.sum(d_since_start * k, axis=1)
+        d_until += jnp.sum(d_to_end * k, axis=1)
+        dk = since * d_since_start + until * d_to_end
+        dk += times(d_similar, k)
+        dk += times(d_dots, q, transpose_x=True)
         dk_ref[:, place] = dk.astype(dk_ref.dtype)
+        d_reads = next(loaded).astype(jnp.float32)
         dq_ref[:, place] = (since * d_reads + times(d_dots, k)).astype(dq_ref.dtype)
-        return d_since + jnp.sum(d_since_start * k + d_reads * q, axis=1), d_until + jnp.sum(d_to_end * k, axis=1)
+        return d_since + jnp.sum(d_reads * q, axis=1), d_until
 
     zeros = jnp.zeros((sizes.chunk,), jnp.float32)
     d_since, d_until = for_columns(sizes.key_dim, of_keys, (zeros, zeros))

@@ -273,7 +273,7 @@ def _join(log2_decay, lost, states, *, sizes: MapSizes):
 def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *lost_of_right, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
     sequence, keys = MapSpecs(sizes, chunk_axis=1, sequence_axis=2).of_sequence, sizes.key_dim
-    blocks_of_keys, blocks_of_values = (size // _columns(size) for size in (keys, sizes.value_dim))
+    blocks_of_keys = keys // _columns(keys)
     d_of_pairs: list[jax.Array] = []
     top = len(lost_of_right)
     from_node = d_lost[:, :, (1 << top) - 1 :][:, :, :1] if top else d_lost  # of the one node of the greatest height
@@ -284,7 +284,7 @@ def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *
         from_node, d_states, *d_decays = _run(
             functools.partial(_join_gradients_kernel, height=height),
             "tree_join_gradients",
-            (2 * blocks_of_keys + blocks_of_values, -(-nodes // 2), sizes.batch * sizes.heads),
+            (blocks_of_keys + 2, -(-nodes // 2), sizes.batch * sizes.heads),
             [
                 *(sequence(*x.shape[2:]) for x in (from_node, d_lost, d_states, log2_decay, lost, states)),
                 sequence(pairs, keys, keys),
@@ -301,7 +301,7 @@ def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *
             launch=TREE_JOIN_GRADIENTS,
             aliases={2: 1},
         )  # fmt: skip
-        left_and_right = jnp.stack([jnp.sum(x, axis=-1) for x in d_decays], axis=-1)
+        left_and_right = jnp.stack([_sum_of_blocks(x) for x in d_decays], axis=-1)
         d_of_pairs.insert(0, left_and_right.reshape(*left_and_right.shape[:2], -1))
     return _decay_gradients(d_decay * decay, d_of_pairs, sizes), from_node, d_states
 
@@ -326,6 +326,11 @@ def _decay_gradients(of_nodes, of_pairs, sizes: MapSizes):
 
 def _like(*arrays):
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+
+
+def _sum_of_blocks(x):
+    """Over the last axis, written out: XLA then makes one kernel of it and what follows."""
+    return functools.reduce(jnp.add, (x[..., block] for block in range(x.shape[-1])))
 
 
 def _columns(size: int) -> int:
@@ -371,9 +376,9 @@ def _join_kernel(
 
     def join(ref, to_ref, own, own_decay):
         def columns(place, _):
-            x = ref[left, :, place]
+            x, of_right = ref[left, :, place], own(place)
             joined = right_decay * x.astype(jnp.float32) - multiply_maps(through, x, sizes)
-            to_ref[right, :, place] = (joined + own_decay * own(place).astype(jnp.float32)).astype(x.dtype)
+            to_ref[right, :, place] = (joined + own_decay * of_right.astype(jnp.float32)).astype(x.dtype)
 
         for_columns(ref.shape[2], columns, None)
 
@@ -400,30 +405,31 @@ def _join_gradients_kernel(
 ):
     """From a node to both children. That of the right state is the node's, and stands there already.
 
-    A program has some columns of one of three: D of the right node, D of the left one, the left state, in this order of blocks.
+    A program has one of these, in this order of blocks: some columns of D of the right node; D of the left one; the left state.
     from_node: of D of the nodes of the next height. d_lost: of D by last chunk, as far as others than the node above have made
     it. A node without a parent has that alone. It is the last of its height; at height 0 it may be the last two.
     """
     block, pair = pl.program_id(0), pl.program_id(1)
     right = ((pair + 1) << (height + 1)) - 1
     left = right - (1 << height)
-    pairs = of_right_ref.shape[0]
-    keys, values = _columns(sizes.key_dim), _columns(sizes.value_dim)
+    pairs, keys = of_right_ref.shape[0], _columns(sizes.key_dim)
     of_keys = sizes.key_dim // keys
+    place = pl.ds(block * keys, keys)  # of a program of the first kind
 
-    def part(index, columns):
-        return pl.ds(index * columns, columns)
-
-    def to_left(d_ref, own_ref, to_ref, to, node, place):
+    def to_left(d_ref, own_ref, to_ref, to, node):
         """By way of the right map, back to what it was applied to."""
-        d, through = d_ref[node, :, place], of_right_ref[pair]
+        through = of_right_ref[pair]
         _, decay = _decays_of_pair(log2_decay_ref, left, height)
-        pulled = decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
-        to_ref[to, :, place] = (own_ref[left, :, place].astype(jnp.float32) + pulled).astype(d.dtype)
+
+        def columns(place, _):
+            d, own = d_ref[node, :, place], own_ref[left, :, place]
+            pulled = decay * d.astype(jnp.float32) - multiply_maps(through, d, sizes, transpose_x=True)
+            to_ref[to, :, place] = (own.astype(jnp.float32) + pulled).astype(d.dtype)
+
+        for_columns(d_ref.shape[2], columns, None)
 
     @pl.when((block < of_keys) & (pair < pairs))
     def _of_right_map():
-        place = part(block, keys)
         left_decay, right_decay = _decays_of_pair(log2_decay_ref, left, height)
         sums = jnp.zeros((sizes.key_dim, keys), jnp.float32)
         for d_ref, node, x_ref in ((d_states_ref, right, states_ref), (from_node_ref, pair, lost_ref)):
@@ -437,21 +443,21 @@ def _join_gradients_kernel(
         d_left_decay_ref[pair, block] = left_decay * jnp.sum(d * of_right_ref[pair, :, place].astype(jnp.float32))
         to_d_lost_ref[2 * pair + 1, :, place] = (left_decay * d - sums).astype(to_d_lost_ref.dtype)
 
-    @pl.when((of_keys <= block) & (block < 2 * of_keys) & (pair < pairs))
+    @pl.when((block == of_keys) & (pair < pairs))
     def _of_left_map():
-        to_left(from_node_ref, d_lost_ref, to_d_lost_ref, 2 * pair, pair, part(block - of_keys, keys))
+        to_left(from_node_ref, d_lost_ref, to_d_lost_ref, 2 * pair, pair)
 
-    @pl.when((2 * of_keys <= block) & (pair < pairs))
+    @pl.when((block > of_keys) & (pair < pairs))
     def _of_left_state():
-        to_left(d_states_ref, d_states_ref, to_d_states_ref, left, right, part(block - 2 * of_keys, values))
+        to_left(d_states_ref, d_states_ref, to_d_states_ref, left, right)
 
-    @pl.when((block < 2 * of_keys) & (pair == pairs))
-    def _without_a_parent():
-        side, place = 1 - block // of_keys, part(block % of_keys, keys)
+    @pl.when((block < of_keys) & (pair == pairs) & (2 * pair + 1 < to_d_lost_ref.shape[0]))
+    def _right_without_a_parent():
+        to_d_lost_ref[2 * pair + 1, :, place] = d_lost_ref[right, :, place]
 
-        @pl.when(2 * pair + side < to_d_lost_ref.shape[0])
-        def _store():
-            to_d_lost_ref[2 * pair + side, :, place] = d_lost_ref[left + (side << height), :, place]
+    @pl.when((block == of_keys) & (pair == pairs))
+    def _left_without_a_parent():
+        to_d_lost_ref[2 * pair, :, :] = d_lost_ref[left, :, :]
 
 
 # --- Reads ----------------------------------------------------------------------------------------------------------
@@ -513,7 +519,7 @@ def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
         do, lam, pulled, d_pulled,
         launch=TREE_NODES,
     )  # fmt: skip
-    return d_reads, d_lam, jnp.sum(d_decay, axis=-1), d_lost, d_states
+    return d_reads, d_lam, _sum_of_blocks(d_decay), d_lost, d_states
 
 
 def _node_blocks(sizes: MapSizes) -> int:
@@ -541,7 +547,8 @@ def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref
     chunk = pl.program_id(0)
 
     def read(end, reads):
-        return lam_ref[_height(end), :][:, None] * multiply_maps(reads, states_ref[end - 1], sizes)
+        weighted = (lam_ref[_height(end), :][:, None] * reads).astype(reads.dtype)
+        return multiply_maps(weighted, states_ref[end - 1], sizes)
 
     def step(_, carry):
         end, reads, out = carry
@@ -592,21 +599,26 @@ def _gradients_kernel(
     chunk = pl.program_id(0)
     do = do_ref[:, :]
 
-    def of_read(rest):
-        """(its height, where its node ends, the gradient of what the furthest state of the rest is read with)."""
+    def furthest(rest):
+        """(height, end) of the furthest state of the rest."""
         height = 31 - lax.clz(rest)
-        end = (chunk >> height) << height
-        of_state = multiply_maps(do, states_ref[end - 1], sizes, transpose_y=True)
-        d_lam_ref[height, :] = jnp.sum(of_state * pulled_ref[height, :, :].astype(jnp.float32), axis=1)
-        return height, end, lam_ref[height, :][:, None] * of_state
+        return height, (chunk >> height) << height
+
+    def of_read(height, state):
+        """The gradient of what the state is read with."""
+        pulled, lam = pulled_ref[height, :, :], lam_ref[height, :]
+        of_state = multiply_maps(do, state, sizes, transpose_y=True)
+        d_lam_ref[height, :] = jnp.sum(of_state * pulled.astype(jnp.float32), axis=1)
+        return lam[:, None] * of_state
 
     def step(_, carry):
         rest, d_reads = carry
-        height, end, d_read = of_read(rest)
+        height, end = furthest(rest)
+        lost, state, decay = lost_ref[end - 1], states_ref[end - 1], decay_ref[end - 1]
         stored = d_reads.astype(do.dtype)
         d_pulled_ref[height, :, :] = stored
-        through = decay_ref[end - 1] * d_reads - multiply_maps(stored, lost_ref[end - 1], sizes, transpose_y=True)
-        return rest ^ (1 << height), d_read + through
+        through = decay * d_reads - multiply_maps(stored, lost, sizes, transpose_y=True)
+        return rest ^ (1 << height), through + of_read(height, state)
 
     zeros = jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32)
 
@@ -616,9 +628,9 @@ def _gradients_kernel(
 
     @pl.when(chunk > 0)
     def _others():
-        height, _, d_reads = of_read(chunk)
+        height, end = furthest(chunk)
         d_pulled_ref[height, :, :] = zeros.astype(do.dtype)
-        start = chunk ^ (1 << height), d_reads
+        start = chunk ^ (1 << height), of_read(height, states_ref[end - 1])
         _, d_reads = lax.fori_loop(0, lax.population_count(chunk) - 1, step, start)
         d_reads_ref[:, :] = d_reads.astype(d_reads_ref.dtype)
 
