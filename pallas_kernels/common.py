@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.support import triton
 from pallas_kernels.tiles import Launch
 
-COLUMNS = 64  # of `for_columns`
+COLUMNS = 64  # a block of them, of `for_columns` and `column_blocks`
 
 
 def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, interpret: bool, aliases=None):
@@ -47,23 +47,29 @@ def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
 
 def for_columns(columns: int, body, carry):
     """body(some columns, carry) for all of a matrix's: a program holds less at once, and more of them run side by side."""
-    block = min(columns, COLUMNS)
+    block = columns_of_block(columns)
     return lax.fori_loop(0, columns // block, lambda i, carry: body(pl.ds(i * block, block), carry), carry)
 
 
 def column_blocks(columns: int) -> list[slice]:
-    """The same columns of a matrix, for a loop that is written out."""
-    block = min(columns, COLUMNS)
+    """The blocks of `for_columns`, for a loop that Python writes out, as `load_ahead` needs it to go beyond a step."""
+    block = columns_of_block(columns)
     return [slice(start, start + block) for start in range(0, columns, block)]
 
 
-def load_ahead(*loads, ahead: bool = True):
-    """What each of the functions loads, one after the other; each when the next one has begun to, if `ahead`.
+def columns_of_block(columns: int) -> int:
+    """How many columns a block has, of a matrix that has so many."""
+    return min(columns, COLUMNS)
 
-    A program then waits less for memory, and holds more in registers.
+
+def load_ahead(*loads, ahead: bool = True):
+    """Yields load() of each, in order; if `ahead`, each only after the next load has begun.
+
+    A program then multiplies while it waits for memory, and holds one more value in registers.
     """
     if not ahead:
-        yield from (load() for load in loads)
+        for load in loads:
+            yield load()
         return
     upcoming = loads[0]()
     for load in loads[1:]:

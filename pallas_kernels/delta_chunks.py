@@ -52,13 +52,13 @@ class ChunkSizes(Sizes):
     value_dim: int
     has_lam: bool
 
-    def launch(self, gradients: bool = False, ahead: bool = False) -> Launch:
-        return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients, ahead=ahead)
+    def launch(self, gradients: bool = False, pipelined: bool = False) -> Launch:
+        return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients, pipelined=pipelined)
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether there are registers for it."""
-        return max(self.chunk, self.key_dim, self.value_dim) > 32
+        """Whether the forward kernel loads ahead: one warp has no registers left for that."""
+        return self.launch().warps > 1
 
     def by_chunk(self, *shape: int) -> tuple[int, ...]:
         return self.batch, self.heads, self.num_chunks, *shape
@@ -202,7 +202,7 @@ def _backward(
     inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes
 ):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    launch, ahead = sizes.launch(gradients=True), sizes.launch(gradients=True, ahead=True)
+    launch, pipelined = sizes.launch(gradients=True), sizes.launch(gradients=True, pipelined=True)
     specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
@@ -224,7 +224,7 @@ def _backward(
             by_chunk(chunk, chunk),
             by_chunk(chunk, values),
         ],
-        ahead,
+        pipelined,
         sizes.interpret,
     )(k, v, decay, beta, *lam, inverse, products, weights, do.astype(q.dtype), d_states)
     dv, d_lam, (d_inner, d_products, written) = results[0], results[1:-3], results[-3:]
@@ -237,7 +237,7 @@ def _backward(
         [specs.keys(), specs.decay(), specs.by_token(), pairs, pairs, *of_states, pairs, pairs],
         [pairs, pairs, by_keys, by_keys, specs.by_token(), specs.by_token()],
         [*[by_chunk(chunk, chunk)] * 2, *[by_chunk(chunk, keys)] * 2, by_token, by_token],
-        ahead,
+        pipelined,
         sizes.interpret,
     )(k, decay, beta, inverse, products, d_reads, d_lost, d_inner, d_products)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), q.dtype if specs.head_blocks == 1 else jnp.float32)
@@ -264,6 +264,7 @@ def _backward(
 
 
 # --- Kernels --------------------------------------------------------------------------------------------------------
+# What is needed next is loaded before the product that stands in front of its use: a program multiplies while it waits for it.
 
 
 def _decay_parts(decay_ref, sizes: ChunkSizes):
@@ -300,7 +301,7 @@ class _Chunk:
         return (self.until_end * self.k).astype(self.dtype)
 
     def lam(self, lam_refs):
-        """[C] of every level, or nothing if λ ≡ 1."""
+        """λ [C] of each level, in a list; an empty one if λ ≡ 1."""
         return [ref[0, index, :] for ref in lam_refs for index in range(self.sizes.levels_inside)]
 
     def weighted(self, weights, lam):
@@ -324,17 +325,19 @@ def _chunk_kernel(
 ):
     *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref, products_ref, weights_ref = refs
     times = functools.partial(multiply, sizes=sizes)
-    of_values, of_keys = column_blocks(sizes.value_dim), column_blocks(sizes.key_dim)
+    value_blocks, key_blocks = column_blocks(sizes.value_dim), column_blocks(sizes.key_dim)
     chunk, beta = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :]
     dtype = chunk.dtype
     loaded = load_ahead(
         lambda: q_ref[:, :],
         lambda: chunk.lam(lam_refs),
-        *(lambda place=place: v_ref[:, place] for place in of_values),
-        *(lambda place=place: (k_ref[:, place], q_ref[:, place]) for place in of_keys),
+        *(lambda place=place: v_ref[:, place] for place in value_blocks),
+        *(lambda place=place: (k_ref[:, place], q_ref[:, place]) for place in key_blocks),
         ahead=sizes.loads_ahead,
     )
-    products = chunk.products(next(loaded))
+    # Before the inverse, which needs the registers that decays between tokens take.
+    q = next(loaded)
+    products = chunk.products(q)
     products_ref[:, :] = products
     inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
@@ -342,14 +345,14 @@ def _chunk_kernel(
     to_end = chunk.keys_to_end()
     weights = times(products, inner)
     weights_ref[:, :] = weights.astype(dtype)
-    weighted = chunk.weighted(weights, next(loaded)).astype(dtype)
-    for place in of_values:
+    lam = next(loaded)
+    weighted = chunk.weighted(weights, lam).astype(dtype)
+    for place in value_blocks:
         v = next(loaded)
         out_ref[:, place] = times(weighted, v)
         written = times(inner, v).astype(dtype)
         states_ref[:, place] = times(to_end, written, transpose_x=True).astype(dtype)
-
-    for place in of_keys:
+    for place in key_blocks:
         k, q = next(loaded)
         erase = times(inner, (chunk.since_start * k).astype(dtype)).astype(dtype)
         lost_ref[:, place] = times(to_end, erase, transpose_x=True).astype(dtype)
@@ -387,7 +390,8 @@ def _value_gradients_kernel(
     zeros = jnp.zeros(weighted.shape, jnp.float32)
     d_inner, d_pairs = for_columns(sizes.value_dim, of_values, (zeros, zeros))
     # Read again, rather than held in registers meanwhile.
-    weights, lam, inverse, products = weights_ref[:, :], chunk.lam(lam_refs), inverse_ref[:, :], products_ref[:, :]
+    weights, lam, inverse = weights_ref[:, :], chunk.lam(lam_refs), inverse_ref[:, :]
+    products = products_ref[:, :]
     inner = (inverse * beta_ref[0, :][None, :]).astype(dtype)
     for d_lam_ref in d_lam_refs:
         d_lam = d_pairs * weights.astype(jnp.float32)
@@ -418,7 +422,8 @@ def _pair_gradients_kernel(
     sizes: ChunkSizes,
 ):
     """Of W = M diag(Γ₀) K, by way of D = K̃ᵀ W and reads = diag(Γ₀) Q - P W; then of M and P, and of what they are made of: K Kᵀ
-    (d_similar), Q Kᵀ (d_dots), β and decays between tokens. Also W itself."""
+    (d_similar, stored with its transpose added, as K is on both sides), Q Kᵀ (d_dots), β and decays between tokens. Also W
+    itself."""
     times = functools.partial(multiply, sizes=sizes)
     chunk = _Chunk(k_ref, decay_ref, sizes)
     products, inverse, beta = products_ref[:, :], inverse_ref[:, :], beta_ref[0, :]
@@ -452,8 +457,8 @@ def _pair_gradients_kernel(
     d_products = jnp.where(chunk.level >= 0, d_products, 0.0)
     d_between = d_similar * similar + jnp.where(chunk.level > 0, d_products * products, 0.0)
     d_decay_ref[0, :] = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
-    d_similar *= chunk.between
-    d_similar_ref[:, :] = (d_similar + jnp.transpose(d_similar)).astype(dtype)
+    of_dots = d_similar * chunk.between
+    d_similar_ref[:, :] = (of_dots + jnp.transpose(of_dots)).astype(dtype)
     d_dots_ref[:, :] = (d_products * chunk.between).astype(dtype)
 
 

@@ -30,7 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY
-from pallas_kernels.common import COLUMNS, call, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta_chunks import why_delta_unsupported
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting
 from pallas_kernels.tiles import (
@@ -242,6 +242,7 @@ def _run(
 
 
 # --- Joins ----------------------------------------------------------------------------------------------------------
+# As in delta_chunks, what is needed next is loaded before the product that stands in front of its use.
 
 
 def _join(log2_decay, lost, states, *, sizes: MapSizes):
@@ -273,7 +274,7 @@ def _join(log2_decay, lost, states, *, sizes: MapSizes):
 def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *lost_of_right, sizes: MapSizes):
     sizes = dataclasses.replace(sizes, batch=lost.shape[0])
     sequence, keys = MapSpecs(sizes, chunk_axis=1, sequence_axis=2).of_sequence, sizes.key_dim
-    blocks_of_keys = keys // _columns(keys)
+    blocks_of_keys = keys // columns_of_block(keys)
     d_of_pairs: list[jax.Array] = []
     top = len(lost_of_right)
     from_node = d_lost[:, :, (1 << top) - 1 :][:, :, :1] if top else d_lost  # of the one node of the greatest height
@@ -329,13 +330,9 @@ def _like(*arrays):
 
 
 def _sum_of_blocks(x):
-    """Over the last axis, written out: XLA then makes one kernel of it and what follows."""
+    """Sum over the last axis, of one or two blocks, as additions. XLA fuses them with what follows; a reduction would be a
+    kernel of its own."""
     return functools.reduce(jnp.add, (x[..., block] for block in range(x.shape[-1])))
-
-
-def _columns(size: int) -> int:
-    """How many columns of a matrix that has so many one program takes."""
-    return min(size, COLUMNS)
 
 
 def _decays_of_pair(log2_decay_ref, left, height: int):
@@ -374,11 +371,11 @@ def _join_kernel(
     of_right_ref[:, :] = through
     to_decay_ref[right] = left_decay * right_decay
 
-    def join(ref, to_ref, own, own_decay):
+    def join(ref, to_ref, load_own, own_decay):
         def columns(place, _):
-            x, of_right = ref[left, :, place], own(place)
+            x, own = ref[left, :, place], load_own(place)
             joined = right_decay * x.astype(jnp.float32) - multiply_maps(through, x, sizes)
-            to_ref[right, :, place] = (joined + own_decay * of_right.astype(jnp.float32)).astype(x.dtype)
+            to_ref[right, :, place] = (joined + own_decay * own.astype(jnp.float32)).astype(x.dtype)
 
         for_columns(ref.shape[2], columns, None)
 
@@ -405,16 +402,17 @@ def _join_gradients_kernel(
 ):
     """From a node to both children. That of the right state is the node's, and stands there already.
 
-    A program has one of these, in this order of blocks: some columns of D of the right node; D of the left one; the left state.
-    from_node: of D of the nodes of the next height. d_lost: of D by last chunk, as far as others than the node above have made
-    it. A node without a parent has that alone. It is the last of its height; at height 0 it may be the last two.
+    The first grid axis says which part a program has: blocks of columns of D of the right node, then D of the left one, then
+    the left state. from_node: of D of the nodes of the next height. d_lost: of D by last chunk, as far as others than the node
+    above have made it. A node without a parent has that alone. It is the last of its height; at height 0 it may be the last
+    two.
     """
-    block, pair = pl.program_id(0), pl.program_id(1)
+    part, pair = pl.program_id(0), pl.program_id(1)
     right = ((pair + 1) << (height + 1)) - 1
     left = right - (1 << height)
-    pairs, keys = of_right_ref.shape[0], _columns(sizes.key_dim)
-    of_keys = sizes.key_dim // keys
-    place = pl.ds(block * keys, keys)  # of a program of the first kind
+    pairs, width = of_right_ref.shape[0], columns_of_block(sizes.key_dim)
+    blocks_of_keys = sizes.key_dim // width
+    place = pl.ds(part * width, width)  # of D of the right node
 
     def to_left(d_ref, own_ref, to_ref, to, node):
         """By way of the right map, back to what it was applied to."""
@@ -428,34 +426,34 @@ def _join_gradients_kernel(
 
         for_columns(d_ref.shape[2], columns, None)
 
-    @pl.when((block < of_keys) & (pair < pairs))
+    @pl.when((part < blocks_of_keys) & (pair < pairs))
     def _of_right_map():
         left_decay, right_decay = _decays_of_pair(log2_decay_ref, left, height)
-        sums = jnp.zeros((sizes.key_dim, keys), jnp.float32)
+        sums = jnp.zeros((sizes.key_dim, width), jnp.float32)
         for d_ref, node, x_ref in ((d_states_ref, right, states_ref), (from_node_ref, pair, lost_ref)):
 
             def add(inner, sums, d_ref=d_ref, node=node, x_ref=x_ref):
                 return sums + multiply_maps(d_ref[node, :, inner], x_ref[left, place, inner], sizes, transpose_y=True)
 
             sums = for_columns(x_ref.shape[2], add, sums)
-        d_right_decay_ref[pair, block] = right_decay * _trace(sums, block)
+        d_right_decay_ref[pair, part] = right_decay * _trace(sums, part)
         d = from_node_ref[pair, :, place].astype(jnp.float32)
-        d_left_decay_ref[pair, block] = left_decay * jnp.sum(d * of_right_ref[pair, :, place].astype(jnp.float32))
+        d_left_decay_ref[pair, part] = left_decay * jnp.sum(d * of_right_ref[pair, :, place].astype(jnp.float32))
         to_d_lost_ref[2 * pair + 1, :, place] = (left_decay * d - sums).astype(to_d_lost_ref.dtype)
 
-    @pl.when((block == of_keys) & (pair < pairs))
+    @pl.when((part == blocks_of_keys) & (pair < pairs))
     def _of_left_map():
         to_left(from_node_ref, d_lost_ref, to_d_lost_ref, 2 * pair, pair)
 
-    @pl.when((block > of_keys) & (pair < pairs))
+    @pl.when((part > blocks_of_keys) & (pair < pairs))
     def _of_left_state():
         to_left(d_states_ref, d_states_ref, to_d_states_ref, left, right)
 
-    @pl.when((block < of_keys) & (pair == pairs) & (2 * pair + 1 < to_d_lost_ref.shape[0]))
+    @pl.when((part < blocks_of_keys) & (pair == pairs) & (2 * pair + 1 < to_d_lost_ref.shape[0]))
     def _right_without_a_parent():
         to_d_lost_ref[2 * pair + 1, :, place] = d_lost_ref[right, :, place]
 
-    @pl.when((block == of_keys) & (pair == pairs))
+    @pl.when((part == blocks_of_keys) & (pair == pairs))
     def _left_without_a_parent():
         to_d_lost_ref[2 * pair, :, :] = d_lost_ref[left, :, :]
 
@@ -547,8 +545,9 @@ def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref
     chunk = pl.program_id(0)
 
     def read(end, reads):
-        weighted = (lam_ref[_height(end), :][:, None] * reads).astype(reads.dtype)
-        return multiply_maps(weighted, states_ref[end - 1], sizes)
+        # λ times the queries, so that the product adds up in `out` itself.
+        weighted_reads = (lam_ref[_height(end), :][:, None] * reads).astype(reads.dtype)
+        return multiply_maps(weighted_reads, states_ref[end - 1], sizes)
 
     def step(_, carry):
         end, reads, out = carry
@@ -605,7 +604,7 @@ def _gradients_kernel(
         return height, (chunk >> height) << height
 
     def of_read(height, state):
-        """The gradient of what the state is read with."""
+        """The gradient of what the state is read with. Stores that of λ."""
         pulled, lam = pulled_ref[height, :, :], lam_ref[height, :]
         of_state = multiply_maps(do, state, sizes, transpose_y=True)
         d_lam_ref[height, :] = jnp.sum(of_state * pulled.astype(jnp.float32), axis=1)

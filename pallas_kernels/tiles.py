@@ -148,14 +148,14 @@ def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
     return 16 if max(key_dim, value_dim) <= 16 else 32
 
 
-def delta_launch(*tile: int, gradients: bool = False, ahead: bool = False) -> Launch:
+def delta_launch(*tile: int, gradients: bool = False, pipelined: bool = False) -> Launch:
     """Of what happens inside chunks, by the sizes of a chunk, K and V: no more warps than such tiles keep busy.
 
-    ahead: whether the columns of large tiles are fetched while those before are multiplied.
+    pipelined: whether the columns of large tiles are fetched while those before are multiplied.
     """
     largest = max(tile)
     small = 2 if gradients and largest > 16 else 1
-    return Launch(1, small if largest <= 32 else 4, 2 if ahead and largest > 32 else 1)
+    return Launch(1, small if largest <= 32 else 4, 2 if pipelined and largest > 32 else 1)
 
 
 def for_maps(launch: Launch, *tile: int) -> Launch:

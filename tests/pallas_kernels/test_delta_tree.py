@@ -111,6 +111,13 @@ def test_other_precisions(mode):
     check_joins(mode, inputs)
 
 
+@pytest.mark.parametrize("dims", [(128, 16), (16, 128)])
+def test_several_blocks_of_columns_of_keys_or_values(dims):
+    inputs = draw(1, 1, 7, 16, *dims, DTYPES["bf16"])
+    check("bf16", inputs)
+    check_joins("bf16", inputs)
+
+
 def test_decays_that_leave_nothing():
     _, *maps = of_joins(draw(1, 1, 9, 16, 16, 16))
     log_decay = jnp.asarray([-60, -1, -200, 0, -1e4, -0.1, -50, -0.2, -103], jnp.float32)[None, None]
@@ -140,7 +147,8 @@ def test_what_lies_at_the_end_and_where_nothing_is_read_does_not_matter():
 @pytest.mark.parametrize("mode", TOLERANCE)
 def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
     """All kernels of the delta rule, those inside chunks too."""
-    q, k, v, log_decay, lam = random_inputs(0, 1, 300, 1, 2, 24, 20, dtype=np.float32)
+    dims = (128, 100) if mode == "bf16" else (24, 20)  # the former have several blocks of columns
+    q, k, v, log_decay, lam = random_inputs(0, 1, 300, 1, 2, *dims, dtype=np.float32)
     q, k, v = (x.astype(DTYPES[mode]) for x in (q, k, v))
     settings = dict(implementation="pallas", precision=PRECISIONS[mode])
     function = functools.partial(log_linear_delta_attention, **settings)
