@@ -18,6 +18,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 NEEDED = ("*.json", "*.safetensors", "merges.txt")
 _POINTER, _MOST_HEADER = b"version https://git-lfs", 100_000_000  # the latter as safetensors has it
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
+FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors calls them
 
 
 def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSettings, dict[str, Any]]:
@@ -30,9 +31,9 @@ def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSe
     """
     folder, _ = find_folder(model)
     config = _read_json(folder / CONFIG)
-    arrays, files = _read_arrays(folder)
+    arrays, files, listed = _read_arrays(folder)
     try:
-        return import_params(arrays, config, dtype=dtype, where=lambda name: f"{files.get(name, folder)}: {name}")
+        return import_params(arrays, config, dtype=dtype, where=lambda name: f"{files.get(name, listed)}: {name}")
     except ValueError as error:
         at = str(folder / CONFIG) + ": " if str(error).startswith("config ") else ""
         raise ValueError(f"{at}{error}") from error
@@ -147,15 +148,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Path]]:
-    """(the arrays by name, the file of each)."""
+def _read_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Path], Path]:
+    """(the arrays by name, the file of each, the file that lists them all)."""
     if (folder / WEIGHTS).exists():
-        shards: dict[Path, list[str] | None] = {folder / WEIGHTS: None}
-    elif (folder / INDEX).exists():
+        arrays = _read_shard(folder / WEIGHTS)
+        return arrays, dict.fromkeys(arrays, folder / WEIGHTS), folder / WEIGHTS
+    if (folder / INDEX).exists():
         weight_map = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{folder / INDEX} has no mapping weight_map of arrays to files")
-        shards = {}
+        shards: dict[Path, list[str]] = {}
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
                 raise ValueError(
@@ -167,22 +169,35 @@ def _read_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Path]]:
     arrays, files = {}, {}
     for path, expected in shards.items():
         found = _read_shard(path)
-        if missing := sorted(set(expected or ()) - found.keys()):
+        if missing := sorted(set(expected) - found.keys()):
             raise ValueError(f"{path} has no {missing[0]}, which {INDEX} says is there")
+        for name in found:
+            if weight_map.get(name, path.name) != path.name:
+                raise ValueError(
+                    f"{path} has {name}, which {INDEX} says is in {weight_map[name]}: expected it there alone"
+                )
+            if name in files:
+                raise ValueError(f"{path} and {files[name]} both have {name}: expected it in one of them")
         arrays |= found
         files |= dict.fromkeys(found, path)
-    return arrays, files
+    return arrays, files, folder / INDEX
 
 
 def _read_shard(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.flax import load_file  # NumPy has no bfloat16 of its own
+    from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: expected a file of safetensors")
     try:
-        return {name: np.asarray(x) for name, x in load_file(path).items()}
+        with safe_open(path, framework="np") as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - not iterable
+            for name, dtype in dtypes.items():
+                if dtype not in FLOATS:
+                    raise ValueError(f"{path}: {name} has dtype {dtype}: expected one of {', '.join(FLOATS)}")
+            return {name: file.get_tensor(name) for name in dtypes}
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: {INDEX} names it") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} cannot be read as safetensors: {_cut_off(path) or _first_line(error)}") from error
 
 

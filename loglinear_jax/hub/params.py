@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from loglinear_jax.hub.layouts import (
     TURN,
     TURN_BACK,
     Layout,
+    Place,
     config_of,
     find_layout,
     layout_for,
@@ -61,28 +63,44 @@ def import_params(
     tied = truth(config, "tie_word_embeddings", False) and places[HEAD].names[0] not in state_dict
     if tied:
         del places[HEAD]
-    names = {name for place in places.values() for name in place.names}
-    if missing := sorted(names - state_dict.keys()):
-        raise ValueError(f"{where(missing[0])} is missing: expected all parameters of a {architecture}")
-    if unknown := sorted(map(str, state_dict.keys() - names)):
-        raise ValueError(f"{where(unknown[0])} is not a parameter of a {architecture} with this config")
+    expected = _expected_shapes(settings, places)
+    if missing := sorted(expected.keys() - state_dict.keys()):
+        raise ValueError(_is_missing(where, missing[0], architecture, expected[missing[0]], len(missing) - 1))
+    if unknown := sorted(state_dict.keys() - expected.keys(), key=str):
+        [near] = difflib.get_close_matches(str(unknown[0]), expected, n=1, cutoff=0.0)
+        raise ValueError(
+            f"{where(unknown[0])} is not a parameter of a {architecture} with this config, but has shape "
+            f"{np.shape(state_dict[unknown[0]])}: expected its {len(expected)} parameters alone, the nearest of which is {near}"
+        )
     ours = {}
-    shapes = param_shapes(LanguageModel(settings))
     for path, place in places.items():
-        expected = TURN_BACK[place.turn](np.broadcast_to(np.float32(0), shapes[path])).shape
-        rows = part_sizes(path, settings) if len(place.names) > 1 else [expected[0]]
         parts = []
-        for name, size in zip(place.names, rows, strict=True):
+        for name in place.names:
             part = as_float32(where(name), state_dict[name])
-            if part.shape != (size, *expected[1:]):
-                raise ValueError(
-                    f"{where(name)} has shape {part.shape}: expected {(size, *expected[1:])}, by the config"
-                )
+            if part.shape != expected[name]:
+                raise ValueError(f"{where(name)} has shape {part.shape}: expected {expected[name]}, by the config")
             parts.append(part)
         ours[path] = TURN[place.turn](parts[0] if len(parts) == 1 else np.concatenate(parts))
     if tied:
         ours[HEAD] = ours[EMBEDDING].T
     return settings, {"params": unflatten_dict(ours, sep="/")}
+
+
+def _expected_shapes(settings: LanguageSettings, places: Mapping[str, Place]) -> dict[str, tuple[int, ...]]:
+    """Of the others' arrays, by name."""
+    shapes = param_shapes(LanguageModel(settings))
+    expected = {}
+    for path, place in places.items():
+        whole = TURN_BACK[place.turn](np.broadcast_to(np.float32(0), shapes[path])).shape
+        rows = part_sizes(path, settings) if len(place.names) > 1 else [whole[0]]
+        expected |= {name: (size, *whole[1:]) for name, size in zip(place.names, rows, strict=True)}
+    return expected
+
+
+def _is_missing(where: Callable[[str], str], name: str, architecture: str, shape, others: int = 0) -> str:
+    more = f"; {others} more are missing" if others else ""
+    named = f"{where(name)} is missing: expected all parameters of a {architecture} with this config"
+    return f"{named}, this one of shape {shape}{more}"
 
 
 def _count_levels(layout: Layout, state_dict: Mapping[str, Any], architecture: str, where) -> int | None:
@@ -91,7 +109,7 @@ def _count_levels(layout: Layout, state_dict: Mapping[str, Any], architecture: s
     if name is None:
         return None
     if name not in state_dict:
-        raise ValueError(f"{where(name)} is missing: expected all parameters of a {architecture}")
+        raise ValueError(_is_missing(where, name, architecture, "[heads, levels]"))
     shape = np.shape(state_dict[name])
     if len(shape) != 2 or not 1 <= shape[1] <= MAX_LEVELS:
         raise ValueError(f"{where(name)} has shape {shape}: expected [heads, levels], at most {MAX_LEVELS} levels")

@@ -49,6 +49,14 @@ def holds_tokenizer(folder: Path) -> bool:
     )
 
 
+def file_of_ids(where: str) -> str:
+    """The file that has the token ids of `load_tokenizer`; a name on the hub as it is."""
+    folder = expand_user(where)
+    if not folder.is_dir():
+        return where
+    return str(folder / ("tokenizer.json" if (folder / "tokenizer.json").exists() else "vocab.json"))
+
+
 def tokenizer_sha256(tokenizer: tokenizers.Tokenizer) -> str:
     """Of everything that decides its token ids; the same vocabulary in another form of file may have another."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()

@@ -34,7 +34,7 @@ CONFIGS = {
 LEVELS = 7
 
 
-def shapes(config):
+def shapes(config, levels=LEVELS):
     c = config
     hidden, layers = c["hidden_size"], range(c["num_hidden_layers"])
     mlp = {f"mlp.{n}_proj.weight": (256, hidden) for n in ("gate", "up")} | {"mlp.down_proj.weight": (hidden, 256)}
@@ -53,7 +53,7 @@ def shapes(config):
         block |= {"attn.A_log": (heads,), "attn.dt_bias": (heads,), "attn.o_norm.weight": (values // heads,)}
         block |= {"attn.o_proj.weight": (hidden, values), "attn_norm.weight": (hidden,)} | mlp
         if c["model_type"] == "h_gated_deltanet":
-            block |= {"attn.l_proj.weight": (heads * LEVELS, hidden), "attn.L": (heads, LEVELS)}
+            block |= {"attn.l_proj.weight": (heads * levels, hidden), "attn.L": (heads, levels)}
         outside = {"model.embeddings.weight": (c["vocab_size"], hidden), "model.norm.weight": (hidden,)}
         prefix = "model.layers"
     else:
@@ -62,22 +62,22 @@ def shapes(config):
         block = {f"mixer.{n}": (heads,) for n in ("A_log", "D", "dt_bias")}
         block |= {"mixer.conv1d.weight": (channels, 1, c["conv_kernel"]), "mixer.conv1d.bias": (channels,)}
         block |= {"mixer.norm.weight": (inner,), "mixer.out_proj.weight": (hidden, inner)}
-        block["mixer.in_proj.weight"] = (inner + channels + heads * (1 if alone else 1 + LEVELS), hidden)
+        block["mixer.in_proj.weight"] = (inner + channels + heads * (1 if alone else 1 + levels), hidden)
         if alone:
             block["norm.weight"] = (hidden,)
         else:
-            block |= {"mixer_norm.weight": (hidden,), "mixer.L": (heads, LEVELS)} | mlp
+            block |= {"mixer_norm.weight": (hidden,), "mixer.L": (heads, levels)} | mlp
         outside = {"backbone.embeddings.weight": (c["vocab_size"], hidden), "backbone.norm_f.weight": (hidden,)}
         prefix = "backbone.layers"
     outside["lm_head.weight"] = (c["vocab_size"], hidden)
     return outside | {f"{prefix}.{i}.{name}": shape for i in layers for name, shape in block.items()}
 
 
-def draw(config, seed=0):
+def draw(config, seed=0, levels=LEVELS):
     rng = np.random.default_rng(seed)
     return {
         name: (rng.normal(scale=0.4, size=shape) + ("norm" in name)).astype(np.float32)
-        for name, shape in shapes(config).items()
+        for name, shape in shapes(config, levels).items()
     }
 
 

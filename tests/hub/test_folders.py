@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from loglinear_jax.hub import LAYOUTS, import_params, load_model, save_model
 from loglinear_jax.hub.folders import TOKENIZER, find_folder, stop_tokens
@@ -41,6 +41,29 @@ def edit(folder, change, file="config.json"):
     config = json.loads((folder / file).read_text())
     change(config)
     (folder / file).write_text(json.dumps(config))
+
+
+def with_array(folder, name, x):
+    """The one file of arrays, with this one too, or in place of that."""
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name: x}, path)
+
+
+def with_float8(folder):
+    """An array of a dtype that NumPy does not have, in front of the others."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    arrays = data[8 + size :]
+    header["lm_head.scale"] = dict(dtype="F8_E4M3", shape=[4], data_offsets=[len(arrays), len(arrays) + 4])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + arrays + bytes(4))
+
+
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
 
 
 def cut(path):
@@ -103,8 +126,31 @@ def cut(path):
             ),
             r"model.safetensors: lm_head.weight has shape \(2, 2\): expected \(19, 32\), by the config",
         ),
+        (
+            lambda f: save_file({"lm_head.weight": np.zeros((19, 32), np.float32)}, f / "model.safetensors"),
+            r"model.safetensors: model.embeddings.weight is missing: .*, this one of shape \(19, 32\); \d+ more are missing$",
+        ),
+        (
+            lambda f: with_array(f, "model.layers.0.attn.extra", np.zeros(3, np.float32)),
+            r"model.safetensors: model.layers.0.attn.extra is not a parameter .* has shape \(3,\): expected its \d+ parameters "
+            r"alone, the nearest of which is model.layers.0.attn.\S+$",
+        ),
+        (
+            lambda f: with_array(f, "lm_head.weight", np.zeros((19, 32), np.int64)),
+            r"model.safetensors: lm_head.weight has dtype I64: expected one of F32, BF16, F16, F64$",
+        ),
+        (
+            lambda f: with_array(f, "lm_head.weight", np.full((19, 32), 1e300)),
+            r"model.safetensors: lm_head.weight has ",
+        ),
+        (with_float8, r"model.safetensors: lm_head.scale has dtype F8_E4M3: expected one of F32, BF16, F16, F64$"),
+        (
+            lambda f: as_folder(f / "model.safetensors"),
+            r"model.safetensors is a folder: expected a file of safetensors$",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, change, message):
     write(tmp_path / "model")
     change(tmp_path / "model")
@@ -115,6 +161,10 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, change, message):
 
 def edit_index(folder, change):
     edit(folder, lambda index: change(index["weight_map"]), "model.safetensors.index.json")
+
+
+def add_to_shard(path, name):
+    save_file(load_file(path) | {name: np.zeros((19, 32), np.float32)}, path)
 
 
 NO_NAME = r"index.json: weight_map has .lm_head.weight.: .*: expected the name of a file beside it$"
@@ -143,6 +193,14 @@ NO_NAME = r"index.json: weight_map has .lm_head.weight.: .*: expected the name o
         (
             lambda f: edit_index(f, lambda w: w.update(more="model-00001-of-00003.safetensors")),
             r"00001-of-00003.safetensors has no more, which model.safetensors.index.json says is there",
+        ),
+        (
+            lambda f: add_to_shard(f / "model-00003-of-00003.safetensors", "model.embeddings.weight"),
+            r"00003-of-00003.safetensors has model.embeddings.weight, which model.*index.json says is in model-0000[12]-of",
+        ),
+        (
+            lambda f: [add_to_shard(f / f"model-0000{i}-of-00003.safetensors", "unlisted") for i in (1, 3)],
+            r"00003-of-00003.safetensors and .*00001-of-00003.safetensors both have unlisted: expected it in one of them$",
         ),
     ],
 )

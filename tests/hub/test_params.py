@@ -48,6 +48,16 @@ def test_tied_embeddings_are_the_head():
     assert relative_error(found, logits(config, arrays, TOKENS)) < 1e-4
 
 
+@pytest.mark.parametrize("architecture", ["HAttentionForCausalLM", "HGatedDeltaNetForCausalLM"])
+def test_levels_for_16384_tokens(architecture):
+    """As Guo et al.'s models have them."""
+    arrays = draw(CONFIGS[architecture], levels=15)
+    settings, params = import_params(arrays, CONFIGS[architecture])
+    assert settings.max_length == 16384
+    found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(TOKENS)[None])[0]
+    assert relative_error(found, logits(CONFIGS[architecture], arrays, TOKENS)) < 1e-4
+
+
 def replaced(name, change):
     return lambda d: d.update({name: change(d[name])})
 
