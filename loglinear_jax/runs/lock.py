@@ -1,6 +1,6 @@
-"""Only one process trains in a folder at a time.
+"""Only one process trains in a folder at a time, or adds to what is there.
 
-The lock's file says who holds it. `filelock` can't serve here, as it empties the file that it tries.
+A run's lock is a file that says who holds it. `filelock` can't serve here, as it empties the file that it tries.
 """
 
 from __future__ import annotations
@@ -78,6 +78,21 @@ def is_held(file: Path) -> bool:
     except OSError:  # there is none, or no locks are supported
         return False
     return False
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Waits for other processes that have entered it for this folder, and leaves no file.
+
+    Where the file system has no locks, it lets everybody in.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # with it goes the lock
 
 
 def _opened(file: Path) -> TextIO | None:

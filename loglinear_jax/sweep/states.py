@@ -27,9 +27,10 @@ from loglinear_jax.config import (
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.errors import RunFailed
+from loglinear_jax.runs.lock import one_at_a_time
 from loglinear_jax.runs.outcome import RunSummary, with_commits
 from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.runs.writing import to_json, write_json
+from loglinear_jax.runs.writing import to_json, write_json, writing
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.grid import Cell, Grid
 
@@ -115,7 +116,10 @@ class Tracked:
         if self.kept is None or self._finished_in(self.kept) == self._names or not run.summary_file.exists():
             return
         try:
-            self._add_to(Workdir(self.kept), run.read_summary())
+            with writing(self.kept):
+                self.kept.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(self.kept):
+                self._add_to(Workdir(self.kept), run.read_summary())
         except (ConfigError, RunFailed) as error:
             self.why = f"not kept: {error}"
 
@@ -133,7 +137,6 @@ class Tracked:
         outcomes = {name: outcome for one in reversed(summaries) for name, outcome in one.variants.items()}
         commits = [commit for one in summaries for commit in one.commits]
         devices = dict.fromkeys(device for one in summaries for device in one.devices)
-        kept.path.mkdir(parents=True, exist_ok=True)
         if not has_ours:
             write_json(kept.config_file, config.to_dict())
         if self.whole is not None:

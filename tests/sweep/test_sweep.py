@@ -321,6 +321,35 @@ def test_what_is_split(tmp_path):
     assert list(Workdir(cells[0].kept).read_summary().variants) == rates
 
 
+def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
+    grid = grid_file(tmp_path, "short")
+    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
+    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed")}).outcomes
+    for cell, name in zip(cells, made, strict=True):
+        cell.workdir.mkdir(parents=True)
+        Workdir(cell.workdir).write_summary(RunSummary({name: made[name]}))
+    read, both_read, write_summary = [], threading.Event(), Workdir.write_summary
+
+    def slowly(kept, summary):
+        """Gives the other the time to read what is there before this is written."""
+        read.append(kept.path)
+        both_read.wait(0.3)
+        if len(read) == 2:
+            both_read.set()
+        write_summary(kept, summary)
+
+    monkeypatch.setattr(Workdir, "write_summary", slowly)
+    threads = [threading.Thread(target=cell.keep) for cell in cells]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [cell.why for cell in cells] == ["", ""] and len(read) == 2
+    assert list(Workdir(cells[0].kept).read_summary().variants) == list(made)
+    assert {path.name for path in cells[0].kept.iterdir()} == {"config.json", "summary.json"}
+
+
 def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_path):
     """By a sweep of a longer grid, and by one of other settings."""
     grid = grid_file(tmp_path, "short")
