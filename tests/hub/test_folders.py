@@ -50,7 +50,7 @@ def with_array(folder, name, x):
 
 
 def with_float8(folder):
-    """An array of a dtype that NumPy does not have, in front of the others."""
+    """An array more, of a dtype that NumPy does not have."""
     path = folder / "model.safetensors"
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
@@ -141,7 +141,7 @@ def cut(path):
         ),
         (
             lambda f: with_array(f, "lm_head.weight", np.full((19, 32), 1e300)),
-            r"model.safetensors: lm_head.weight has ",
+            r"model.safetensors: lm_head.weight has 608 of 608 values that are not finite in float32$",
         ),
         (with_float8, r"model.safetensors: lm_head.scale has dtype F8_E4M3: expected one of F32, BF16, F16, F64$"),
         (

@@ -1,5 +1,6 @@
 """Sweeps as a user starts them, with submitit's own executors: cells that are killed, fail, are stopped, preempted, kept."""
 
+import contextlib
 import io
 import json
 import os
@@ -329,15 +330,14 @@ def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
     for cell, name in zip(cells, made, strict=True):
         cell.workdir.mkdir(parents=True)
         Workdir(cell.workdir).write_summary(RunSummary({name: made[name]}))
-    read, both_read, write_summary = [], threading.Event(), Workdir.write_summary
+    both_have_read, written, write_summary = threading.Barrier(2), [], Workdir.write_summary
 
     def slowly(kept, summary):
         """Gives the other the time to read what is there before this is written."""
-        read.append(kept.path)
-        both_read.wait(0.3)
-        if len(read) == 2:
-            both_read.set()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_read.wait(0.3)
         write_summary(kept, summary)
+        written.append(summary)
 
     monkeypatch.setattr(Workdir, "write_summary", slowly)
     threads = [threading.Thread(target=cell.keep) for cell in cells]
@@ -345,7 +345,7 @@ def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [cell.why for cell in cells] == ["", ""] and len(read) == 2
+    assert [cell.why for cell in cells] == ["", ""] and len(written) == 2
     assert list(Workdir(cells[0].kept).read_summary().variants) == list(made)
     assert {path.name for path in cells[0].kept.iterdir()} == {"config.json", "summary.json"}
 
