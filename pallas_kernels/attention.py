@@ -16,8 +16,10 @@ from pallas_kernels.chunks import (
     by_chunk,
     chunk_decay_of,
     decay_in_chunk,
+    read_decay,
     since_block_start,
     sum_tokens,
+    where_read,
 )
 from pallas_kernels.common import fold_mapped_axes, pad
 from pallas_kernels.support import choose_backend, dot_mode, interpreting
@@ -50,7 +52,7 @@ def fenwick_attention(
     backend = choose_backend(key_dim, value_dim, q.dtype, chunk_size, precision, tiles and tiles.backend)
     if tiles is None and backend == "hopper":
         tiles = choose_hopper_tiles(length, value_dim)
-        tiles = tiles.filling(heads // groups, batch * groups * -(-length // tiles.chunk))
+        tiles = tiles.filling(heads // groups, batch * groups, length)
     tiles = tiles or choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)
@@ -116,15 +118,15 @@ def sizes_for(
 def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """The differentiable function (q, k, v, log_decay, lam) -> o for these sizes, in the kernels' shapes but for
     log_decay [B, T, H] and lam [B, T, H, L]."""
-    forward, backward = _forward_and_backward(sizes, tiles)
+    forward, forward_and_keep, backward = _passes(sizes, tiles)
 
     @jax.custom_vjp
     def apply(q, k, v, log_decay, lam):
         return forward(q, k, v, log_decay, lam)[0]
 
     def apply_forward(q, k, v, log_decay, lam):
-        out, *states = forward(q, k, v, log_decay, lam)
-        return out, (q, k, v, log_decay, lam, *states)
+        out, *kept = forward_and_keep(q, k, v, log_decay, lam)
+        return out, (q, k, v, log_decay, lam, *kept)
 
     def apply_backward(residuals, do):
         return backward(do, *residuals)
@@ -134,10 +136,13 @@ def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
 
 
 @functools.cache
-def _forward_and_backward(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """Forward and backward with a batching rule each: a mapped axis becomes part of the batch, so grids keep their axes."""
+def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """The forward pass alone, that before a backward one, and the backward one, with a batching rule each: a mapped axis
+    becomes part of the batch, so grids keep their axes."""
+    forward = functools.partial(_forward, sizes=sizes, tiles=tiles)
     return (
-        fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles)),
+        fold_mapped_axes(functools.partial(forward, keep=False)),
+        fold_mapped_axes(functools.partial(forward, keep=True)),
         fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles)),
     )
 
@@ -151,25 +156,25 @@ def _scan_of(tiles: Tiles | HopperTiles):
     return hopper_scan
 
 
-def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """[o], and the states that are read, if any."""
+def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, keep: bool):
+    """[o], and for a backward pass the states that are read, with their weights, if any."""
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = decay_in_chunk(log_decay, sizes)
-    lam_inside, lam_between = _split_lam(lam, sizes)
-    weight = states = None
+    since = states = None
     if sizes.heights:
         chunk_decay = chunk_decay_of(decay, sizes)
-        weight = lam_between * _read_decay(decay, since_block_start(chunk_decay), sizes)
+        since = since_block_start(chunk_decay)
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
-    out = _scan_of(tiles).outputs(q, k, v, decay, lam_inside, weight, states, sizes, tiles)
-    return [out] if states is None else [out, states]
+    out, weight = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, sizes, tiles, keep)
+    return [out, states, weight] if keep and sizes.heights else [out]
 
 
-def _backward(do, q, k, v, log_decay, lam, states=None, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+def _backward(
+    do, q, k, v, log_decay, lam, states=None, weight=None, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles
+):
     sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
     do = do.astype(v.dtype)
     decay = decay_in_chunk(log_decay, sizes)
-    lam_inside, lam_between = _split_lam(lam, sizes)
 
     def by_head(x):
         """Value blocks of a head summed: [B, R, ...] to [B, H, ...]."""
@@ -181,53 +186,29 @@ def _backward(do, q, k, v, log_decay, lam, states=None, *, sizes: AttentionSizes
     if sizes.heights:
         chunk_decay = chunk_decay_of(decay, sizes)
         since, since_vjp = jax.vjp(since_block_start, chunk_decay)
-        read_decay = _read_decay(decay, since, sizes)
-        weight = lam_between * read_decay
         gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
-        dq_read, read = scan.query_gradients(q, do, weight, states, sizes, tiles)
-    dq, dk, dv, dlam, d_decay, *kept = scan.chunk_gradients(q, k, v, do, decay, lam_inside, gradients, sizes, tiles)
-    dq, dk, dlam, d_decay = jnp.sum(dq, axis=0), jnp.sum(dk, axis=0), by_head(dlam), by_head(d_decay)
+    dq, dk, dv, dlam, d_decay, *kept = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
+    dlam = by_head(dlam)
     if sizes.heights:
-        dq += jnp.sum(dq_read, axis=0)
-        # Where no state is read, nothing was written.
-        read = by_head(jnp.where(_reads(sizes)[:, :, None], by_chunk(read, sizes), 0.0))
-        weight, read_decay = by_chunk(weight, sizes), by_chunk(read_decay, sizes)
-        weighted = weight * read
-        d_since = jnp.sum(weighted, axis=-1)
-        dlam = jnp.concatenate([dlam, (read_decay * read).reshape(*dlam.shape[:2], sizes.heights, -1)], axis=2)
-        d_decay += jnp.sum(weighted, axis=2).reshape(d_decay.shape)
+        dq, read, d_decay_read = scan.query_gradients(q, do, weight, states, dq, sizes, tiles)
+        d_decay += d_decay_read
+        read = by_head(where_read(read, sizes))  # where no state is read, nothing was written
+        d_since = jnp.sum(by_chunk(where_read(weight, sizes) * read, sizes), axis=-1)
+        dlam = jnp.concatenate([dlam, read_decay(decay, since, sizes) * read], axis=2)
+    else:
+        dq = jnp.sum(dq, axis=0).astype(q.dtype)
     # A token's decay counts for queries from it on, and for keys before it.
-    tokens = np.arange(sizes.chunk)
-    d_token = sum_tokens(d_decay, tokens[:, None] >= tokens, sizes)
+    d_token = sum_tokens(by_head(d_decay), np.greater_equal, sizes)
     if sizes.heights:
-        d_token += sum_tokens(by_head(kept[0]), tokens[:, None] < tokens, sizes)
+        d_token += sum_tokens(by_head(kept[0]), np.less, sizes)
         # What lies between the chunks of a query and of a key decays as a whole.
         (d_chunk,) = since_vjp(jnp.swapaxes(d_since, 2, 3))
         d_token += (d_chunk + _sum_over_reads(by_head(d_merge)))[..., None]
     d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
     d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
     dlam = jnp.moveaxis(dlam, 3, 1)[..., : lam.shape[-1]]
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv, d_log_decay, pad(dlam, (3, lam.shape[-1]))
-
-
-def _split_lam(lam, sizes: AttentionSizes):
-    """λ [B, T, H, L] of the levels inside a chunk and of those between chunks, each [B, H, levels, T]."""
-    lam = pad(lam[..., : sizes.levels], (3, sizes.levels))
-    return tuple(jnp.moveaxis(part, 1, 3) for part in jnp.split(lam, [sizes.levels_inside], axis=3))
-
-
-def _reads(sizes: AttentionSizes):
-    """[heights, N]: whether a chunk reads a state at a height."""
-    return (np.arange(sizes.num_chunks) >> np.arange(sizes.heights)[:, None]) & 1 == 1
-
-
-def _read_decay(decay, since, sizes: AttentionSizes):
-    """Decay from the end of the state that a token's chunk reads at each height to the token, [B, H, heights, T]; 0 if none."""
-    since_start = jnp.sum(by_chunk(decay, sizes), axis=0)[:, :, None]
-    read_decay = jnp.exp2(jnp.swapaxes(since, 2, 3)[..., None] + since_start)
-    read_decay = jnp.where(_reads(sizes)[:, :, None], read_decay, 0.0)
-    return read_decay.reshape(*read_decay.shape[:3], sizes.length)
+    return dq, dk, dv, d_log_decay, pad(dlam, (3, lam.shape[-1]))
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):

@@ -75,9 +75,19 @@ def by_chunk(x, sizes: Sizes):
     return x.reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
 
 
-def sum_tokens(x, mask, sizes: Sizes):
-    """x [B, H, T] summed over tokens of each chunk where mask [C, C] (summed token, result's token); [B, H, N, C]."""
-    return jnp.einsum("bhnc,cd->bhnd", by_chunk(x, sizes), mask.astype(np.float32), precision="highest")
+def sum_tokens(x, counts, sizes: Sizes):
+    """For each token, the sum of x [B, H, T] over those of its chunk for which counts(their number, its number); [B, H, N, C].
+
+    counts: a comparison, such as np.less. Blocks of tokens are summed first, so that each sum is of few numbers.
+    """
+    block = 1 << (sizes.chunk.bit_length() // 2)
+    blocks = by_chunk(x, sizes).reshape(*x.shape[:-1], sizes.num_chunks, -1, block)
+    inside, number = np.arange(block), np.arange(blocks.shape[-2])
+    same = counts(inside[:, None], inside)
+    others = counts(number[:, None], number) & (number[:, None] != number)
+    own = jnp.sum(jnp.where(same, blocks[..., None], 0.0), axis=-2)
+    other = jnp.sum(jnp.where(others, jnp.sum(blocks, axis=-1)[..., None], 0.0), axis=-2)
+    return (own + other[..., None]).reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
 
 
 def decay_in_chunk(log_decay, sizes: Sizes):
@@ -98,8 +108,7 @@ def log2_decays(log_decay, sizes: Sizes):
 
 def since_chunk_start(parts, sizes: Sizes):
     """The kernels' `decay` from `log2_decays`."""
-    tokens = np.arange(sizes.chunk)
-    return jnp.stack([sum_tokens(part, tokens[:, None] <= tokens, sizes).reshape(part.shape) for part in parts])
+    return jnp.stack([sum_tokens(part, np.less_equal, sizes).reshape(part.shape) for part in parts])
 
 
 def chunk_decay_of(decay, sizes: Sizes):
@@ -129,6 +138,22 @@ def since_block_start(chunk_decay):
         whole = since_block_start(jnp.sum(padded, axis=-1))
         since = jnp.concatenate([since, sums[..., local:] + whole[..., None, :]], axis=-1)
     return since.reshape(*chunk_decay.shape[:-1], blocks * size, heights)[..., :num_chunks, :]
+
+
+def where_read(x, sizes: Sizes):
+    """x [..., heights, T] where a token's chunk reads a state at a height, else 0."""
+    reads = (np.arange(sizes.num_chunks) >> np.arange(sizes.heights)[:, None]) & 1 == 1
+    return jnp.where(np.repeat(reads, sizes.chunk, axis=1), x, 0.0)
+
+
+def read_decay(decay, since, sizes: Sizes):
+    """Decay from the end of the state that a token's chunk reads at each height to the token, [B, H, heights, T]; 0 if none.
+
+    since: `since_block_start` of the chunks' decays.
+    """
+    since_start = jnp.sum(by_chunk(decay, sizes), axis=0)[:, :, None]
+    decays = jnp.exp2(jnp.swapaxes(since, 2, 3)[..., None] + since_start)
+    return where_read(decays.reshape(*decays.shape[:3], sizes.length), sizes)
 
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------

@@ -257,8 +257,7 @@ def _backward(
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
     # A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as
     # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
-    token = np.arange(chunk)
-    d_decays = sum_tokens(d_decay, token[:, None] >= token, sizes) + sum_tokens(d_until, token[:, None] < token, sizes)
+    d_decays = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(d_until, np.less, sizes)
     d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
     return dq, dk, dv, d_decays, d_beta, *d_lam
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.common import pad
 from pallas_kernels.tiles import HopperTiles
 from pallas_kernels.triton_scan import AttentionSizes
 
@@ -61,6 +63,20 @@ def _products(*operands):
         return tuple(sum_ref[...] for sum_ref in sum_refs)
 
     return lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(shape, F32) for *_, shape in operands)))
+
+
+def _add_products(start, factors, shape, sizes: AttentionSizes):
+    """start + Σ x y over (x, y) of factors; start may be None. By an addition in the interpreter, where no sum has a start."""
+
+    def multiply(sum_ref):
+        if start is not None and not sizes.interpret:
+            sum_ref[...] = start
+        for x, y in factors:
+            plgpu.wgmma(sum_ref, x, y)
+        return sum_ref[...]
+
+    products = lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
+    return start + products if start is not None and sizes.interpret else products
 
 
 def _add_product(sum_ref, x, y, staged):
@@ -116,19 +132,19 @@ class _Pairs:
         """Whether the key comes before the query."""
         return _rows(self.query, STRIP_PAIRS) > self.key + strip * STRIP
 
-    def near_lam(self, lam_of):
-        """lam_of(level) [queries] of each pair's level, where query and key are of one strip."""
-        lam, near = _rows(lam_of(NEAR_LEVELS - 1), STRIP_PAIRS), self.near()
+    def near_lam(self, lams):
+        """lams[level] [queries] of each pair's level, where query and key are of one strip."""
+        lam, near = _rows(lams[NEAR_LEVELS - 1], STRIP_PAIRS), self.near()
         for level in reversed(range(NEAR_LEVELS - 1)):
-            lam = jnp.where(near < 1 << level, _rows(lam_of(level), STRIP_PAIRS), lam)
+            lam = jnp.where(near < 1 << level, _rows(lams[level], STRIP_PAIRS), lam)
         return lam
 
-    def lam(self, strip: int, near_lam, lam_of):
-        """lam_of(level) [queries] of each pair's level."""
+    def lam(self, strip: int, near_lam, lams):
+        """lams[level] [queries] of each pair's level."""
         far = self.far(strip)
-        lam = lam_of(LEVELS_IN_BLOCK - 1)
+        lam = lams[LEVELS_IN_BLOCK - 1]
         for level in reversed(range(NEAR_LEVELS, LEVELS_IN_BLOCK - 1)):
-            lam = jnp.where(far < 1 << level - NEAR_LEVELS + 1, lam_of(level), lam)
+            lam = jnp.where(far < 1 << level - NEAR_LEVELS + 1, lams[level], lam)
         return jnp.where(_rows(far, STRIP_PAIRS) == 0, near_lam, _rows(lam, STRIP_PAIRS))
 
 
@@ -217,78 +233,134 @@ def _states_type(sizes: AttentionSizes) -> jax.ShapeDtypeStruct:
 
 
 def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
-    """States of single chunks, [B, R, N, V, K]: at e that of chunk e - 1. A program has a chunk and some heads."""
-    rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_states
+    """States of single chunks and of `tiles.span` chunks, [B, R, N, V, K].
+
+    At the end e of a block of so many chunks stands the state of that block, not yet joined with what comes before; at
+    others that of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads.
+    """
+    rows, heads_per_program, span = sizes.chunk // BLOCK, tiles.chunk_states, min(tiles.span, 1 << sizes.heights)
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads = sizes.group_heads
-    once_bytes = 2 * key_dim * (chunk + value_dim)
+    group_heads, num_chunks = sizes.group_heads, sizes.num_chunks
+    once_bytes = 2 * key_dim * (span * chunk + value_dim)
     depth = _slots(once_bytes, chunk * (2 * value_dim + 4), 2)
     value_shape = (BLOCK, value_dim)
 
     def body(k_ref, v_ref, decay_ref, states_ref, *, k_s, v_s, decay_s, out_s, once, arrived):
-        index = lax.axis_index("chunk")
+        block = lax.axis_index("chunk")
         sequence, group, first = _heads_of_program(sizes, heads_per_program)
 
-        def tokens(row):
+        def tokens(part, row):
+            # What is made of a chunk that is not there is not written.
+            index = jnp.minimum(block * span + part, num_chunks - 1)
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
 
-        def fetch(number, slot):
+        def fetch(number, part, slot):
             head = first + number
             for row in range(rows):
-                plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], arrived.at[slot])
-                plgpu.copy_gmem_to_smem(
-                    decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], arrived.at[slot]
-                )
+                here = tokens(part, row)
+                plgpu.copy_gmem_to_smem(v_ref.at[sequence, here, head], v_s.at[slot, row], arrived.at[slot])
+                plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, here], decay_s.at[slot, row], arrived.at[slot])
 
-        for row in range(rows):
-            plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
-        for number in range(min(depth - 1, heads_per_program)):
-            fetch(number, number)
+        for part in range(span):
+            for row in range(rows):
+                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(part, row), group], k_s.at[part, row], once)
+        for count in range(min(depth - 1, heads_per_program * span)):
+            fetch(count // span, count % span, count)
         plgpu.barrier_wait(once)
 
-        def one_head(number, _):
-            slot = lax.rem(number, depth)
+        def add_chunk(number, part, before):
+            """The state of a head's chunk, with that of the chunk before it."""
+            count = number * span + part
+            slot, ahead = lax.rem(count, depth), (part + depth - 1) // span
 
-            @pl.when(number + depth - 1 < heads_per_program)
+            @pl.when(number + ahead < heads_per_program)
             def _():
-                fetch(number + depth - 1, lax.rem(number + depth - 1, depth))
+                fetch(number + ahead, (part + depth - 1) % span, lax.rem(count + depth - 1, depth))
 
             plgpu.barrier_wait(arrived.at[slot])
             last = decay_s[slot, rows - 1, BLOCK - 1]
 
-            def build(sum_ref):
-                for row in range(rows):
-                    until_end = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, row], layout=BY_ROW))
-                    values = plgpu.load(v_s.at[slot, row], layout=TILE).astype(F32)
-                    v_s[slot, row] = (_rows(until_end, value_shape) * values).astype(v_s.dtype)
-                plgpu.commit_smem()
-                for row in range(rows):
-                    plgpu.wgmma(sum_ref, v_s.at[slot, row].T, k_s.at[row])
-                return sum_ref[...]
-
-            state = lax.optimization_barrier(pl.run_scoped(build, plgpu.ACC((value_dim, key_dim), F32)))
+            for row in range(rows):
+                until_end = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, row], layout=BY_ROW))
+                values = plgpu.load(v_s.at[slot, row], layout=TILE).astype(F32)
+                v_s[slot, row] = (_rows(until_end, value_shape) * values).astype(v_s.dtype)
+            plgpu.commit_smem()
+            factors = [(v_s.at[slot, row].T, k_s.at[part, row]) for row in range(rows)]
+            state = _add_products(None if before is None else before * jnp.exp2(last), factors, out_s.shape, sizes)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             out_s[...] = state.astype(out_s.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(out_s, states_ref.at[sequence, first + number, index + 1])
+            end = block * span + part + 1
+
+            @pl.when(end < num_chunks)
+            def _():
+                plgpu.copy_smem_to_gmem(out_s, states_ref.at[sequence, first + number, end])
+
+            return state
+
+        def one_head(number, _):
+            state = None
+            for part in range(span):
+                state = add_chunk(number, part, state)
 
         lax.fori_loop(0, heads_per_program, one_head, None)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     scratch = dict(
-        k_s=_tiled(rows, BLOCK, key_dim),
+        k_s=_tiled(span, rows, BLOCK, key_dim),
         v_s=_tiled(depth, rows, BLOCK, value_dim),
         decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
         out_s=_tiled(value_dim, key_dim),
-        once=plgpu.Barrier(num_arrivals=rows),
+        once=plgpu.Barrier(num_arrivals=span * rows),
         arrived=plgpu.Barrier(num_arrivals=2 * rows, num_barriers=depth),
     )
-    grid = dict(sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=sizes.num_chunks - 1)
+    grid = dict(
+        sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=-(-(num_chunks - 1) // span)
+    )
     return _call(body, "chunk_states", grid, _states_type(sizes), scratch, sizes)(k, v, decay[0])
 
 
-def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: HopperTiles):
-    """o [B, T, R, V]. weight and states are None where there is one chunk alone.
+class _Lams:
+    """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels.
+
+    TMA takes whole 16 bytes, FLOATS numbers, from a multiple of so many on; what lies around comes with them.
+    """
+
+    FLOATS = 4
+
+    def __init__(self, lam, needed: int, sizes: AttentionSizes):
+        levels = max(lam.shape[3], sizes.levels)
+        while levels * sizes.heads % self.FLOATS:
+            levels += 1
+        self.levels, self.all = levels, levels * sizes.heads
+        before = max(head * levels % self.FLOATS for head in range(sizes.heads))
+        self.fetched = min(-(-(before + needed) // self.FLOATS) * self.FLOATS, self.all)
+        self.operand = pad(lam, (3, levels)).reshape(*lam.shape[:2], self.all)
+
+    def _start(self, head):
+        first = lax.div(head * self.levels, self.FLOATS) * self.FLOATS
+        return jnp.minimum(first, self.all - self.fetched)
+
+    def source(self, lam_ref, sequence, tokens, head):
+        return lam_ref.at[sequence, tokens, pl.ds(self._start(head), self.fetched)]
+
+    def load(self, fetched_ref, head, level):
+        """[tokens] of a level."""
+        here = fetched_ref.at[:, head * self.levels - self._start(head) + level]
+        return plgpu.load(here, layout=BY_ROW, optimized=False)  # as tokens are not next to each other
+
+
+def _chunks_by_reads(sizes: AttentionSizes):
+    """Chunks in the order in which programs start, those that read the most states first, so that all are done together."""
+    chunks = np.arange(sizes.num_chunks)
+    return jnp.asarray(sorted(chunks, key=lambda chunk: -int(chunk).bit_count()), jnp.int32)
+
+
+SINCE = 32  # numbers that `outputs` fetches of each head: no tree is higher, and TMA takes 128 bytes or more
+
+
+def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: HopperTiles, keep: bool):
+    """As `triton_scan.outputs`. weight is written only if it is wanted, and only where a state is read.
 
     A program has a chunk and some heads, a warpgroup that multiplies a block's queries.
     """
@@ -296,18 +368,35 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
     group_heads = sizes.group_heads
     value_shape = (BLOCK, value_dim)
-    levels, heights = sizes.levels_inside, sizes.heights
-    once_bytes = 2 * (2 * chunk * key_dim + rows * BLOCK * value_dim)
-    head_bytes = chunk * (2 * value_dim + 4 * (1 + levels + heights))
+    heights, lams = sizes.heights, _Lams(lam, sizes.levels, sizes)
+    keep = keep and heights > 0
+    once_bytes = 2 * (2 * chunk * key_dim + rows * BLOCK * value_dim) + 4 * heads_per_program * SINCE
+    head_bytes = chunk * (2 * value_dim + 4 * (1 + lams.fetched))
     state_bytes = 2 * key_dim * value_dim
     head_depth = _slots(once_bytes + 2 * state_bytes, head_bytes, 2)
     depth = _slots(once_bytes + head_depth * head_bytes, state_bytes, 4)
 
-    def body(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, q_s, k_s, v_s, vectors, states_s, out_s, staged, barriers):
-        *tree_refs, o_ref = refs
-        decay_s, lam_s, weight_s = vectors
+    def body(
+        order_ref,
+        q_ref,
+        k_ref,
+        v_ref,
+        decay_ref,
+        lam_ref,
+        *refs,
+        q_s,
+        k_s,
+        v_s,
+        vectors,
+        states_s,
+        out_s,
+        staged,
+        barriers,
+    ):
+        tree_refs, (o_ref, *weight_ref) = refs[: 2 * (heights > 0)], refs[2 * (heights > 0) :]
+        decay_s, lam_s, since_s = vectors
         once, head_full, head_empty, state_full, state_empty = barriers
-        index = lax.axis_index("chunk")
+        index = order_ref[lax.axis_index("chunk")]
         sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
 
@@ -324,6 +413,10 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             for row in range(rows):
                 plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
                 plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+            if tree_refs:
+                plgpu.copy_gmem_to_smem(
+                    tree_refs[0].at[sequence, index, pl.ds(first, heads_per_program)], since_s, once
+                )
 
             def one_head(number, count):
                 head, slot = first + number, _free_slot(head_empty, number, head_depth)
@@ -331,10 +424,9 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], full)
                     plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], full)
-                    plgpu.copy_gmem_to_smem(lam_ref.at[sequence, head, :, tokens(row)], lam_s.at[slot, row], full)
-                    if tree_refs:
-                        weights = tree_refs[0].at[sequence, head, :, tokens(row)]
-                        plgpu.copy_gmem_to_smem(weights, weight_s.at[slot, row], full)
+                    plgpu.copy_gmem_to_smem(
+                        lams.source(lam_ref, sequence, tokens(row), head), lam_s.at[slot, row], full
+                    )
 
                 def fetch(end, count):
                     slot = _free_slot(state_empty, count, depth)
@@ -354,6 +446,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             _limit_registers(232, "increase", sizes)
             plgpu.barrier_wait(once)
             queries, own_staged = q_s.at[worker], None if staged is None else staged.at[worker]
+            reading = queries if sizes.interpret else plgpu.load(queries, layout=TILE)
             # The first block has no keys before it, and makes nothing of its second scores.
             scores = _product(queries, k_s.at[worker].T, PAIRS)
             scores_before = _product(queries, k_s.at[0].T, PAIRS) if rows > 1 else None
@@ -361,15 +454,22 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
             def one_head(number, count):
                 head, head_slot = first + number, lax.rem(number, head_depth)
                 plgpu.barrier_wait(head_full.at[head_slot])
-                out = in_chunk(head_slot)
+                since = plgpu.load(decay_s.at[head_slot, worker], layout=BY_ROW)
+
+                def lam_of(level):
+                    return lams.load(lam_s.at[head_slot, worker], head, level)
+
+                out = in_chunk(head_slot, since, [lam_of(level) for level in range(sizes.levels_inside)])
 
                 def read(end, carry):
                     count, out = carry
                     slot, height = lax.rem(count, depth), 31 - lax.clz(end & -end)
                     plgpu.barrier_wait(state_full.at[slot])
-                    product = _product(queries, states_s.at[slot].T, value_shape)
+                    product = _product(reading, states_s.at[slot].T, value_shape)
                     plgpu.barrier_arrive(state_empty.at[slot])
-                    weight = plgpu.load(weight_s.at[head_slot, worker, height], layout=BY_ROW)
+                    weight = lam_of(sizes.levels_inside + height) * jnp.exp2(since_s[number, height] + since)
+                    if keep:
+                        weight_ref[0][sequence, head, height, tokens(worker)] = weight
                     return count + 1, out + _rows(weight, value_shape) * product
 
                 count, out = read_states(read, (count, out))
@@ -380,18 +480,15 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(worker), head])
                 return count
 
-            def in_chunk(slot):
-                since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
-
-                def lam_of(level):
-                    return plgpu.load(lam_s.at[slot, worker, level], layout=BY_ROW)
+            def in_chunk(slot, since, lam):
+                """What the chunk's own keys give; lam: of each level."""
 
                 def attend(sum_ref):
                     pairs = _Pairs()
-                    near_lam, weights = pairs.near_lam(lam_of), []
+                    near_lam, weights = pairs.near_lam(lam), []
                     for strip in range(STRIPS):
                         since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
-                        decayed = pairs.decay(strip, since, since_key) * pairs.lam(strip, near_lam, lam_of)
+                        decayed = pairs.decay(strip, since, since_key) * pairs.lam(strip, near_lam, lam)
                         weights.append((_columns_of(scores, strip, STRIP) * decayed).astype(v_s.dtype))
                     weights = jnp.concatenate(weights, axis=1)
                     _add_product(sum_ref, weights, v_s.at[slot, worker], own_staged)
@@ -399,7 +496,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                     def attend_before(other, _):
                         last = decay_s[slot, other, BLOCK - 1]
                         from_key = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, other], layout=BY_COLUMN))
-                        by_row = lam_of(LEVELS_IN_BLOCK) * _exp2_of_decay(since - last)
+                        by_row = lam[LEVELS_IN_BLOCK] * _exp2_of_decay(since - last)
                         weights = (scores_before * _rows(by_row, PAIRS) * _columns(from_key, PAIRS)).astype(v_s.dtype)
                         _add_product(sum_ref, weights, v_s.at[slot, other], own_staged)
 
@@ -410,30 +507,37 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: H
                 return lax.optimization_barrier(pl.run_scoped(attend, plgpu.ACC(value_shape, F32)))
 
             lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    operands = [q, k, v, decay[0], lam]
-    if sizes.heights:
-        operands += [weight, states]
+    operands = [_chunks_by_reads(sizes), q, k, v, decay[0], lams.operand]
+    out_type = [jax.ShapeDtypeStruct(v.shape, v.dtype)]
+    if heights:
+        operands += [pad(jnp.swapaxes(since, 1, 2), (3, SINCE)), states]
+    if keep:
+        out_type.append(jax.ShapeDtypeStruct((sizes.batch, sizes.heads, heights, sizes.length), F32))
     scratch = dict(
         q_s=_tiled(rows, BLOCK, key_dim),
         k_s=_tiled(rows, BLOCK, key_dim),
         v_s=_tiled(head_depth, rows, BLOCK, value_dim),
-        vectors=tuple(plgpu.SMEM((head_depth, rows, *n, BLOCK), F32) for n in ((), (levels,), (max(heights, 1),))),
+        vectors=(
+            plgpu.SMEM((head_depth, rows, BLOCK), F32),
+            plgpu.SMEM((head_depth, rows, BLOCK, lams.fetched), F32),
+            plgpu.SMEM((heads_per_program, SINCE), F32),
+        ),
         states_s=_tiled(depth, value_dim, key_dim),
         out_s=_tiled(rows, BLOCK, value_dim),
         staged=_tiled(rows, *PAIRS) if sizes.interpret else None,
         barriers=(
-            plgpu.Barrier(num_arrivals=2 * rows),
-            plgpu.Barrier(num_arrivals=(4 if heights else 3) * rows, num_barriers=head_depth),
+            plgpu.Barrier(num_arrivals=2 * rows + (heights > 0)),
+            plgpu.Barrier(num_arrivals=3 * rows, num_barriers=head_depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=head_depth),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
-    grid = dict(sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=sizes.num_chunks)
-    out_type = jax.ShapeDtypeStruct(v.shape, v.dtype)
-    return _call(body, "outputs", grid, out_type, scratch, sizes, rows + 1)(*operands)
+    grid = dict(chunk=sizes.num_chunks, sequence=sizes.batch * groups, block=group_heads // heads_per_program)
+    out, *weight = _call(body, "outputs", grid, out_type, scratch, sizes, rows + 1)(*operands)
+    return out, weight[0] if keep else None
 
 
 def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
@@ -499,7 +603,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
             out_s[worker] = gradient.astype(out_s.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(out_s.at[worker], gradients_ref.at[sequence, first + worker, end])
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     scratch = dict(
         q_s=_tiled(depth, BLOCK, key_dim),
@@ -514,12 +618,10 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     return call(q, do, weight)
 
 
-def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperTiles):
-    """What reading states gives to those who read.
+def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: HopperTiles):
+    """As `triton_scan.query_gradients`; read is written only where a state is read.
 
-    Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
-    read at each height, anything where none is read). A program has a chunk and some heads, a warpgroup that
-    multiplies a block's queries.
+    A program has a chunk and some heads, a warpgroup that multiplies a block's queries. If it has all heads, it adds dq.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
     groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
@@ -530,10 +632,11 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
     def body(
-        q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, q_s, do_s, weight_s, states_s, read_s, barriers
-    ):
+        order_ref, q_ref, do_ref, weight_ref, states_ref, inside_ref, dq_ref, read_ref, d_decay_ref,
+        *, q_s, do_s, weight_s, states_s, read_s, barriers,
+    ):  # fmt: skip
         once, do_full, do_empty, state_full, state_empty = barriers
-        index, block = lax.axis_index("chunk"), lax.axis_index("block")
+        index, block = order_ref[lax.axis_index("chunk")], lax.axis_index("block")
         sequence, group, first = _heads_of_program(sizes, heads_per_program)
         worker = lax.axis_index("worker")
 
@@ -567,7 +670,6 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
         @pl.when(worker < rows)
         def _consume():
             _limit_registers(232, "increase", sizes)
-            plgpu.barrier_wait(once)
 
             def one_head(number, carry):
                 head, do_slot = first + number, lax.rem(number, 2)
@@ -575,26 +677,36 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
 
                 def read(end, carry):
-                    count, dq = carry
+                    count, dq, weighted = carry
                     slot, height = lax.rem(count, depth), 31 - lax.clz(end & -end)
                     plgpu.barrier_wait(state_full.at[slot])
                     to_query = _product(do_s.at[do_slot, worker], states_s.at[slot], key_shape)
                     plgpu.barrier_arrive(state_empty.at[slot])
                     queries = plgpu.load(q_s.at[worker], layout=TILE).astype(F32)
-                    read_s[worker, height] = jnp.sum(queries * to_query, axis=1)
+                    read = jnp.sum(queries * to_query, axis=1)
+                    read_s[worker, height] = read
                     by_row = plgpu.load(weight_s.at[do_slot, worker, height], layout=BY_ROW)
-                    return count + 1, dq + _rows(by_row, key_shape) * to_query
+                    return count + 1, dq + _rows(by_row, key_shape) * to_query, weighted + by_row * read
 
-                carry = _for_ends_read(index, read, carry)
+                nothing = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
+                count, dq, weighted = _for_ends_read(index, read, (*carry, nothing))
+                d_decay_ref[sequence, head, tokens(worker)] = weighted
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(do_empty.at[do_slot])
                 plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
-                return carry
+                return count, dq
 
-            zeros = plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)
-            _, dq = lax.fori_loop(0, heads_per_program, one_head, (jnp.int32(0), zeros))
-            dq_ref[block, sequence, tokens(worker), group] = dq
-            plgpu.wait_smem_to_gmem(0)
+            if blocks == 1:
+                parts = [
+                    plgpu.load(inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False)
+                    for part in range(inside_ref.shape[0])
+                ]
+            else:
+                parts = [plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)]
+            plgpu.barrier_wait(once)
+            _, dq = lax.fori_loop(0, heads_per_program, one_head, (jnp.int32(0), sum(parts[1:], parts[0])))
+            dq_ref[block, sequence, tokens(worker), group] = dq.astype(dq_ref.dtype)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     scratch = dict(
         q_s=_tiled(rows, BLOCK, key_dim),
@@ -610,26 +722,31 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: HopperT
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
-    grid = dict(sequence=sizes.batch * groups, block=blocks, chunk=sizes.num_chunks)
-    out_type = [jax.ShapeDtypeStruct((blocks, *q.shape), F32), jax.ShapeDtypeStruct(weight.shape, F32)]
-    return _call(body, "query_gradients", grid, out_type, scratch, sizes, rows + 1)(q, do, weight, states)
+    grid = dict(chunk=sizes.num_chunks, sequence=sizes.batch * groups, block=blocks)
+    out_type = [
+        jax.ShapeDtypeStruct((blocks, *q.shape), q.dtype if blocks == 1 else F32),
+        jax.ShapeDtypeStruct(weight.shape, F32),
+        jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32),
+    ]
+    call = _call(body, "query_gradients", grid, out_type, scratch, sizes, rows + 1)
+    dq_read, read, d_decay = call(_chunks_by_reads(sizes), q, do, weight, states, dq)
+    dq = dq_read[0] if blocks == 1 else jnp.sum(jnp.concatenate([dq, dq_read]), axis=0).astype(q.dtype)
+    return dq, read, d_decay
 
 
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
     """As `triton_scan.chunk_gradients`. A program has a chunk and some heads, a warpgroup that multiplies a block's keys."""
     dq, dk, dv, dlam, d_decay, *rest = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
+    dk = jnp.sum(dk, axis=0).astype(k.dtype) if len(dk) > 1 else dk[0]
     if sizes.chunk > BLOCK:
-        # The pairs of the two blocks are of one level, the last, and no other tokens have any of it.
-        is_second = jnp.arange(sizes.length) // BLOCK % 2 == 1
         *rest, across = rest
-        d_decay += jnp.where(is_second, across, 0.0)
-        dlam = dlam.at[:, :, -1].set(jnp.where(is_second, dlam[:, :, -1], 0.0))
+        d_decay += jnp.where(jnp.arange(sizes.length) // BLOCK % 2 == 1, across, 0.0)
     return dq, dk, dv, dlam, d_decay, *rest
 
 
 def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
-    """The kernel of `chunk_gradients`. With two blocks it leaves the last level of dlam unwritten for the first one's queries,
-    and returns what the second one's add to d_decay there by itself.
+    """The kernel of `chunk_gradients`. Several blocks of heads have a part of dk each, in float32. With two blocks of tokens,
+    what the pairs of both add to d_decay comes by itself, and is not written for the first one's queries.
 
     Sums over queries, for d_decay, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
     cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.
@@ -639,9 +756,9 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     group_heads, levels = sizes.group_heads, sizes.levels_inside
     blocks = group_heads // heads_per_program
     key_shape, value_shape = (BLOCK, key_dim), (BLOCK, value_dim)
-    num_trees = int(gradients is not None)
+    num_trees, lams = int(gradients is not None), _Lams(lam, levels, sizes)
     once_bytes = 4 * chunk * key_dim + 2 * rows * BLOCK**2 + (rows - 1) * 4 * BLOCK**2
-    head_bytes = 4 * chunk * (value_dim + 1 + levels) + 2 * key_dim * value_dim
+    head_bytes = 4 * chunk * (value_dim + 1 + lams.fetched) + 2 * key_dim * value_dim
     depth = _slots(once_bytes, head_bytes, 2)
 
     def body(
@@ -671,7 +788,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], bar)
-                    plgpu.copy_gmem_to_smem(lam_ref.at[sequence, head, :, tokens(row)], lam_s.at[slot, row], bar)
+                    plgpu.copy_gmem_to_smem(lams.source(lam_ref, sequence, tokens(row), head), lam_s.at[slot, row], bar)
                 if tree_refs:
                     plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, head, index], gradient_s.at[slot], bar)
 
@@ -699,7 +816,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
 
                 def lam_of(level, row=worker):
-                    return plgpu.load(lam_s.at[slot, row, level], layout=BY_ROW)
+                    return lams.load(lam_s.at[slot, row], head, level)
 
                 def weigh(row):
                     """(scores, do·v) of a block of queries with the own keys and values."""
@@ -712,15 +829,15 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 def _():
                     release(number - 1)
 
-                lams = [lam_of(level) for level in range(LEVELS_IN_BLOCK)]
-                near_lam = _Pairs().near_lam(lams.__getitem__)
+                own = [lam_of(level) for level in range(LEVELS_IN_BLOCK)]
+                near_lam = _Pairs().near_lam(own)
                 weights, new_d_scores = [], []
                 by_query, near_scores, near, *far = [zeros(STRIP)] * (3 + LEVELS_IN_BLOCK - NEAR_LEVELS)
                 for strip in range(STRIPS):
                     pairs = _Pairs()
                     since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
                     decayed = pairs.decay(strip, since, since_key)
-                    lam = pairs.lam(strip, near_lam, lams.__getitem__)
+                    lam = pairs.lam(strip, near_lam, own)
                     of_scores, of_weights = _columns_of(scores, strip, STRIP), _columns_of(d_weights, strip, STRIP)
                     weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0).astype(weights_s.dtype)
                     by_query += weight.astype(F32) * of_weights
@@ -743,6 +860,14 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 d_lams = [_of_level(near, distance, level) for level in range(NEAR_LEVELS)] + far
                 for level, d_lam in enumerate(d_lams):
                     dlam_ref[sequence, head, level, tokens(worker)] = jnp.sum(d_lam, axis=1)
+                if rows > 1:
+
+                    @pl.when(worker == 0)
+                    def _():
+                        # The pairs of the two blocks are of the last level, and no other tokens have any of it.
+                        nothing = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
+                        dlam_ref[sequence, head, LEVELS_IN_BLOCK, tokens(0)] = nothing
+
                 dv = _product(weights_own.T, do_s.at[slot, worker], value_shape)
 
                 def later_queries(row, dv):
@@ -833,17 +958,16 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 return dq_sum[...]
 
             here = (block, sequence, tokens(worker), group)
-            dk_ref[here] = pl.run_scoped(all_heads, plgpu.ACC(key_shape, F32))
-            plgpu.wait_smem_to_gmem(0)
+            dk_ref[here] = pl.run_scoped(all_heads, plgpu.ACC(key_shape, F32)).astype(dk_ref.dtype)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    partial = jax.ShapeDtypeStruct((blocks, *q.shape), F32)
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32)
-    operands = [q, k, v, do, decay, lam]
+    operands = [q, k, v, do, decay, lams.operand]
     out_type = [
-        partial,
-        partial,
+        jax.ShapeDtypeStruct((blocks, *q.shape), F32),
+        jax.ShapeDtypeStruct((blocks, *k.shape), k.dtype if blocks == 1 else F32),
         jax.ShapeDtypeStruct(v.shape, v.dtype),
-        jax.ShapeDtypeStruct(lam.shape, F32),
+        jax.ShapeDtypeStruct((sizes.batch, sizes.heads, levels, sizes.length), F32),
         by_token,
     ]
     if gradients is not None:
@@ -858,7 +982,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         do_s=_tiled(depth, rows, BLOCK, value_dim),
         gradient_s=_tiled(depth, value_dim, key_dim),
         decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
-        lam_s=plgpu.SMEM((depth, rows, levels, BLOCK), F32),
+        lam_s=plgpu.SMEM((depth, rows, BLOCK, lams.fetched), F32),
         weights_s=_tiled(rows, *PAIRS),
         between_s=_tiled(*PAIRS, dtype=F32) if rows > 1 else None,
         barriers=(

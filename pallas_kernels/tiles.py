@@ -7,6 +7,8 @@ Results do not depend on any of it, up to rounding.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
 import math
 from typing import ClassVar
 
@@ -86,28 +88,31 @@ CARRY = Launch(1, 4, 2)
 CARRY_GRADIENTS = Launch(1, 4, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
 START = 1.5  # of a program, in heads' work
-PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=3, outputs=1, state_gradients=1, query_gradients=1, chunk_gradients=1)
+PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=2, chunk_gradients=1)
+MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
+READ = dict(outputs=0.35, query_gradients=2.0)  # of a state, in a head's other work; one program a multiprocessor
 
 
 @dataclasses.dataclass(frozen=True)
 class HopperTiles:
     """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
 
-    radix: nodes of the tree that are joined, or parted, at once. The others: heads a program of a kernel, at most.
+    span: chunks, 1 or 2, whose states one program builds. radix: nodes of the tree that are joined, or parted, at once. The
+    others: heads a program of a kernel, at most.
     """
 
     backend: ClassVar[str] = "hopper"
     min_dim: ClassVar[int] = 64
-    span: ClassVar[int] = 1
     read_chunks: ClassVar[int] = 1
 
     rows: int = 2
+    span: int = 2
     value_block: int = 64
     radix: int = 16
     chunk_states: int = 8
-    outputs: int = 8
+    outputs: int = 24
     state_gradients: int = 3
-    query_gradients: int = 8
+    query_gradients: int = 24
     chunk_gradients: int = 48
 
     @property
@@ -121,24 +126,49 @@ class HopperTiles:
     def fitted(self, group_heads: int, value_blocks: int) -> HopperTiles:
         """The same with no more heads a program than a group has, in whole fractions of them."""
         assert value_blocks == 1
-        fits = {most: max(h for h in range(1, most + 1) if group_heads % h == 0) for most in vars(self).values()}
-        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in PROGRAMS_A_MULTIPROCESSOR})
+        fits = {most: max(_fractions(group_heads, most)) for most in vars(self).values()}
+        names = (*PROGRAMS_A_MULTIPROCESSOR, *READ, "state_gradients")
+        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in names})
 
-    def filling(self, group_heads: int, group_chunks: int) -> HopperTiles:
+    def filling(self, group_heads: int, groups: int, length: int) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
 
-        group_chunks: chunks of all groups of all sequences, of which a program has one.
+        groups: of all sequences. A program has a chunk of one of them, or `span`.
         """
+        chunks = -(-length // self.chunk)
 
-        def fill(most: int, at_once: int) -> int:
-            def time(heads: int) -> float:
-                programs = group_chunks * (group_heads // heads)
-                return math.ceil(programs / (at_once * MULTIPROCESSORS)) * (heads + START)
+        def alike(name: str, heads: int) -> float:
+            """Time of programs that all take the same."""
+            span = self.span if name == "chunk_states" else 1
+            programs = groups * -(-chunks // span) * (group_heads // heads)
+            return math.ceil(programs / (PROGRAMS_A_MULTIPROCESSOR[name] * MULTIPROCESSORS)) * (span * heads + START)
 
-            return min((h for h in range(1, most + 1) if group_heads % h == 0), key=time)
+        def reading(name: str, heads: int) -> float:
+            """Time of programs that read so many states as their chunk's number has bits, the longest first."""
+            blocks = groups * (group_heads // heads)
+            times = sorted(
+                (START + heads * (1 + READ[name] * chunk.bit_count()) for chunk in range(chunks)), reverse=True
+            )
+            if blocks * chunks > MOST_PROGRAMS:
+                return blocks * sum(times) / MULTIPROCESSORS + times[-1]
+            busy = [0.0] * MULTIPROCESSORS
+            for time in times:
+                for _ in range(blocks):
+                    heapq.heapreplace(busy, busy[0] + time)
+            return max(busy)
 
-        heads = {name: fill(getattr(self, name), at_once) for name, at_once in PROGRAMS_A_MULTIPROCESSOR.items()}
-        return dataclasses.replace(self, **(heads | {"state_gradients": self.state_gradients}))  # a warpgroup each
+        def fill(name: str, time) -> int:
+            return min(_fractions(group_heads, getattr(self, name)), key=functools.partial(time, name))
+
+        heads = {name: fill(name, alike) for name in PROGRAMS_A_MULTIPROCESSOR} | {
+            name: fill(name, reading) for name in READ
+        }
+        return dataclasses.replace(self, **heads)
+
+
+def _fractions(heads: int, most: int) -> list[int]:
+    """Numbers of heads, up to `most`, of which a group of `heads` has a whole number."""
+    return [h for h in range(1, most + 1) if heads % h == 0]
 
 
 def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:

@@ -31,8 +31,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import Sizes, Specs, decay_parts, decay_tile, decay_until_end, level_tile, multiply
-from pallas_kernels.common import call
+from pallas_kernels.chunks import (
+    Sizes,
+    Specs,
+    decay_parts,
+    decay_tile,
+    decay_until_end,
+    level_tile,
+    multiply,
+    read_decay,
+    where_read,
+)
+from pallas_kernels.common import call, pad
 from pallas_kernels.tiles import Launch, Tiles
 
 
@@ -209,16 +219,29 @@ def _merge_states_kernel(states_ref, decay_ref, merged_ref, *, sizes: AttentionS
 # --- Forward --------------------------------------------------------------------------------------------------------
 
 
-def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: Tiles):
-    """o [B, T, R, V]. weight and states are None where there is one chunk alone."""
+def _lam_by_level(lam, sizes: AttentionSizes):
+    """λ [B, T, H, L] of the levels inside a chunk and of those between chunks, each [B, H, levels, T]."""
+    lam = pad(lam[..., : sizes.levels], (3, sizes.levels))
+    return tuple(jnp.moveaxis(part, 1, 3) for part in jnp.split(lam, [sizes.levels_inside], axis=3))
+
+
+def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Tiles, keep: bool):
+    """(o [B, T, R, V]; weight). since and states, and weight, are None where there is one chunk alone.
+
+    lam [B, T, H, L]; since [B, H, N, heights]: `since_block_start` of the chunks' decays. keep: whether weight is wanted.
+    """
+    del keep
     launch = tiles.outputs
     specs = AttentionSpecs(sizes, launch)
     in_specs = [specs.keys(), specs.keys(), specs.values(), specs.decay(), specs.lam(sizes.levels_inside)]
-    operands = [q, k, v, decay, lam]
+    lam_inside, lam_between = _lam_by_level(lam, sizes)
+    operands = [q, k, v, decay, lam_inside]
+    weight = None
     if sizes.heights:
+        weight = lam_between * read_decay(decay, since, sizes)
         in_specs += [specs.lam(sizes.heights), specs.states()]
         operands += [weight, states]
-    return call(
+    out = call(
         functools.partial(_outputs_kernel, sizes=sizes, launch=launch),
         "outputs",
         specs.grid(sizes.num_chunks),
@@ -228,6 +251,7 @@ def outputs(q, k, v, decay, lam, weight, states, sizes: AttentionSizes, tiles: T
         launch,
         sizes.interpret,
     )(*operands)
+    return out, weight
 
 
 def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch):
@@ -383,15 +407,16 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Atte
 # --- Backward: tokens -----------------------------------------------------------------------------------------------
 
 
-def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: Tiles):
-    """What reading states gives to those who read.
+def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Tiles):
+    """What reading states gives to those who read. dq: that of `chunk_gradients`.
 
-    Returns (dq [head blocks, B, T, G, K] float32, each block of heads' part; read [B, R, heights, T], q·S·do for the state S
-    read at each height, not written for heights of which neither the chunk nor its neighbour in an aligned pair reads one).
+    Returns (dq [B, T, G, K], all of it; read [B, R, heights, T], q·S·do for the state S read at each height, not written for
+    heights of which neither the chunk nor its neighbour in an aligned pair reads one; d_decay [B, R, T], each token's
+    weights as query of states).
     """
     launch, chunks = tiles.query_gradients, sizes.read_chunks
     specs = AttentionSpecs(sizes, launch)
-    return call(
+    dq_read, read = call(
         functools.partial(_query_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
         "query_gradients",
         specs.grid(sizes.num_chunks // chunks),
@@ -404,6 +429,9 @@ def query_gradients(q, do, weight, states, sizes: AttentionSizes, tiles: Tiles):
         launch,
         sizes.interpret,
     )(q, do, weight, states)
+    weight = jnp.repeat(weight, sizes.value_blocks, axis=1)
+    d_decay = jnp.sum(where_read(weight * read, sizes), axis=2)
+    return (jnp.sum(dq, axis=0) + jnp.sum(dq_read, axis=0)).astype(q.dtype), read, d_decay
 
 
 def _query_gradients_kernel(
@@ -433,9 +461,9 @@ def _query_gradients_kernel(
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: Tiles):
     """What pairs inside a chunk give, and what each chunk's own state gives to its keys and values.
 
-    gradients [B, R, N, K, V]: of each chunk's own state.
+    lam [B, T, H, L]; gradients [B, R, N, K, V]: of each chunk's own state, or None where there is one chunk alone.
 
-    Returns (dq, dk [head blocks, B, T, G, K] float32, each block of heads' part; dv [B, T, R, V]; dlam [B, R, L, T];
+    Returns (dq [parts, B, T, G, K] float32, parts to be added; dk [B, T, G, K]; dv [B, T, R, V]; dlam [B, R, L, T];
     d_decay [B, R, T], each token's weights as query less its weights as key, inside the chunk; kept [B, R, T], each
     token's weight as key in what later chunks read, only with heights).
     """
@@ -449,7 +477,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
         specs.decay(),
         specs.lam(sizes.levels_inside),
     ]
-    operands = [q, k, v, do, decay, lam]
+    operands = [q, k, v, do, decay, _lam_by_level(lam, sizes)[0]]
     per_head = (sizes.batch, sizes.all_heads)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32)
     by_token = jax.ShapeDtypeStruct((*per_head, sizes.length), jnp.float32)
@@ -467,7 +495,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
         operands += [gradients]
         out_specs += [specs.by_token()]
         out_shape += [by_token]
-    return call(
+    dq, dk, *rest = call(
         functools.partial(_chunk_gradients_kernel, sizes=sizes, launch=launch),
         "chunk_gradients",
         specs.grid(sizes.num_chunks),
@@ -477,6 +505,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
         launch,
         sizes.interpret,
     )(*operands)
+    return dq, jnp.sum(dk, axis=0).astype(k.dtype), *rest
 
 
 def _chunk_gradients_kernel(
