@@ -236,23 +236,36 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     """States of single chunks and of `tiles.span` chunks, [B, R, N, V, K].
 
     At the end e of a block of so many chunks stands the state of that block, not yet joined with what comes before; at
-    others that of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads.
+    others that of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads, which its warpgroups share.
     """
     rows, heads_per_program, span = sizes.chunk // BLOCK, tiles.chunk_states, min(tiles.span, 1 << sizes.heights)
     groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
     group_heads, num_chunks = sizes.group_heads, sizes.num_chunks
-    once_bytes = 2 * key_dim * (span * chunk + value_dim)
-    depth = _slots(once_bytes, chunk * (2 * value_dim + 4), 2)
+    keys_bytes, state_bytes, slot_bytes = (
+        2 * span * chunk * key_dim,
+        2 * key_dim * value_dim,
+        chunk * (2 * value_dim + 4),
+    )
+    workers = 1
+    if value_dim <= 64:  # a larger state takes the registers of several warpgroups
+        most = _slots(keys_bytes, 2 * slot_bytes + state_bytes, tiles.warpgroups)
+        workers = max(number for number in range(1, most + 1) if heads_per_program % number == 0)
+    depth = _slots(keys_bytes + workers * state_bytes, workers * slot_bytes, 2)
+    worker_heads = heads_per_program // workers
     value_shape = (BLOCK, value_dim)
 
     def body(k_ref, v_ref, decay_ref, states_ref, *, k_s, v_s, decay_s, out_s, once, arrived):
-        block = lax.axis_index("chunk")
+        block, worker = lax.axis_index("chunk"), lax.axis_index("worker") if workers > 1 else 0
         sequence, group, first = _heads_of_program(sizes, heads_per_program)
+        first, own_out = first + worker * worker_heads, out_s.at[worker]
 
         def tokens(part, row):
             # What is made of a chunk that is not there is not written.
             index = jnp.minimum(block * span + part, num_chunks - 1)
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
+
+        def slot_of(count):
+            return worker * depth + lax.rem(count, depth)
 
         def fetch(number, part, slot):
             head = first + number
@@ -261,40 +274,43 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
                 plgpu.copy_gmem_to_smem(v_ref.at[sequence, here, head], v_s.at[slot, row], arrived.at[slot])
                 plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, here], decay_s.at[slot, row], arrived.at[slot])
 
-        for part in range(span):
-            for row in range(rows):
-                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(part, row), group], k_s.at[part, row], once)
-        for count in range(min(depth - 1, heads_per_program * span)):
-            fetch(count // span, count % span, count)
+        @pl.when(worker == 0)
+        def _():
+            for part in range(span):
+                for row in range(rows):
+                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(part, row), group], k_s.at[part, row], once)
+
+        for count in range(min(depth - 1, worker_heads * span)):
+            fetch(count // span, count % span, slot_of(count))
         plgpu.barrier_wait(once)
 
         def add_chunk(number, part, before):
             """The state of a head's chunk, with that of the chunk before it."""
             count = number * span + part
-            slot, ahead = lax.rem(count, depth), (part + depth - 1) // span
+            slot, ahead = slot_of(count), (part + depth - 1) // span
 
-            @pl.when(number + ahead < heads_per_program)
+            @pl.when(number + ahead < worker_heads)
             def _():
-                fetch(number + ahead, (part + depth - 1) % span, lax.rem(count + depth - 1, depth))
+                fetch(number + ahead, (part + depth - 1) % span, slot_of(count + depth - 1))
 
             plgpu.barrier_wait(arrived.at[slot])
             last = decay_s[slot, rows - 1, BLOCK - 1]
-
             for row in range(rows):
                 until_end = _exp2_of_decay(last - plgpu.load(decay_s.at[slot, row], layout=BY_ROW))
                 values = plgpu.load(v_s.at[slot, row], layout=TILE).astype(F32)
                 v_s[slot, row] = (_rows(until_end, value_shape) * values).astype(v_s.dtype)
             plgpu.commit_smem()
             factors = [(v_s.at[slot, row].T, k_s.at[part, row]) for row in range(rows)]
-            state = _add_products(None if before is None else before * jnp.exp2(last), factors, out_s.shape, sizes)
+            start = None if before is None else before * jnp.exp2(last)
+            state = _add_products(start, factors, (value_dim, key_dim), sizes)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            out_s[...] = state.astype(out_s.dtype)
+            own_out[...] = state.astype(own_out.dtype)
             plgpu.commit_smem()
             end = block * span + part + 1
 
             @pl.when(end < num_chunks)
             def _():
-                plgpu.copy_smem_to_gmem(out_s, states_ref.at[sequence, first + number, end])
+                plgpu.copy_smem_to_gmem(own_out, states_ref.at[sequence, first + number, end])
 
             return state
 
@@ -303,21 +319,21 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
             for part in range(span):
                 state = add_chunk(number, part, state)
 
-        lax.fori_loop(0, heads_per_program, one_head, None)
+        lax.fori_loop(0, worker_heads, one_head, None)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     scratch = dict(
         k_s=_tiled(span, rows, BLOCK, key_dim),
-        v_s=_tiled(depth, rows, BLOCK, value_dim),
-        decay_s=plgpu.SMEM((depth, rows, BLOCK), F32),
-        out_s=_tiled(value_dim, key_dim),
+        v_s=_tiled(workers * depth, rows, BLOCK, value_dim),
+        decay_s=plgpu.SMEM((workers * depth, rows, BLOCK), F32),
+        out_s=_tiled(workers, value_dim, key_dim),
         once=plgpu.Barrier(num_arrivals=span * rows),
-        arrived=plgpu.Barrier(num_arrivals=2 * rows, num_barriers=depth),
+        arrived=plgpu.Barrier(num_arrivals=2 * rows, num_barriers=workers * depth),
     )
     grid = dict(
         sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=-(-(num_chunks - 1) // span)
     )
-    return _call(body, "chunk_states", grid, _states_type(sizes), scratch, sizes)(k, v, decay[0])
+    return _call(body, "chunk_states", grid, _states_type(sizes), scratch, sizes, workers)(k, v, decay[0])
 
 
 class _Lams:

@@ -89,16 +89,17 @@ CARRY_GRADIENTS = Launch(1, 4, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
 START = 1.5  # of a program, in heads' work
 PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=2, chunk_gradients=1)
-MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
 READ = dict(outputs=0.35, query_gradients=2.0)  # of a state, in a head's other work; one program a multiprocessor
+HEADS_A_PROGRAM = (*PROGRAMS_A_MULTIPROCESSOR, *READ, "state_gradients")  # kernels of which a program has some heads
+MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
 
 
 @dataclasses.dataclass(frozen=True)
 class HopperTiles:
     """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
 
-    span: chunks, 1 or 2, whose states one program builds. radix: nodes of the tree that are joined, or parted, at once. The
-    others: heads a program of a kernel, at most.
+    span: chunks, 1 or 2, whose states one program builds. warpgroups: of that program, at most. radix: nodes of the tree that
+    are joined, or parted, at once. The others: heads a program of a kernel, at most.
     """
 
     backend: ClassVar[str] = "hopper"
@@ -107,6 +108,7 @@ class HopperTiles:
 
     rows: int = 2
     span: int = 2
+    warpgroups: int = 1
     value_block: int = 64
     radix: int = 16
     chunk_states: int = 8
@@ -127,8 +129,7 @@ class HopperTiles:
         """The same with no more heads a program than a group has, in whole fractions of them."""
         assert value_blocks == 1
         fits = {most: max(_fractions(group_heads, most)) for most in vars(self).values()}
-        names = (*PROGRAMS_A_MULTIPROCESSOR, *READ, "state_gradients")
-        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in names})
+        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in HEADS_A_PROGRAM})
 
     def filling(self, group_heads: int, groups: int, length: int) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.

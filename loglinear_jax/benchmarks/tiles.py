@@ -25,7 +25,7 @@ from loglinear_jax.benchmarks import timing
 from loglinear_jax.command_line import BadInput, comma_separated, size
 from pallas_kernels import attention, triton_scan
 from pallas_kernels.support import why_cannot_run, why_hopper_unsupported
-from pallas_kernels.tiles import PROGRAMS_A_MULTIPROCESSOR, HopperTiles, Launch, Tiles, choose_hopper_tiles
+from pallas_kernels.tiles import HEADS_A_PROGRAM, HopperTiles, Launch, Tiles, choose_hopper_tiles
 
 HELP = "find tiles for a shape of the GPU kernels"
 
@@ -52,18 +52,21 @@ def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes, backend: str = "tr
         v=(s.batch, s.length, s.all_heads, s.value_dim),
         do=(s.batch, s.length, s.all_heads, s.value_dim),
         states=(s.batch, s.all_heads, s.num_chunks, *states_dims),
-        lam=(s.batch, s.heads, s.levels_inside, s.length),
+        lam=(s.batch, s.length, s.heads, s.levels),
+        since=(s.batch, s.heads, s.num_chunks, s.heights),
         weight=(s.batch, s.heads, s.heights, s.length),
+        dq=(1, s.batch, s.length, s.groups, s.key_dim),
         chunk_decay=(s.batch, s.heads, s.num_chunks),
         decay=(s.decay_parts, s.batch, s.heads, s.num_chunks, s.chunk),
     )
     if not s.heights:
-        del shapes["states"], shapes["weight"]
+        del shapes["states"], shapes["since"], shapes["weight"]
     keys = dict(zip(shapes, jax.random.split(jax.random.key(seed), len(shapes)), strict=True))
     draws = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
     for name in {"q", "k", "v", "do", "states"} & draws.keys():
         draws[name] = draws[name].astype(s.dtype)
-    draws["chunk_decay"] = -abs(draws["chunk_decay"])
+    for name in {"chunk_decay", "since"} & draws.keys():
+        draws[name] = -abs(draws[name])
     draws["decay"] = jnp.cumsum(-0.1 * abs(draws["decay"]), axis=-1).reshape(s.decay_parts, s.batch, s.heads, s.length)
     return draws
 
@@ -71,13 +74,14 @@ def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes, backend: str = "tr
 # Names of draw_inputs' arrays that the kernels read.
 ARGUMENTS = {
     "chunk_states": ("k", "v", "decay"),
-    "outputs": ("q", "k", "v", "decay", "lam", "weight", "states"),
+    "outputs": ("q", "k", "v", "decay", "lam", "since", "states"),
     "state_gradients": ("q", "do", "weight"),
-    "query_gradients": ("q", "do", "weight", "states"),
+    "query_gradients": ("q", "do", "weight", "states", "dq"),
     "chunk_gradients": ("q", "k", "v", "do", "decay", "lam", "states"),
     "spread_gradients": ("states", "states", "nothing", "chunk_decay"),
     "merge_states": ("states", "chunk_decay"),
 }
+REST = {"outputs": (False,)}  # what they take behind sizes and tiles: no weights are kept
 
 
 def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
@@ -88,9 +92,10 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
 
     def call(name, tiles, *rest):
+        rest = REST.get(name, rest)
         return lambda x: getattr(hopper_scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
 
-    for name in PROGRAMS_A_MULTIPROCESSOR:
+    for name in HEADS_A_PROGRAM:
         if not sizes.heights and name not in ("outputs", "chunk_gradients"):
             continue
         for h in heads:
@@ -109,7 +114,7 @@ def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
 
     def calls(name, *rest):
         """(settings) -> the call of that kernel with its arrays, the rest of its arguments, and these tiles."""
-        kernel = getattr(triton_scan, name)
+        kernel, rest = getattr(triton_scan, name), REST.get(name, rest)
         return lambda **tiles: lambda x: kernel(*map(x.get, ARGUMENTS[name]), sizes, Tiles(**tiles), *rest)
 
     by_launch = dict(outputs=shared, state_gradients=plain, query_gradients=shared, chunk_gradients=shared)

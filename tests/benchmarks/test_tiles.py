@@ -9,7 +9,7 @@ import pytest
 from loglinear_jax.benchmarks import tiles
 from loglinear_jax.commands.main import main
 from pallas_kernels import attention, support
-from pallas_kernels.tiles import PROGRAMS_A_MULTIPROCESSOR, Tiles, choose_hopper_tiles
+from pallas_kernels.tiles import HEADS_A_PROGRAM, Tiles, choose_hopper_tiles
 
 
 def sizes(length):
@@ -44,7 +44,7 @@ def test_every_kernel_for_hopper_is_tried():
     inputs = tiles.draw_inputs(0, few, "hopper")
     kernels = list(tiles.hopper_candidates(few, tiles.Tried(heads_a_program=(2, 3), radices=(4,))))
     assert [(name, settings) for name, settings, _ in kernels] == [
-        *((name, heads) for name in PROGRAMS_A_MULTIPROCESSOR for heads in (1, 2)),
+        *((name, heads) for name in HEADS_A_PROGRAM for heads in (1, 2)),
         ("spread_gradients", 4),
         ("merge_states", 4),
     ]

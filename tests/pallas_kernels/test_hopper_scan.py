@@ -34,6 +34,7 @@ SHAPES = {  # batch, length, groups, heads, K, V
     "one chunk more than a power of two": ((1, 577, 1, 1, 64, 64), dict(radix=2)),
     "a group for each head, wide": ((1, 260, 2, 2, 128, 128), {}),
     "heads in groups and programs": ((1, 257, 2, 8, 128, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2)),
+    "warpgroups that share keys": ((1, 300, 1, 6, 64, 64), dict(warpgroups=3)),
 }
 
 
