@@ -2,7 +2,7 @@
 
 Names, shapes and functions are those of `triton_scan`, but for these. A block has 64 tokens, as many as a warpgroup's matrix
 unit has rows; a chunk has one or two of them, in which all pairs of tokens are multiplied out. A state is [V, K], so that one
-instruction builds it. Values are not cut into blocks: a head is a head.
+instruction builds it. Values are not cut into blocks: a head is a head. λ is read as it comes, [B, T, H, L].
 
 In most kernels one warpgroup of a program fetches, and the others multiply. What it fetches waits in a ring of slots: a barrier
 says that a slot is full, another that all have used it.
@@ -372,7 +372,7 @@ def _chunks_by_reads(sizes: AttentionSizes):
     return jnp.asarray(sorted(chunks, key=lambda chunk: -int(chunk).bit_count()), jnp.int32)
 
 
-SINCE = 32  # numbers that `outputs` fetches of each head: no tree is higher, and TMA takes 128 bytes or more
+SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and TMA takes 128 bytes or more
 
 
 def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: HopperTiles, keep: bool):

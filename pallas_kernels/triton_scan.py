@@ -12,7 +12,8 @@ Names and shapes (`Sizes` has the sizes; every axis that meets a matrix unit is 
   v, do, o    [B, T, R, V]      R heads: value blocks are heads of their own, `value_blocks` of them share decay and λ
   decay       [P, B, H, T]      log2 decay from the start of the token's chunk to just after it, as P parts to be added:
                                 their differences keep float32's full precision, which one sum would not (see Sizes)
-  lam         [B, H, L, T]      float32: λ of the levels inside a chunk
+  lam         [B, T, H, L]      float32: λ of all levels; kernels read those inside a chunk as [B, H, levels, T]
+  since       [B, H, N, heights]  log2 decay from the start of a chunk's block of 2**height chunks to the chunk
   weight      [B, H, heights, T]  float32: λ of a height of the tree, times the decay from the end of the state that the
                                 token's chunk reads there to the token; 0 where it reads none
   states      [B, R, N, K, V]   state[e], in q's dtype; e = 0 is never written nor read
