@@ -159,7 +159,7 @@ def _columns_of(tile, number: int, columns: int):
 
 
 def _slots(fixed: int, slot: int, most: int) -> int:
-    """How many slots of this size a ring has in shared memory beside what takes `fixed` bytes."""
+    """How many slots of a ring, or other parts of this size, shared memory has beside what takes `fixed` bytes."""
     return max(min((SHARED_MEMORY - fixed) // slot, most), 1)
 
 
@@ -260,9 +260,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
         first, own_out = first + worker * worker_heads, out_s.at[worker]
 
         def tokens(part, row):
-            # What is made of a chunk that is not there is not written.
-            index = jnp.minimum(block * span + part, num_chunks - 1)
-            return pl.ds(index * chunk + row * BLOCK, BLOCK)
+            return pl.ds((block * span + part) * chunk + row * BLOCK, BLOCK)
 
         def slot_of(count):
             return worker * depth + lax.rem(count, depth)
@@ -308,7 +306,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
             plgpu.commit_smem()
             end = block * span + part + 1
 
-            @pl.when(end < num_chunks)
+            @pl.when(end < num_chunks)  # nobody reads the state of all chunks
             def _():
                 plgpu.copy_smem_to_gmem(own_out, states_ref.at[sequence, first + number, end])
 
@@ -339,7 +337,8 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
 class _Lams:
     """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels.
 
-    TMA takes whole 16 bytes, FLOATS numbers, from a multiple of so many on; what lies around comes with them.
+    TMA takes FLOATS numbers at a time, 16 bytes, and begins at multiples of so many; a start elsewhere ends in an illegal
+    instruction. So what lies around the levels comes with them.
     """
 
     FLOATS = 4
@@ -348,14 +347,14 @@ class _Lams:
         levels = max(lam.shape[3], sizes.levels)
         while levels * sizes.heads % self.FLOATS:
             levels += 1
-        self.levels, self.all = levels, levels * sizes.heads
+        self.levels, self.width = levels, levels * sizes.heads
         before = max(head * levels % self.FLOATS for head in range(sizes.heads))
-        self.fetched = min(-(-(before + needed) // self.FLOATS) * self.FLOATS, self.all)
-        self.operand = pad(lam, (3, levels)).reshape(*lam.shape[:2], self.all)
+        self.fetched = min(-(-(before + needed) // self.FLOATS) * self.FLOATS, self.width)
+        self.operand = pad(lam, (3, levels)).reshape(*lam.shape[:2], self.width)
 
     def _start(self, head):
         first = lax.div(head * self.levels, self.FLOATS) * self.FLOATS
-        return jnp.minimum(first, self.all - self.fetched)
+        return jnp.minimum(first, self.width - self.fetched)
 
     def source(self, lam_ref, sequence, tokens, head):
         return lam_ref.at[sequence, tokens, pl.ds(self._start(head), self.fetched)]
@@ -372,7 +371,7 @@ def _chunks_by_reads(sizes: AttentionSizes):
     return jnp.asarray(sorted(chunks, key=lambda chunk: -int(chunk).bit_count()), jnp.int32)
 
 
-SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and TMA takes 128 bytes or more
+SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and Pallas fetches whole 128 bytes
 
 
 def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: HopperTiles, keep: bool):
@@ -637,7 +636,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
 def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: HopperTiles):
     """As `triton_scan.query_gradients`; read is written only where a state is read.
 
-    A program has a chunk and some heads, a warpgroup that multiplies a block's queries. If it has all heads, it adds dq.
+    A program has a chunk and some heads, a warpgroup that multiplies a block's queries. If those are all of a group, it adds dq.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
     groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim

@@ -89,7 +89,8 @@ CARRY_GRADIENTS = Launch(1, 4, 1)
 MULTIPROCESSORS = 132  # of an H100 or H200
 START = 1.5  # of a program, in heads' work
 PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=2, chunk_gradients=1)
-READ = dict(outputs=0.35, query_gradients=2.0)  # of a state, in a head's other work; one program a multiprocessor
+# Time to read a state, in a head's other work. Of these kernels a multiprocessor has one program at a time.
+READ = dict(outputs=0.35, query_gradients=2.0)
 HEADS_A_PROGRAM = (*PROGRAMS_A_MULTIPROCESSOR, *READ, "state_gradients")  # kernels of which a program has some heads
 MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
 
@@ -117,6 +118,10 @@ class HopperTiles:
     query_gradients: int = 24
     chunk_gradients: int = 48
 
+    def __post_init__(self):
+        if self.span not in (1, 2):
+            raise ValueError(f"span is {self.span}: expected 1 or 2")
+
     @property
     def chunk(self) -> int:
         return 64 * self.rows
@@ -134,7 +139,7 @@ class HopperTiles:
     def filling(self, group_heads: int, groups: int, length: int) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
 
-        groups: of all sequences. A program has a chunk of one of them, or `span`.
+        groups: of all sequences. A program has a chunk of one of them, in `chunk_states` `span` chunks.
         """
         chunks = -(-length // self.chunk)
 
@@ -150,7 +155,7 @@ class HopperTiles:
             times = sorted(
                 (START + heads * (1 + READ[name] * chunk.bit_count()) for chunk in range(chunks)), reverse=True
             )
-            if blocks * chunks > MOST_PROGRAMS:
+            if blocks * chunks > MOST_PROGRAMS:  # then the last ones to start make up for what is uneven
                 return blocks * sum(times) / MULTIPROCESSORS + times[-1]
             busy = [0.0] * MULTIPROCESSORS
             for time in times:

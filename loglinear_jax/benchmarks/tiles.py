@@ -81,25 +81,30 @@ ARGUMENTS = {
     "spread_gradients": ("states", "states", "nothing", "chunk_decay"),
     "merge_states": ("states", "chunk_decay"),
 }
-REST = {"outputs": (False,)}  # what they take behind sizes and tiles: no weights are kept
+REST = {"outputs": (False,)}  # what they take behind sizes and tiles: no weights are kept, as in a forward pass alone
 
 
 def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
-    """As `candidates`, of the kernels for Hopper; settings: heads a program, or the radix."""
+    """As `candidates`, of the kernels for Hopper; settings: heads a program, of `chunk_states` also span and warpgroups, or the
+    radix."""
     from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
 
     given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
 
     def call(name, tiles, *rest):
-        rest = REST.get(name, rest)
+        rest = (*rest, *REST.get(name, ()))
         return lambda x: getattr(hopper_scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
 
     for name in HEADS_A_PROGRAM:
         if not sizes.heights and name not in ("outputs", "chunk_gradients"):
             continue
         for h in heads:
-            if name != "state_gradients" or h <= given.state_gradients:
+            if name == "chunk_states":
+                for span, warpgroups in itertools.product((1, 2), (1, 3)):
+                    tiles = dataclasses.replace(given, chunk_states=h, span=span, warpgroups=warpgroups)
+                    yield name, (h, span, warpgroups), call(name, tiles)
+            elif name != "state_gradients" or h <= given.state_gradients:
                 yield name, h, call(name, dataclasses.replace(given, **{name: h}))
     for radix in tried.radices if sizes.heights else ():
         yield "spread_gradients", radix, call("spread_gradients", given, 1, radix)
@@ -114,7 +119,7 @@ def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
 
     def calls(name, *rest):
         """(settings) -> the call of that kernel with its arrays, the rest of its arguments, and these tiles."""
-        kernel, rest = getattr(triton_scan, name), REST.get(name, rest)
+        kernel, rest = getattr(triton_scan, name), (*rest, *REST.get(name, ()))
         return lambda **tiles: lambda x: kernel(*map(x.get, ARGUMENTS[name]), sizes, Tiles(**tiles), *rest)
 
     by_launch = dict(outputs=shared, state_gradients=plain, query_gradients=shared, chunk_gradients=shared)

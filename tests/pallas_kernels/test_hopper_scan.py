@@ -76,6 +76,20 @@ def test_vmap_over_some_arguments_is_a_loop():
             assert relative_error(a, b) < 1e-3  # on a GPU what XLA does may be rounded otherwise
 
 
+def test_levels_beyond_the_sequence_change_nothing():
+    tiles = choose_hopper_tiles(300, 64)
+    *rest, lam = inputs_of("bf16", 1, 300, 1, 3, 64, 64)
+    run = jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))
+    more = jnp.concatenate([lam, jnp.full((*lam.shape[:3], 3), jnp.nan, lam.dtype)], axis=3)
+    (out, gradients), (expected, expected_gradients) = run((*rest, more)), run((*rest, lam))
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
+    d_lam = np.asarray(gradients.pop("lam"))
+    np.testing.assert_array_equal(d_lam[..., lam.shape[3] :], 0)
+    np.testing.assert_array_equal(d_lam[..., : lam.shape[3]], np.asarray(expected_gradients.pop("lam")))
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(np.asarray(gradient), np.asarray(expected_gradients[name]))
+
+
 def test_the_same_bits_twice():
     inputs = inputs_of("bf16", 1, 300, 1, 4, 64, 64)
     run = jax.jit(
@@ -135,6 +149,8 @@ def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_siz
 
 
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
+    with pytest.raises(ValueError, match="span is 4: expected 1 or 2"):
+        HopperTiles(span=4)
     inputs = inputs_of("f32", 1, 100, 1, 2, 64, 64)
     with pytest.raises(UnsupportedError, match="dtype float32: the kernels for Hopper take bfloat16"):
         fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
