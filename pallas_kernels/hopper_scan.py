@@ -636,7 +636,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
 def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: HopperTiles):
     """As `triton_scan.query_gradients`; read is written only where a state is read.
 
-    A program has a chunk and some heads, a warpgroup that multiplies a block's queries. If those are all of a group, it adds dq.
+    A program has a chunk and some heads, a warpgroup that multiplies a block's queries. With all heads of a group it adds dq.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
     groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
