@@ -1,5 +1,5 @@
-"""GPU kernels by Pallas, with their gradients: of log-linear attention, the delta rule, bucket scores, λ and the short
-convolution; and of cross-entropy by Triton.
+"""GPU kernels by Pallas, with their gradients: of log-linear attention and of a step of decoding, the delta rule, bucket
+scores, λ, the short convolution and SwiGLU; and of cross-entropy by Triton.
 
 Nothing outside knows which Pallas lowering they use.
 """
@@ -12,14 +12,17 @@ from pallas_kernels.delta_carry import carry_state
 from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
 from pallas_kernels.delta_tree import join_tree, read_tree
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
+from pallas_kernels.step import fenwick_step, why_step_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
     are_best,
     interpret,
     interpreting,
     runs_on_gpu,
+    takes_kernel,
     why_unsupported,
 )
+from pallas_kernels.swiglu import swiglu, why_swiglu_unsupported
 from pallas_kernels.tiles import MIN_TILE, chunk_of_scores, delta_chunk
 
 __all__ = [
@@ -35,15 +38,20 @@ __all__ = [
     "delta_chunks",
     "delta_kernels_pay",
     "fenwick_attention",
+    "fenwick_step",
     "interpret",
     "interpreting",
     "join_tree",
     "lam_mlp",
     "read_tree",
     "runs_on_gpu",
+    "swiglu",
+    "takes_kernel",
     "why_causal_conv_unsupported",
     "why_cross_entropy_unsupported",
     "why_delta_unsupported",
     "why_lam_mlp_unsupported",
+    "why_step_unsupported",
+    "why_swiglu_unsupported",
     "why_unsupported",
 ]

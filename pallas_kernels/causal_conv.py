@@ -23,8 +23,8 @@ from pallas_kernels.tiles import Launch
 
 MAX_WIDTH = 8  # so many inputs of each channel are held
 # Channels and tokens of a program, and tokens that it fetches at once.
-CHANNELS, SPAN, ROWS = 64, 128, 16
-LAUNCH = Launch(heads=1, warps=2, stages=1)
+CHANNELS, SPAN, ROWS = 64, 128, 8
+LAUNCH = Launch(heads=1, warps=1, stages=1)
 
 
 @dataclasses.dataclass(frozen=True)

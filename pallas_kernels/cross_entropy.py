@@ -12,7 +12,10 @@ import jax.numpy as jnp
 from pallas_kernels.common import fold_mapped_axes
 from pallas_kernels.support import UnsupportedError, interpreting, why_no_device
 
-BLOCK, LANE, WARPS = 2048, 8, 8
+LANE = 8
+BLOCK, WARPS = 2048, 8  # columns of a step, and warps, of a program
+# The same for rows from so many bytes on. Fewer programs then run at once, so that the cache holds the rows they read twice.
+LONG_ROW, LONG_BLOCK, LONG_WARPS = 32768, 8192, 16
 
 
 def cross_entropy(logits, targets, vocab: int):
@@ -45,6 +48,7 @@ def _cross_entropy(logits, targets, *, vocab: int):
     from pallas_kernels.cross_entropy_kernel import loss_and_gradient
 
     rows, columns = logits.shape
+    is_long = columns * logits.dtype.itemsize >= LONG_ROW
     return jax_triton.triton_call(
         logits,
         targets,
@@ -53,8 +57,8 @@ def _cross_entropy(logits, targets, *, vocab: int):
         out_shape=[jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
         grid=(rows,),
         input_output_aliases={0: 1},
-        num_warps=WARPS,
+        num_warps=LONG_WARPS if is_long else WARPS,
         columns=columns,
-        BLOCK=BLOCK,
+        BLOCK=LONG_BLOCK if is_long else BLOCK,
         LANE=LANE,
     )

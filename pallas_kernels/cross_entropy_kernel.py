@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def loss_and_gradient(
@@ -16,29 +18,49 @@ def loss_and_gradient(
     logits += row * columns
     gradients += row * columns
     target = tl.load(targets + row)
+    scored = target >= 0
     label_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
-    in_block = tl.arange(0, BLOCK // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    column = tl.arange(0, BLOCK // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    whole = vocab // BLOCK * BLOCK  # columns in blocks that need no mask
     # Of each lane's logits so far the largest, and the sum of exp(logit - largest).
     largests = tl.full((BLOCK // LANE,), -1e38, tl.float32)
     sums = tl.zeros((BLOCK // LANE,), tl.float32)
-    for start in range(0, columns, BLOCK):
-        logit = _logits_from(logits, start + in_block, vocab, columns, "evict_last")
-        new_largests = tl.maximum(largests, tl.max(logit, 1))
-        sums = sums * tl.exp(largests - new_largests) + tl.sum(tl.exp(logit - new_largests[:, None]), 1)
-        largests = new_largests
+    for start in range(0, whole, BLOCK):
+        logit = tl.load(logits + start + column, eviction_policy="evict_last").to(tl.float32)
+        largests, sums = _with_block(largests, sums, logit)
+    for start in range(whole, columns, BLOCK):
+        largests, sums = _with_block(largests, sums, _last_logits(logits, start + column, vocab, columns, "evict_last"))
     largest = tl.max(largests, 0)
     log_total = largest + tl.log(tl.sum(sums * tl.exp(largests - largest), 0))
-    scored = target >= 0
     tl.store(losses + row, tl.where(scored, log_total - label_logit, 0.0))
-    for start in range(0, columns, BLOCK):
-        column = start + in_block
-        probability = tl.exp(_logits_from(logits, column, vocab, columns, "evict_first") - log_total)
-        gradient = tl.where(scored, probability - tl.where(column == target, 1.0, 0.0), 0.0)
-        tl.store(gradients + column, gradient.to(gradients.dtype.element_ty), mask=column < columns)
+    if scored:
+        offset = log_total * LOG2_E
+        for start in range(0, whole, BLOCK):
+            logit = tl.load(logits + start + column, eviction_policy="evict_first").to(tl.float32)
+            probability = tl.exp2(logit * LOG2_E - offset)
+            tl.store(gradients + start + column, probability.to(gradients.dtype.element_ty))
+        for start in range(whole, columns, BLOCK):
+            here = start + column
+            logit = _last_logits(logits, here, vocab, columns, "evict_first")
+            probability = tl.exp2(logit * LOG2_E - offset)
+            tl.store(gradients + here, probability.to(gradients.dtype.element_ty), mask=here < columns)
+        tl.debug_barrier()  # another thread has written the label's probability
+        tl.store(gradients + target, (tl.exp2(label_logit * LOG2_E - offset) - 1.0).to(gradients.dtype.element_ty))
+    else:
+        for start in range(0, columns, BLOCK):
+            here = start + column
+            tl.store(gradients + here, tl.zeros_like(here).to(gradients.dtype.element_ty), mask=here < columns)
 
 
 @triton.jit
-def _logits_from(logits, column, vocab, columns: tl.constexpr, EVICTION: tl.constexpr):
+def _with_block(largests, sums, logit):
+    new_largests = tl.maximum(largests, tl.max(logit, 1))
+    powers = tl.exp2(logit * LOG2_E - (new_largests * LOG2_E)[:, None])
+    return new_largests, sums * tl.exp2((largests - new_largests) * LOG2_E) + tl.sum(powers, 1)
+
+
+@triton.jit
+def _last_logits(logits, column, vocab, columns: tl.constexpr, EVICTION: tl.constexpr):
     """The row's logits in these columns, -inf where there is none.
 
     What is loaded depends on `columns`, not on `vocab`: only of that the compiler knows that 16 bytes are inside or outside.

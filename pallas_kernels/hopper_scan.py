@@ -246,10 +246,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
         2 * key_dim * value_dim,
         chunk * (2 * value_dim + 4),
     )
-    workers = 1
-    if value_dim <= 64:  # a larger state takes the registers of several warpgroups
-        most = _slots(keys_bytes, 2 * slot_bytes + state_bytes, tiles.warpgroups)
-        workers = max(number for number in range(1, most + 1) if heads_per_program % number == 0)
+    workers = tiles.sharing(heads_per_program)
     depth = _slots(keys_bytes + workers * state_bytes, workers * slot_bytes, 2)
     worker_heads = heads_per_program // workers
     value_shape = (BLOCK, value_dim)
@@ -338,7 +335,8 @@ class _Lams:
     """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels.
 
     TMA takes FLOATS numbers at a time, 16 bytes, and begins at multiples of so many; a start elsewhere ends in an illegal
-    instruction. So what lies around the levels comes with them.
+    instruction. So what lies around the levels comes with them. An odd multiple of FLOATS a token leaves the tokens that a
+    warp reads at once in different banks of shared memory.
     """
 
     FLOATS = 4
@@ -349,7 +347,8 @@ class _Lams:
             levels += 1
         self.levels, self.width = levels, levels * sizes.heads
         before = max(head * levels % self.FLOATS for head in range(sizes.heads))
-        self.fetched = min(-(-(before + needed) // self.FLOATS) * self.FLOATS, self.width)
+        parts = -(-(before + needed) // self.FLOATS)
+        self.fetched = min((parts | 1) * self.FLOATS, self.width)
         self.operand = pad(lam, (3, levels)).reshape(*lam.shape[:2], self.width)
 
     def _start(self, head):
@@ -713,7 +712,9 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
             if blocks == 1:
                 parts = [
-                    plgpu.load(inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False)
+                    plgpu.load(
+                        inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False
+                    ).astype(F32)
                     for part in range(inside_ref.shape[0])
                 ]
             else:
@@ -948,7 +949,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 weights_own[...] = jnp.concatenate(d_scores, axis=1).astype(weights_s.dtype)
                 plgpu.commit_smem()
                 plgpu.wgmma(dk_sum, weights_own.T, q_s.at[worker])
-                dq_ref[here] = pl.run_scoped(all_queries, plgpu.ACC(key_shape, F32))
+                dq_ref[here] = pl.run_scoped(all_queries, plgpu.ACC(key_shape, F32)).astype(dq_ref.dtype)
                 if rows == 2:
 
                     @pl.when(worker == 0)
@@ -979,7 +980,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32)
     operands = [q, k, v, do, decay, lams.operand]
     out_type = [
-        jax.ShapeDtypeStruct((blocks, *q.shape), F32),
+        jax.ShapeDtypeStruct((blocks, *q.shape), q.dtype if blocks == 1 else F32),
         jax.ShapeDtypeStruct((blocks, *k.shape), k.dtype if blocks == 1 else F32),
         jax.ShapeDtypeStruct(v.shape, v.dtype),
         jax.ShapeDtypeStruct((sizes.batch, sizes.heads, levels, sizes.length), F32),

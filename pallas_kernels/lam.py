@@ -50,8 +50,8 @@ class MlpSizes:
         return min(BLOCK_ELEMENTS // self.hidden, tile_for(self.rows))
 
 
-LAUNCH = Launch(heads=1, warps=4, stages=1)
-BLOCK_ELEMENTS = 4096  # of the hidden layer, at a time
+LAUNCH = Launch(heads=1, warps=2, stages=1)
+BLOCK_ELEMENTS = 2048  # of the hidden layer, at a time
 
 
 def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=None):

@@ -7,7 +7,6 @@ Results do not depend on any of it, up to rounding.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import heapq
 import math
 from typing import ClassVar
@@ -109,10 +108,10 @@ class HopperTiles:
 
     rows: int = 2
     span: int = 2
-    warpgroups: int = 1
+    warpgroups: int = 2
     value_block: int = 64
     radix: int = 16
-    chunk_states: int = 8
+    chunk_states: int = 24
     outputs: int = 24
     state_gradients: int = 3
     query_gradients: int = 24
@@ -121,6 +120,8 @@ class HopperTiles:
     def __post_init__(self):
         if self.span not in (1, 2):
             raise ValueError(f"span is {self.span}: expected 1 or 2")
+        if self.warpgroups not in (1, 2, 3):  # shared memory has no room for what more of them fetch
+            raise ValueError(f"warpgroups is {self.warpgroups}: expected 1, 2 or 3")
 
     @property
     def chunk(self) -> int:
@@ -136,6 +137,11 @@ class HopperTiles:
         fits = {most: max(_fractions(group_heads, most)) for most in vars(self).values()}
         return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in HEADS_A_PROGRAM})
 
+    def sharing(self, heads: int) -> int:
+        """Warpgroups of a program of `chunk_states` with so many heads, an equal number of which each has."""
+        most = self.warpgroups if self.value_block <= 64 else 1  # a larger state takes the registers of several
+        return max(number for number in range(1, most + 1) if heads % number == 0)
+
     def filling(self, group_heads: int, groups: int, length: int) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
 
@@ -145,9 +151,10 @@ class HopperTiles:
 
         def alike(name: str, heads: int) -> float:
             """Time of programs that all take the same."""
-            span = self.span if name == "chunk_states" else 1
+            span, workers = (self.span, self.sharing(heads)) if name == "chunk_states" else (1, 1)
             programs = groups * -(-chunks // span) * (group_heads // heads)
-            return math.ceil(programs / (PROGRAMS_A_MULTIPROCESSOR[name] * MULTIPROCESSORS)) * (span * heads + START)
+            at_once = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
+            return math.ceil(programs / at_once) * (span * heads / workers + START)
 
         def reading(name: str, heads: int) -> float:
             """Time of programs that read so many states as their chunk's number has bits, the longest first."""
@@ -164,7 +171,8 @@ class HopperTiles:
             return max(busy)
 
         def fill(name: str, time) -> int:
-            return min(_fractions(group_heads, getattr(self, name)), key=functools.partial(time, name))
+            """Of those that take as long the most, as a program's heads share what it fetches once."""
+            return min(_fractions(group_heads, getattr(self, name)), key=lambda heads: (time(name, heads), -heads))
 
         heads = {name: fill(name, alike) for name in PROGRAMS_A_MULTIPROCESSOR} | {
             name: fill(name, reading) for name in READ

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings, unit
 from loglinear_jax.models.positions import Positions, at_positions
-from loglinear_jax.modules import CausalConv, Embed, LinearMaps
+from loglinear_jax.modules import CausalConv, Embed, LinearMaps, swiglu
 from loglinear_jax.settings import SettingError, other_default, setting
 from pallas_kernels import runs_on_gpu
 
@@ -244,7 +244,7 @@ class LanguageBlock(nn.Module):
         if not m.mlp:
             return x, cache
         y = _RMSNorm(m, deferred=True, name="mlp_norm")(x)
-        y = nn.silu(_dense(m.mlp_width, m, "gate_proj")(y)) * _dense(m.mlp_width, m, "up_proj")(y)
+        y = swiglu(*(_dense(m.mlp_width, m, name)(y) for name in ("gate_proj", "up_proj")), m.implementation)
         return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,20 +36,13 @@ class CausalConv(nn.Module):
         bias = self.param("bias", uniform, (channels,)) if self.use_bias else jnp.zeros((channels,))
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
-            if self._takes_kernel(x.dtype):
+            why_not = functools.partial(pallas_kernels.why_causal_conv_unsupported, self.width, x.dtype)
+            if pallas_kernels.takes_kernel("the short convolution", self.implementation, why_not):
                 return pallas_kernels.causal_conv(x, kernel, bias), _last(window, x)
         padded = jnp.concatenate([window.astype(x.dtype), x], axis=1)
         length = x.shape[1]
         y = sum(kernel[j].astype(x.dtype) * padded[:, j : j + length] for j in range(self.width))
         return nn.silu(y + bias.astype(x.dtype)), padded[:, length:]
-
-    def _takes_kernel(self, dtype) -> bool:
-        def why_not():
-            return pallas_kernels.why_causal_conv_unsupported(self.width, dtype)
-
-        if self.implementation is None:
-            return pallas_kernels.are_best("the short convolution", why_not)
-        return self.implementation == "pallas" and why_not() is None
 
 
 def _last(window: Float[Array, "B W C"], inputs: Float[Array, "B T C"]) -> Float[Array, "B W C"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,21 +12,30 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import runs_on_gpu
 
-
-@jax.custom_vjp
-def lookup(table: Float[Array | np.ndarray, "vocab D"], ids: Int[Array | np.ndarray, "*N"]) -> Float[Array, "*N D"]:
-    """table[ids], whose gradient has the same bits each time (see `sum_by_id_sorted`), in the table's type."""
-    return jnp.asarray(table)[ids]
+BLOCK = 64  # rows that `sum_by_id_sorted` adds up at once
 
 
-def _lookup_forward(table, ids):
-    return table[ids], (ids, table[:, :0])
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def lookup(
+    table: Float[Array | np.ndarray, "vocab D"], ids: Int[Array | np.ndarray, "*N"], dtype=None
+) -> Float[Array, "*N D"]:
+    """table[ids] in dtype, the table's if None.
+
+    Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype.
+    """
+    return jnp.asarray(table)[ids].astype(dtype or table.dtype)
 
 
-def _lookup_backward(saved, grad):
+def _lookup_forward(table, ids, dtype):
+    return lookup(table, ids, dtype), (ids, table[:, :0])
+
+
+def _lookup_backward(dtype, saved, grad):
     ids, no_columns = saved
-    sums = sum_by_id_sorted if runs_on_gpu() else sum_by_id
-    return sums(grad.reshape(ids.size, -1), ids.ravel(), len(no_columns)), None
+    rows, ids = grad.reshape(ids.size, -1), ids.ravel()
+    if runs_on_gpu():
+        return sum_by_id_sorted(rows, ids, len(no_columns)).astype(no_columns.dtype), None
+    return sum_by_id(rows.astype(no_columns.dtype), ids, len(no_columns)), None
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)
@@ -36,25 +47,38 @@ def sum_by_id(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) ->
 
 
 def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
-    """`sum_by_id` in an order that the ids alone decide: sorted by id, added up along that by `jax.lax.associative_scan`, each
-    sum written once."""
+    """`sum_by_id` in an order that the ids alone decide, in float32 at least, each sum written once.
+
+    The rows are sorted by id and cut into blocks. A matrix product, exact but for the order, adds up each id's rows of a block,
+    and another one what later blocks have of an id to the block where it starts. So rows that are not finite reach other ids.
+    """
     order = jnp.argsort(ids)
-    ids, rows = ids[order], rows[order]
-    differs = ids[1:] != ids[:-1]
-    starts, ends = jnp.append(True, differs), jnp.append(differs, True)
+    rows = jax.lax.optimization_barrier(rows)  # else XLA makes them in this order, each from memory that is far apart
+    blocks = -(-ids.size // BLOCK)
+    padding = blocks * BLOCK - ids.size
+    ids = jnp.pad(ids[order], (0, padding), constant_values=num_ids).reshape(blocks, BLOCK)
+    rows = jnp.pad(rows[order], [(0, padding), (0, 0)]).reshape(blocks, BLOCK, -1)
+    dtype = jnp.promote_types(rows.dtype, jnp.float32)
+    multiply = functools.partial(jnp.einsum, precision="highest", preferred_element_type=dtype)
 
-    def add(before, after):
-        (sum_before, start_before), (sum_after, start_after) = before, after
-        return jnp.where(start_after[:, None], sum_after, sum_before + sum_after), start_before | start_after
+    same = ids[:, :, None] == ids[:, None, :]
+    sums = multiply("bij,bjd->bid", same.astype(rows.dtype), rows)
+    first, last = ids[:, 0], ids[:, -1]
+    goes_on = jnp.append(False, first[1:] == last[:-1])  # the id that the block before ends with
+    starts = ~(goes_on & (first == last))  # whether the block's last id starts there
+    later = starts[:, None] & goes_on & (last[:, None] == first)
+    from_later = multiply("bc,cd->bd", later.astype(dtype), sums[:, 0])
+    sums += jnp.where((ids == last[:, None])[..., None], from_later[:, None], 0)
 
-    sums, _ = jax.lax.associative_scan(add, (rows, starts))
-    # Only the last row of an id is its sum; the others get places of their own past the end, where they are dropped.
-    place = jnp.where(ends, ids, num_ids + jnp.arange(ids.size))
-    return jnp.zeros((num_ids, rows.shape[-1]), rows.dtype).at[place].set(sums, mode="drop", unique_indices=True)
+    is_first = jnp.concatenate([~goes_on[:, None], ids[:, 1:] != ids[:, :-1]], axis=1).ravel()
+    # The other rows get places of their own past the end, where they are dropped.
+    place = jnp.where(is_first, ids.ravel(), num_ids + 1 + jnp.arange(ids.size))
+    start = jnp.zeros((num_ids, rows.shape[-1]), dtype)
+    return start.at[place].set(sums.reshape(ids.size, -1), mode="drop", unique_indices=True)
 
 
 class Embed(nn.Embed):
     """flax.linen.Embed by `lookup`. Rows are rounded to dtype, not the table: gradients add up in the table's float32."""
 
     def __call__(self, ids: Int[Array | np.ndarray, "*N"]) -> Float[Array, "*N D"]:
-        return lookup(self.embedding, ids).astype(self.dtype or self.embedding.dtype)
+        return lookup(self.embedding, ids, self.dtype)

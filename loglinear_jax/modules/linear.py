@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
@@ -26,4 +27,6 @@ class LinearMaps(nn.Module):
     def __call__(self, x: Float[Array, "*B D"]) -> list[Float[Array, "*B F"]]:
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], sum(self.sizes)))
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        return [jnp.dot(x, weights) for weights in jnp.split(kernel, np.cumsum(self.sizes[:-1]), axis=-1)]
+        # XLA would put products of the same x together.
+        parts = jnp.split(kernel, np.cumsum(self.sizes[:-1]), axis=-1)
+        return [jnp.dot(*jax.lax.optimization_barrier((x, weights))) for weights in parts]

@@ -31,6 +31,18 @@ def test_rows_of_equal_ids_are_added_up(form, data, length):
     np.testing.assert_allclose(actual, expected_sums(rows, ids, 7), atol=1e-5)
 
 
+@pytest.mark.parametrize("counts", [(300,), (63, 1, 64, 200, 5), (1,) * 70, (10, 130, 0, 52)])
+def test_ids_of_which_several_blocks_have_rows(counts):
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    rows = rng.normal(size=(len(ids), 3)).astype(np.float32)
+    expected = expected_sums(rows, ids, len(counts))
+    np.testing.assert_allclose(sum_by_id_sorted(jnp.array(rows), jnp.array(ids), len(counts)), expected, atol=1e-4)
+    rounded = rows.astype(jnp.bfloat16)  # sums are of float32 all the same
+    expected = expected_sums(rounded, ids, len(counts))
+    np.testing.assert_allclose(sum_by_id_sorted(jnp.array(rounded), jnp.array(ids), len(counts)), expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_lookup_has_a_gradient_for_each_seed_and_ids_of_any_shape(gpu, monkeypatch):
     monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)

@@ -151,6 +151,8 @@ def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_siz
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
     with pytest.raises(ValueError, match="span is 4: expected 1 or 2"):
         HopperTiles(span=4)
+    with pytest.raises(ValueError, match="warpgroups is 4: expected 1, 2 or 3"):
+        HopperTiles(warpgroups=4)
     inputs = inputs_of("f32", 1, 100, 1, 2, 64, 64)
     with pytest.raises(UnsupportedError, match="dtype float32: the kernels for Hopper take bfloat16"):
         fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))

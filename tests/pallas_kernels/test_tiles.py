@@ -29,8 +29,8 @@ def test_programs_take_whole_heads_or_whole_fractions(length, key_dim, value_dim
 
 def test_programs_for_hopper_fill_its_multiprocessors():
     few, many = (HopperTiles().filling(48, 2, length) for length in (2048, 8192))
-    assert (few.chunk_states, few.outputs, few.query_gradients, few.chunk_gradients) == (3, 6, 6, 12)
-    assert (many.chunk_states, many.outputs, many.query_gradients, many.chunk_gradients) == (6, 24, 24, 48)
+    assert (few.chunk_states, few.outputs, few.query_gradients, few.chunk_gradients) == (6, 6, 6, 12)
+    assert (many.chunk_states, many.outputs, many.query_gradients, many.chunk_gradients) == (24, 24, 24, 48)
     assert many.fitted(48, 1) == many
     alone = HopperTiles().filling(1, 32, 8192).fitted(1, 1)
     assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)

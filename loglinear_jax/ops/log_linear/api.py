@@ -147,4 +147,5 @@ def fenwick_step(
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
     batch, heads, value_dim = v.shape
     check_step_state(state, lam, batch, heads, q.shape[-1], value_dim)
-    return take_step(recurrent.step, state, q, k, v, log_decay, lam)
+    step = pallas.step if pallas.is_best_for_step(state) else recurrent.step
+    return take_step(step, state, q, k, v, log_decay, lam)

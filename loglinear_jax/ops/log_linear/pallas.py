@@ -1,12 +1,16 @@
-"""The chunkwise form by the GPU kernels of pallas_kernels, and what they leave to plain JAX: states in and out."""
+"""The chunkwise form and single steps by the GPU kernels of pallas_kernels, and what they leave to plain JAX."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.ops.continuation import run_from
 from loglinear_jax.ops.levels import levels_after
+from loglinear_jax.ops.log_linear import recurrent
+from loglinear_jax.ops.positions import advanced
 
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
@@ -28,3 +32,32 @@ def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=N
         return out, levels_after(last, k, v, log_decay, lam.shape[-1], precision=precision)
 
     return run_from(initial_state, (q, k, v, log_decay, lam), aligned, return_state, precision)
+
+
+def is_best_for_step(state: FenwickState) -> bool:
+    """The same for `step`; without a warning, as a step of plain JAX is about as fast."""
+    if pallas_kernels.interpreting() or not pallas_kernels.runs_on_gpu():
+        return False
+    return pallas_kernels.why_step_unsupported(*state.levels.shape[2:], state.levels.dtype) is None
+
+
+def step(state: FenwickState, q, k, v, log_decay, lam):
+    """As `recurrent.step`, whose derivatives are this one's too."""
+    out, levels = _step(state.levels, state.position, q, k, v, log_decay, lam)
+    return out, FenwickState(levels=levels, position=advanced(state.position, 1))
+
+
+@jax.custom_jvp
+def _step(levels, position, *inputs):
+    return pallas_kernels.fenwick_step(levels, jnp.broadcast_to(position, levels.shape[:1]), *inputs)
+
+
+@_step.defjvp
+def _step_derivative(primals, tangents):
+    levels, position, *inputs = primals
+
+    def step(levels, *inputs):
+        out, state = recurrent.step(FenwickState(levels, position), *inputs)
+        return out, state.levels
+
+    return jax.jvp(step, (levels, *inputs), (tangents[0], *tangents[2:]))

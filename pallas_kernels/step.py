@@ -1,0 +1,103 @@
+"""One token of decoding by one kernel: every level's state is read once and written once, in place."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.common import call, fold_mapped_axes
+from pallas_kernels.support import MAX_DIM, MIN_DIM, UnsupportedError, interpreting, why_cannot_run
+from pallas_kernels.tiles import Launch
+
+ELEMENTS = 512  # of a state that a program has, four a thread, of all levels at once
+MAX_STEP_LEVELS = 32
+LAUNCH = Launch(heads=1, warps=4, stages=1)
+
+
+def fenwick_step(levels, position, q, k, v, log_decay, lam):
+    """Merges the levels for the token at `position`, decays them, puts k vᵀ at level 0, and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ.
+
+    Args:
+      levels: [B, H, L, K, V] float32, L up to 32. position: [B] int32, of the token: how many were before it.
+      q, k: [B, G, K]. v: [B, H, V], H a multiple of G. log_decay: [B, H], ≤ 0. lam: [B, H, L].
+
+    Returns (o [B, H, V] float32, the levels after it). Not differentiable; batched by vmap, to any depth.
+
+    Raises UnsupportedError where `why_step_unsupported` gives a reason.
+    """
+    if reason := why_step_unsupported(*levels.shape[-3:], levels.dtype):
+        raise UnsupportedError(reason)
+    operands = (x.astype(jnp.float32) for x in (q, k, v, log_decay, lam))
+    run = functools.partial(_step, interpret=interpreting())
+    return fold_mapped_axes(run)(levels, position.astype(jnp.int32), *operands)
+
+
+def why_step_unsupported(num_levels: int, key_dim: int, value_dim: int, dtype) -> str | None:
+    """Why `fenwick_step` would raise UnsupportedError here for levels of this dtype; None if it would run."""
+    for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
+        if not MIN_DIM <= size <= MAX_DIM or size & (size - 1):
+            return f"{name} is {size}: the kernel of a step takes powers of two from {MIN_DIM} to {MAX_DIM}"
+    if num_levels > MAX_STEP_LEVELS:
+        return f"the state has {num_levels} levels: the kernel of a step takes up to {MAX_STEP_LEVELS}"
+    if dtype != jnp.float32:
+        return f"the state has dtype {jnp.dtype(dtype)}: the kernel of a step takes float32"
+    return why_cannot_run()
+
+
+def _step(levels, position, q, k, v, log_decay, lam, *, interpret: bool):
+    batch, heads, num_levels, key_dim, value_dim = levels.shape
+    rows = min(max(ELEMENTS // value_dim, 1), key_dim)
+    parts = key_dim // rows
+    q, k = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (q, k))
+    # What a head's token has, in one array: XLA makes it by one kernel, where it would take one for each. But not what makes λ,
+    # which it would compute again for each element.
+    lam = lax.optimization_barrier(lam)
+    token = jnp.concatenate([q, k, v, lam, log_decay[..., None]], axis=-1)
+
+    def spec(*shape_and_index):
+        """Blocks of a sequence and head: for each further axis its size, and whether a program has a part of it."""
+        shape = (None, None, *(size for size, _ in shape_and_index))
+        return pl.BlockSpec(shape, lambda x, h, b: (b, h, *(x if in_parts else 0 for _, in_parts in shape_and_index)))
+
+    of_levels = spec((num_levels, False), (rows, True), (value_dim, False))
+    out, levels = call(
+        functools.partial(_step_kernel, num_levels=num_levels, key_dim=key_dim),
+        "fenwick_step",
+        (parts, heads, batch),
+        [of_levels, pl.BlockSpec((None,), lambda x, h, b: (b,)), spec((token.shape[-1], False))],
+        [spec((None, True), (value_dim, False)), of_levels],
+        [
+            jax.ShapeDtypeStruct((batch, heads, parts, value_dim), jnp.float32),
+            jax.ShapeDtypeStruct(levels.shape, levels.dtype),
+        ],
+        LAUNCH,
+        interpret,
+        aliases={0: 1},
+    )(levels, position, token)
+    return jnp.sum(out, axis=2), levels
+
+
+def _step_kernel(levels_ref, position_ref, token_ref, out_ref, after_ref, *, num_levels: int, key_dim: int):
+    # All is read before anything is written, as it is the same memory: so the reads wait together.
+    before = [levels_ref[level] for level in range(num_levels)]
+    position = position_ref[...]
+    rows, value_dim = before[0].shape
+    first, values = pl.program_id(0) * rows, 2 * key_dim
+    q, k = (token_ref[pl.ds(start + first, rows)] for start in (0, key_dim))
+    v, lam = token_ref[pl.ds(values, value_dim)], values + value_dim
+    decay = jnp.exp(token_ref[lam + num_levels])
+    # Levels 0 .. z go into level z + 1, z the trailing zeros of the position; before the first token there is nothing.
+    into = jnp.where(position == 0, num_levels, 32 - lax.clz(position ^ (position - 1)))
+    after = k[:, None] * v[None, :]
+    merged, weighted = before[0], token_ref[lam] * after
+    after_ref[0] = after
+    for level in range(1, num_levels):
+        after = decay * jnp.where(level < into, 0.0, jnp.where(level == into, before[level] + merged, before[level]))
+        merged += jnp.where(level < into, before[level], 0.0)
+        weighted += token_ref[lam + level] * after
+        after_ref[level] = after
+    out_ref[:] = jnp.sum(q[:, None] * weighted, axis=0)

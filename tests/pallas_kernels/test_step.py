@@ -1,0 +1,79 @@
+"""The kernel of one decoding step against the recurrent form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax.fenwick import FenwickState
+from loglinear_jax.ops.log_linear import pallas, recurrent
+from pallas_kernels import UnsupportedError, fenwick_step
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+
+
+def draw(batch, groups, heads, levels, key_dim, value_dim, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(batch, heads, levels, key_dim, value_dim), (batch, groups, key_dim), (batch, groups, key_dim)]
+    states, q, k, v = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (*shapes, (batch, heads, value_dim))
+    )
+    log_decay = -jnp.asarray(rng.uniform(0, 1, (batch, heads)), jnp.float32)
+    return states, q, k, v, log_decay, jnp.asarray(rng.uniform(0, 2, (batch, heads, levels)), jnp.float32)
+
+
+def expected(states, position, *inputs):
+    out, state = recurrent.step(FenwickState(states, jnp.int32(position)), *inputs, precision="highest")
+    return out, state.levels
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 5, 32, 16), (2, 2, 4, 7, 16, 64), (1, 1, 1, 1, 16, 16)])
+@pytest.mark.parametrize("position", [0, 1, 2, 12, 15, 32])
+def test_it_is_a_step_of_the_recurrent_form(shape, position):
+    states, *inputs = draw(*shape)
+    positions = jnp.full((shape[0],), position)
+    for result, wanted in zip(
+        jax.jit(fenwick_step)(states, positions, *inputs), expected(states, position, *inputs), strict=True
+    ):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_vmap():
+    states, *inputs = (jnp.stack(x) for x in zip(*(draw(1, 1, 2, 4, 16, 16, seed) for seed in range(3)), strict=True))
+    outs, after = jax.jit(jax.vmap(fenwick_step))(states, jnp.arange(3)[:, None], *inputs)
+    for index in range(3):
+        wanted = expected(states[index], index, *(x[index] for x in inputs))
+        np.testing.assert_allclose(outs[index], wanted[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(after[index], wanted[1], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_recurrent_form():
+    states, *inputs = draw(1, 1, 2, 4, 16, 16)
+
+    def loss(step, states, inputs):
+        out, after = step(FenwickState(states, jnp.int32(6)), *inputs)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(after.levels))
+
+    found, wanted = (
+        jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)(step, states, inputs)
+        for step in (pallas.step, recurrent.step)
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_it_cannot_run_is_named():
+    states, *inputs = draw(1, 1, 1, 2, 16, 24)
+    with pytest.raises(UnsupportedError, match="V, the value dim, is 24: .* powers of two from 16 to 256"):
+        fenwick_step(states, jnp.zeros(1, jnp.int32), *inputs)
+
+
+def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu):
+    states, *inputs = draw(1, 1, 16, 21, 128, 64)
+    text = (
+        jax.jit(fenwick_step)
+        .trace(states, jnp.zeros(1, jnp.int32), *inputs)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
+    assert "fenwick_step" in text
