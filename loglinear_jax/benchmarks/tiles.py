@@ -101,7 +101,7 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
             continue
         for h in heads:
             if name == "chunk_states":
-                for span, warpgroups in itertools.product((1, 2), (1, 3)):
+                for span, warpgroups in itertools.product((1, 2), (1, 2, 3)):
                     tiles = dataclasses.replace(given, chunk_states=h, span=span, warpgroups=warpgroups)
                     yield name, (h, span, warpgroups), call(name, tiles)
             elif name != "state_gradients" or h <= given.state_gradients:

@@ -196,7 +196,7 @@ class LanguageMixer(nn.Module):
         if isinstance(x, Scaled) or cache is not None:  # nothing is trained: one kernel, not three
             gate, xbc, rest = jnp.split(_dense(sum(parts), m, "in_proj")(x), np.cumsum(parts[:-1]), axis=-1)
         else:
-            gate, xbc, rest = LinearMaps(parts, small_normal, m.dtype, name="in_proj")(x)
+            gate, xbc, rest = LinearMaps(parts, small_normal, m.dtype, apart=True, name="in_proj")(x)
         inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
         window = None
         if not softmax:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import runs_on_gpu
 
-BLOCK = 64  # rows that `sum_by_id_sorted` adds up at once
+BLOCK = 64  # rows that `sum_by_id_blocks` adds up at once
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -21,7 +21,7 @@ def lookup(
 ) -> Float[Array, "*N D"]:
     """table[ids] in dtype, the table's if None.
 
-    Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype.
+    Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype, or in float32.
     """
     return jnp.asarray(table)[ids].astype(dtype or table.dtype)
 
@@ -32,10 +32,11 @@ def _lookup_forward(table, ids, dtype):
 
 def _lookup_backward(dtype, saved, grad):
     ids, no_columns = saved
-    rows, ids = grad.reshape(ids.size, -1), ids.ravel()
-    if runs_on_gpu():
-        return sum_by_id_sorted(rows, ids, len(no_columns)).astype(no_columns.dtype), None
-    return sum_by_id(rows.astype(no_columns.dtype), ids, len(no_columns)), None
+    rows, ids, num_ids = grad.reshape(ids.size, -1), ids.ravel(), len(no_columns)
+    if runs_on_gpu() and rows.dtype == jnp.bfloat16:
+        return sum_by_id_blocks(rows, ids, num_ids).astype(no_columns.dtype), None
+    sums = sum_by_id_sorted if runs_on_gpu() else sum_by_id
+    return sums(rows.astype(no_columns.dtype), ids, num_ids), None
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)
@@ -47,10 +48,28 @@ def sum_by_id(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) ->
 
 
 def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
-    """`sum_by_id` in an order that the ids alone decide, in float32 at least, each sum written once.
+    """`sum_by_id` in an order that the ids alone decide: sorted by id, added up along that by `jax.lax.associative_scan`, each
+    sum written once."""
+    order = jnp.argsort(ids)
+    ids, rows = ids[order], rows[order]
+    differs = ids[1:] != ids[:-1]
+    starts, ends = jnp.append(True, differs), jnp.append(differs, True)
 
-    The rows are sorted by id and cut into blocks. A matrix product, exact but for the order, adds up each id's rows of a block,
-    and another one what later blocks have of an id to the block where it starts. So rows that are not finite reach other ids.
+    def add(before, after):
+        (sum_before, start_before), (sum_after, start_after) = before, after
+        return jnp.where(start_after[:, None], sum_after, sum_before + sum_after), start_before | start_after
+
+    sums, _ = jax.lax.associative_scan(add, (rows, starts))
+    # Only the last row of an id is its sum; the others get places of their own past the end, where they are dropped.
+    place = jnp.where(ends, ids, num_ids + jnp.arange(ids.size))
+    return jnp.zeros((num_ids, rows.shape[-1]), rows.dtype).at[place].set(sums, mode="drop", unique_indices=True)
+
+
+def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
+    """The sums of `sum_by_id_sorted` in float32, from rows in bfloat16, by matrix products, in which these do not lose a bit.
+
+    The sorted rows are cut into blocks. One product adds up each id's rows of a block, and another one what later blocks have
+    of an id to the block where it starts. So rows that are not finite reach other ids.
     """
     order = jnp.argsort(ids)
     rows = jax.lax.optimization_barrier(rows)  # else XLA makes them in this order, each from memory that is far apart
@@ -58,8 +77,7 @@ def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
     padding = blocks * BLOCK - ids.size
     ids = jnp.pad(ids[order], (0, padding), constant_values=num_ids).reshape(blocks, BLOCK)
     rows = jnp.pad(rows[order], [(0, padding), (0, 0)]).reshape(blocks, BLOCK, -1)
-    dtype = jnp.promote_types(rows.dtype, jnp.float32)
-    multiply = functools.partial(jnp.einsum, precision="highest", preferred_element_type=dtype)
+    multiply = functools.partial(jnp.einsum, precision="highest", preferred_element_type=jnp.float32)
 
     same = ids[:, :, None] == ids[:, None, :]
     sums = multiply("bij,bjd->bid", same.astype(rows.dtype), rows)
@@ -67,13 +85,13 @@ def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
     goes_on = jnp.append(False, first[1:] == last[:-1])  # the id that the block before ends with
     starts = ~(goes_on & (first == last))  # whether the block's last id starts there
     later = starts[:, None] & goes_on & (last[:, None] == first)
-    from_later = multiply("bc,cd->bd", later.astype(dtype), sums[:, 0])
+    from_later = multiply("bc,cd->bd", later.astype(jnp.float32), sums[:, 0])
     sums += jnp.where((ids == last[:, None])[..., None], from_later[:, None], 0)
 
     is_first = jnp.concatenate([~goes_on[:, None], ids[:, 1:] != ids[:, :-1]], axis=1).ravel()
     # The other rows get places of their own past the end, where they are dropped.
     place = jnp.where(is_first, ids.ravel(), num_ids + 1 + jnp.arange(ids.size))
-    start = jnp.zeros((num_ids, rows.shape[-1]), dtype)
+    start = jnp.zeros((num_ids, rows.shape[-1]), jnp.float32)
     return start.at[place].set(sums.reshape(ids.size, -1), mode="drop", unique_indices=True)
 
 

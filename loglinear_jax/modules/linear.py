@@ -17,16 +17,20 @@ class LinearMaps(nn.Module):
 
     Each map is a matrix product of its own: with one product for all, training would write the maps' gradients a second time,
     to put them together.
+
+    apart: keep XLA from making one product of them after all, which it does where they are large.
     """
 
     sizes: Sequence[int]
     kernel_init: nn.initializers.Initializer
     dtype: Dtype | None = None
+    apart: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> list[Float[Array, "*B F"]]:
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], sum(self.sizes)))
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        # XLA would put products of the same x together.
-        parts = jnp.split(kernel, np.cumsum(self.sizes[:-1]), axis=-1)
-        return [jnp.dot(*jax.lax.optimization_barrier((x, weights))) for weights in parts]
+        operands = [(x, weights) for weights in jnp.split(kernel, np.cumsum(self.sizes[:-1]), axis=-1)]
+        if self.apart:
+            operands = [jax.lax.optimization_barrier(pair) for pair in operands]
+        return [jnp.dot(*pair) for pair in operands]

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.modules import embedding
-from loglinear_jax.modules.embedding import Embed, lookup, sum_by_id, sum_by_id_sorted
+from loglinear_jax.modules.embedding import Embed, lookup, sum_by_id, sum_by_id_blocks, sum_by_id_sorted
 
 
 def table_gradient(ids, weights, vocab_size):
-    return jax.grad(lambda table: jnp.sum(weights * lookup(table, ids)))(jnp.zeros((vocab_size, weights.shape[-1])))
+    def weighted(table):
+        return jnp.sum(weights * lookup(table, ids, weights.dtype))
+
+    return jax.grad(weighted)(jnp.zeros((vocab_size, weights.shape[-1])))
 
 
 def expected_sums(weights, ids, num_ids):
@@ -22,7 +25,7 @@ def expected_sums(weights, ids, num_ids):
     return expected
 
 
-@pytest.mark.parametrize("form", [sum_by_id, sum_by_id_sorted])
+@pytest.mark.parametrize("form", [sum_by_id, sum_by_id_sorted, sum_by_id_blocks])
 @given(st.data(), st.sampled_from([1, 2, 25]))  # a few lengths: each is compiled
 def test_rows_of_equal_ids_are_added_up(form, data, length):
     ids = data.draw(st.lists(st.integers(0, 6), min_size=length, max_size=length))
@@ -31,16 +34,15 @@ def test_rows_of_equal_ids_are_added_up(form, data, length):
     np.testing.assert_allclose(actual, expected_sums(rows, ids, 7), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("counts", [(300,), (63, 1, 64, 200, 5), (1,) * 70, (10, 130, 0, 52)])
-def test_ids_of_which_several_blocks_have_rows(counts):
+def test_ids_of_which_several_blocks_have_rows(counts, dtype):
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    rows = rng.normal(size=(len(ids), 3)).astype(np.float32)
-    expected = expected_sums(rows, ids, len(counts))
-    np.testing.assert_allclose(sum_by_id_sorted(jnp.array(rows), jnp.array(ids), len(counts)), expected, atol=1e-4)
-    rounded = rows.astype(jnp.bfloat16)  # sums are of float32 all the same
-    expected = expected_sums(rounded, ids, len(counts))
-    np.testing.assert_allclose(sum_by_id_sorted(jnp.array(rounded), jnp.array(ids), len(counts)), expected, atol=1e-4)
+    rows = jnp.asarray(rng.normal(size=(len(ids), 3)), dtype)
+    sums = sum_by_id_blocks(rows, jnp.array(ids), len(counts))
+    assert sums.dtype == jnp.float32
+    np.testing.assert_allclose(sums, expected_sums(rows, ids, len(counts)), atol=1e-4)
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -65,10 +67,16 @@ def test_embed_rounds_rows_and_adds_up_gradients_in_float32():
     np.testing.assert_array_equal(grad, [[1000, 1000], [0, 0], [0, 0], [0, 0]])  # bfloat16 stops at 256 + 1 = 256
 
 
+def test_embed_on_a_gpu_too(monkeypatch):
+    monkeypatch.setattr(embedding, "runs_on_gpu", lambda: True)
+    test_embed_rounds_rows_and_adds_up_gradients_in_float32()
+
+
 @pytest.mark.gpu
-def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time():
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time(dtype):
     key = jax.random.key(0)
-    ids, weights = jax.random.randint(key, (20_000,), 0, 50), jax.random.normal(key, (20_000, 32))
+    ids, weights = jax.random.randint(key, (20_000,), 0, 50), jax.random.normal(key, (20_000, 32), dtype)
     once, *more = (np.asarray(table_gradient(ids, weights, 50)) for _ in range(5))
     assert all((other == once).all() for other in more)
     np.testing.assert_allclose(once, expected_sums(weights, ids, 50), rtol=1e-4, atol=1e-4)
