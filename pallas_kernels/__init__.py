@@ -16,10 +16,10 @@ from pallas_kernels.step import fenwick_step, why_step_unsupported
 from pallas_kernels.support import (
     UnsupportedError,
     are_best,
+    chooses_kernel,
     interpret,
     interpreting,
     runs_on_gpu,
-    takes_kernel,
     why_unsupported,
 )
 from pallas_kernels.swiglu import swiglu, why_swiglu_unsupported
@@ -31,6 +31,7 @@ __all__ = [
     "are_best",
     "carry_state",
     "causal_conv",
+    "chooses_kernel",
     "chunk_of_scores",
     "chunk_scores",
     "cross_entropy",
@@ -46,7 +47,6 @@ __all__ = [
     "read_tree",
     "runs_on_gpu",
     "swiglu",
-    "takes_kernel",
     "why_causal_conv_unsupported",
     "why_cross_entropy_unsupported",
     "why_delta_unsupported",

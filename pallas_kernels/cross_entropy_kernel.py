@@ -19,7 +19,7 @@ def loss_and_gradient(
     gradients += row * columns
     target = tl.load(targets + row)
     scored = target >= 0
-    label_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
+    label_logit = tl.load(logits + tl.minimum(tl.maximum(target, 0), vocab - 1)).to(tl.float32)
     column = tl.arange(0, BLOCK // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
     whole = vocab // BLOCK * BLOCK  # columns in blocks that need no mask
     # Of each lane's logits so far the largest, and the sum of exp(logit - largest).
@@ -29,7 +29,9 @@ def loss_and_gradient(
         logit = tl.load(logits + start + column, eviction_policy="evict_last").to(tl.float32)
         largests, sums = _with_block(largests, sums, logit)
     for start in range(whole, columns, BLOCK):
-        largests, sums = _with_block(largests, sums, _last_logits(logits, start + column, vocab, columns, "evict_last"))
+        largests, sums = _with_block(
+            largests, sums, _masked_logits(logits, start + column, vocab, columns, "evict_last")
+        )
     largest = tl.max(largests, 0)
     log_total = largest + tl.log(tl.sum(sums * tl.exp(largests - largest), 0))
     tl.store(losses + row, tl.where(scored, log_total - label_logit, 0.0))
@@ -41,11 +43,12 @@ def loss_and_gradient(
             tl.store(gradients + start + column, probability.to(gradients.dtype.element_ty))
         for start in range(whole, columns, BLOCK):
             here = start + column
-            logit = _last_logits(logits, here, vocab, columns, "evict_first")
+            logit = _masked_logits(logits, here, vocab, columns, "evict_first")
             probability = tl.exp2(logit * LOG2_E - offset)
             tl.store(gradients + here, probability.to(gradients.dtype.element_ty), mask=here < columns)
         tl.debug_barrier()  # another thread has written the label's probability
-        tl.store(gradients + target, (tl.exp2(label_logit * LOG2_E - offset) - 1.0).to(gradients.dtype.element_ty))
+        of_label = (tl.exp2(label_logit * LOG2_E - offset) - 1.0).to(gradients.dtype.element_ty)
+        tl.store(gradients + target, of_label, mask=target < vocab)
     else:
         for start in range(0, columns, BLOCK):
             here = start + column
@@ -60,7 +63,7 @@ def _with_block(largests, sums, logit):
 
 
 @triton.jit
-def _last_logits(logits, column, vocab, columns: tl.constexpr, EVICTION: tl.constexpr):
+def _masked_logits(logits, column, vocab, columns: tl.constexpr, EVICTION: tl.constexpr):
     """The row's logits in these columns, -inf where there is none.
 
     What is loaded depends on `columns`, not on `vocab`: only of that the compiler knows that 16 bytes are inside or outside.

@@ -246,7 +246,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
         2 * key_dim * value_dim,
         chunk * (2 * value_dim + 4),
     )
-    workers = tiles.sharing(heads_per_program)
+    workers = tiles.sharing_warpgroups(heads_per_program)
     depth = _slots(keys_bytes + workers * state_bytes, workers * slot_bytes, 2)
     worker_heads = heads_per_program // workers
     value_shape = (BLOCK, value_dim)
@@ -761,8 +761,8 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
 
 
 def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
-    """The kernel of `chunk_gradients`. Several blocks of heads have a part of dk each, in float32. With two blocks of tokens,
-    what the pairs of both add to d_decay comes by itself, and is not written for the first one's queries.
+    """The kernel of `chunk_gradients`. Several blocks of heads have a part of dq and dk each, in float32. With two blocks of
+    tokens, what the pairs of both add to d_decay comes by itself, and is not written for the first one's queries.
 
     Sums over queries, for d_decay, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
     cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.

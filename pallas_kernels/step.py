@@ -14,7 +14,7 @@ from pallas_kernels.support import MAX_DIM, MIN_DIM, UnsupportedError, interpret
 from pallas_kernels.tiles import Launch
 
 ELEMENTS = 512  # of a state that a program has, four a thread, of all levels at once
-MAX_STEP_LEVELS = 32
+MAX_STEP_LEVELS = 32  # as many as int32 positions have
 LAUNCH = Launch(heads=1, warps=4, stages=1)
 
 
@@ -22,7 +22,9 @@ def fenwick_step(levels, position, q, k, v, log_decay, lam):
     """Merges the levels for the token at `position`, decays them, puts k vᵀ at level 0, and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ.
 
     Args:
-      levels: [B, H, L, K, V] float32, L up to 32. position: [B] int32, of the token: how many were before it.
+      levels: [B, H, L, K, V] float32, L up to 32, K and V powers of two from 16 to 256. Their memory takes the result where the
+        caller donates it, or scans; else it is copied.
+      position: [B] int32, of the token: how many were before it.
       q, k: [B, G, K]. v: [B, H, V], H a multiple of G. log_decay: [B, H], ≤ 0. lam: [B, H, L].
 
     Returns (o [B, H, V] float32, the levels after it). Not differentiable; batched by vmap, to any depth.
@@ -53,8 +55,8 @@ def _step(levels, position, q, k, v, log_decay, lam, *, interpret: bool):
     rows = min(max(ELEMENTS // value_dim, 1), key_dim)
     parts = key_dim // rows
     q, k = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (q, k))
-    # What a head's token has, in one array: XLA makes it by one kernel, where it would take one for each. But not what makes λ,
-    # which it would compute again for each element.
+    # One array for all that a head needs, so that XLA prepares it by one kernel. The barrier keeps the computation of λ out of
+    # that kernel, which would repeat it for each element.
     lam = lax.optimization_barrier(lam)
     token = jnp.concatenate([q, k, v, lam, log_decay[..., None]], axis=-1)
 

@@ -161,7 +161,7 @@ def are_best(what: str, why_not: Callable[[], str | None]) -> bool:
     return reason is None
 
 
-def takes_kernel(what: str, implementation: str | None, why_not: Callable[[], str | None]) -> bool:
+def chooses_kernel(what: str, implementation: str | None, why_not: Callable[[], str | None]) -> bool:
     """Whether a part of a model takes its kernel, where the attention's implementation is this: with "pallas" if it can run,
     with None if it is best."""
     if implementation is None:

@@ -14,11 +14,12 @@ from pallas_kernels.support import UnsupportedError, interpreting, triton, why_c
 from pallas_kernels.tiles import Launch
 
 BLOCK = 2048  # numbers a program
+MOST_NUMBERS = 2**31 - BLOCK  # which an int32 counts
 LAUNCH = Launch(heads=1, warps=4, stages=1)
 
 
 def swiglu(gate, up):
-    """silu(gate) · up, of any shape, both float32 or bfloat16.
+    """silu(gate) · up, both [..., F], float32 or bfloat16.
 
     Differentiable in reverse mode, and batched by vmap, to any depth.
 
@@ -26,13 +27,15 @@ def swiglu(gate, up):
     """
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(f"up is {up.dtype}{list(up.shape)}: expected {gate.dtype}{list(gate.shape)}, as gate is")
-    if reason := why_swiglu_unsupported(gate.dtype):
+    if reason := why_swiglu_unsupported(gate.size, gate.dtype):
         raise UnsupportedError(reason)
     return _differentiable(interpreting())(gate, up)
 
 
-def why_swiglu_unsupported(dtype) -> str | None:
-    """Why `swiglu` would raise UnsupportedError here; None if it would run."""
+def why_swiglu_unsupported(size: int, dtype) -> str | None:
+    """Why `swiglu` would raise UnsupportedError here for so many numbers; None if it would run."""
+    if not 1 <= size < MOST_NUMBERS:
+        return f"gate has {size} numbers: the kernel of SwiGLU takes 1 to {MOST_NUMBERS - 1}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"gate has dtype {jnp.dtype(dtype)}: the kernel of SwiGLU takes float32 and bfloat16"
     return why_cannot_run()
@@ -78,6 +81,6 @@ def _gradients_kernel(gate_ref, up_ref, dy_ref, d_gate_ref, d_up_ref, *, size: i
         triton.store(ref.at[index], value.astype(ref.dtype), mask=exists)
 
     gate, up, dy = load(gate_ref), load(up_ref), load(dy_ref)
-    share = 1.0 / (1.0 + jnp.exp(-gate))
-    store(d_up_ref, dy * gate * share)
-    store(d_gate_ref, dy * up * share * (1.0 + gate * (1.0 - share)))
+    sigmoid = 1.0 / (1.0 + jnp.exp(-gate))
+    store(d_up_ref, dy * gate * sigmoid)
+    store(d_gate_ref, dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)))

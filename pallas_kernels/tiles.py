@@ -120,7 +120,7 @@ class HopperTiles:
     def __post_init__(self):
         if self.span not in (1, 2):
             raise ValueError(f"span is {self.span}: expected 1 or 2")
-        if self.warpgroups not in (1, 2, 3):  # shared memory has no room for what more of them fetch
+        if self.warpgroups not in (1, 2, 3):  # at K = 128 four would have no room to fetch ahead
             raise ValueError(f"warpgroups is {self.warpgroups}: expected 1, 2 or 3")
 
     @property
@@ -137,8 +137,8 @@ class HopperTiles:
         fits = {most: max(_fractions(group_heads, most)) for most in vars(self).values()}
         return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in HEADS_A_PROGRAM})
 
-    def sharing(self, heads: int) -> int:
-        """Warpgroups of a program of `chunk_states` with so many heads, an equal number of which each has."""
+    def sharing_warpgroups(self, heads: int) -> int:
+        """How many warpgroups of a program of `chunk_states` share so many heads equally."""
         most = self.warpgroups if self.value_block <= 64 else 1  # a larger state takes the registers of several
         return max(number for number in range(1, most + 1) if heads % number == 0)
 
@@ -151,7 +151,7 @@ class HopperTiles:
 
         def alike(name: str, heads: int) -> float:
             """Time of programs that all take the same."""
-            span, workers = (self.span, self.sharing(heads)) if name == "chunk_states" else (1, 1)
+            span, workers = (self.span, self.sharing_warpgroups(heads)) if name == "chunk_states" else (1, 1)
             programs = groups * -(-chunks // span) * (group_heads // heads)
             at_once = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
             return math.ceil(programs / at_once) * (span * heads / workers + START)
@@ -171,7 +171,7 @@ class HopperTiles:
             return max(busy)
 
         def fill(name: str, time) -> int:
-            """Of those that take as long the most, as a program's heads share what it fetches once."""
+            """Among equally fast numbers the largest, as a program's heads share what it fetches once."""
             return min(_fractions(group_heads, getattr(self, name)), key=lambda heads: (time(name, heads), -heads))
 
         heads = {name: fill(name, alike) for name in PROGRAMS_A_MULTIPROCESSOR} | {

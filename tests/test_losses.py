@@ -70,14 +70,17 @@ def test_all_logits_never_exist_at_once():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_kernel_agrees_with_plain_jax_on_a_gpu(dtype):
+@pytest.mark.parametrize(
+    ("vocab", "columns"), [(20_000, 20_096), (1000, 1024), (4096, 4096), (16_384, 16_384), (16_384, 16_512)]
+)
+def test_the_kernel_agrees_with_plain_jax_on_a_gpu(vocab, columns, dtype):
     pytest.importorskip("jax_triton")
     assert pallas_kernels.why_cross_entropy_unsupported() is None
     rng = np.random.default_rng(0)
-    logits = jnp.asarray(5 * rng.normal(size=(3, 70, 20_096)), dtype)
-    targets = jnp.asarray(rng.integers(-1, 20_000, (3, 70)), jnp.int32)
+    logits = jnp.asarray(5 * rng.normal(size=(3, 70, columns)), dtype)
+    targets = jnp.asarray(rng.integers(-1, vocab, (3, 70)), jnp.int32)
     (loss, gradient), (expected_loss, expected) = (
-        jax.jit(jax.vmap(functools.partial(losses._loss_and_gradient, pallas, vocab=20_000)))(logits, targets)
+        jax.jit(jax.vmap(functools.partial(losses._loss_and_gradient, pallas, vocab=vocab)))(logits, targets)
         for pallas in (True, False)
     )
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)

@@ -63,7 +63,8 @@ def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes, backend: str = "tr
         del shapes["states"], shapes["since"], shapes["weight"]
     keys = dict(zip(shapes, jax.random.split(jax.random.key(seed), len(shapes)), strict=True))
     draws = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
-    for name in {"q", "k", "v", "do", "states"} & draws.keys():
+    rounded = {"q", "k", "v", "do", "states"} | ({"dq"} if backend == "hopper" else set())
+    for name in rounded & draws.keys():
         draws[name] = draws[name].astype(s.dtype)
     for name in {"chunk_decay", "since"} & draws.keys():
         draws[name] = -abs(draws[name])
@@ -103,7 +104,8 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
             if name == "chunk_states":
                 for span, warpgroups in itertools.product((1, 2), (1, 2, 3)):
                     tiles = dataclasses.replace(given, chunk_states=h, span=span, warpgroups=warpgroups)
-                    yield name, (h, span, warpgroups), call(name, tiles)
+                    if tiles.sharing_warpgroups(h) == warpgroups:
+                        yield name, (h, span, warpgroups), call(name, tiles)
             elif name != "state_gradients" or h <= given.state_gradients:
                 yield name, h, call(name, dataclasses.replace(given, **{name: h}))
     for radix in tried.radices if sizes.heights else ():

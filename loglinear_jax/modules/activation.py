@@ -15,9 +15,10 @@ def swiglu(
 ) -> Float[Array, "*B F"]:
     """silu(gate) · up.
 
-    implementation: that of the attention beside it. With "pallas", and with None on a GPU, a kernel computes the gradients.
+    implementation: that of the attention beside it. With "pallas", and with None on a GPU, a kernel computes the gradients
+      where it can run.
     """
-    why_not = functools.partial(pallas_kernels.why_swiglu_unsupported, gate.dtype)
-    if pallas_kernels.takes_kernel("SwiGLU", implementation, why_not):
+    why_not = functools.partial(pallas_kernels.why_swiglu_unsupported, gate.size, gate.dtype)
+    if pallas_kernels.chooses_kernel("SwiGLU", implementation, why_not):
         return pallas_kernels.swiglu(gate, up)
     return nn.silu(gate) * up

@@ -37,7 +37,7 @@ class CausalConv(nn.Module):
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
             why_not = functools.partial(pallas_kernels.why_causal_conv_unsupported, self.width, x.dtype)
-            if pallas_kernels.takes_kernel("the short convolution", self.implementation, why_not):
+            if pallas_kernels.chooses_kernel("the short convolution", self.implementation, why_not):
                 return pallas_kernels.causal_conv(x, kernel, bias), _last(window, x)
         padded = jnp.concatenate([window.astype(x.dtype), x], axis=1)
         length = x.shape[1]

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import runs_on_gpu
 
 BLOCK = 64  # rows that `sum_by_id_blocks` adds up at once
+MOST_ROWS = 1 << 18  # that it takes: it compares each block with each
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -21,7 +22,8 @@ def lookup(
 ) -> Float[Array, "*N D"]:
     """table[ids] in dtype, the table's if None.
 
-    Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype, or in float32.
+    Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype. In bfloat16 on a GPU
+    it is summed in float32 by `sum_by_id_blocks`, where a gradient that is not finite reaches other ids.
     """
     return jnp.asarray(table)[ids].astype(dtype or table.dtype)
 
@@ -33,7 +35,7 @@ def _lookup_forward(table, ids, dtype):
 def _lookup_backward(dtype, saved, grad):
     ids, no_columns = saved
     rows, ids, num_ids = grad.reshape(ids.size, -1), ids.ravel(), len(no_columns)
-    if runs_on_gpu() and rows.dtype == jnp.bfloat16:
+    if runs_on_gpu() and rows.dtype == jnp.bfloat16 and ids.size <= MOST_ROWS:
         return sum_by_id_blocks(rows, ids, num_ids).astype(no_columns.dtype), None
     sums = sum_by_id_sorted if runs_on_gpu() else sum_by_id
     return sums(rows.astype(no_columns.dtype), ids, num_ids), None
@@ -66,7 +68,7 @@ def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
 
 
 def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
-    """The sums of `sum_by_id_sorted` in float32, from rows in bfloat16, by matrix products, in which these do not lose a bit.
+    """The sums of `sum_by_id_sorted` in float32, for rows in bfloat16, by products with matrices of zeros and ones.
 
     The sorted rows are cut into blocks. One product adds up each id's rows of a block, and another one what later blocks have
     of an id to the block where it starts. So rows that are not finite reach other ids.

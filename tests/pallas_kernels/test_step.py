@@ -1,10 +1,14 @@
 """The kernel of one decoding step against the recurrent form."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import loglinear_jax
+import pallas_kernels
 from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from pallas_kernels import UnsupportedError, fenwick_step
@@ -27,7 +31,10 @@ def expected(states, position, *inputs):
     return out, state.levels
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2, 5, 32, 16), (2, 2, 4, 7, 16, 64), (1, 1, 1, 1, 16, 16)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 2, 5, 32, 16), (2, 2, 4, 7, 16, 64), (1, 1, 1, 1, 16, 16), (1, 1, 1, 3, 256, 16), (1, 1, 1, 3, 16, 256)],
+)
 @pytest.mark.parametrize("position", [0, 1, 2, 12, 15, 32])
 def test_it_is_a_step_of_the_recurrent_form(shape, position):
     states, *inputs = draw(*shape)
@@ -47,7 +54,19 @@ def test_vmap():
         np.testing.assert_allclose(after[index], wanted[1], rtol=1e-5, atol=1e-5)
 
 
+def test_mapped_twice():
+    states, *inputs = (
+        jnp.stack(x).reshape(2, 2, *x[0].shape)
+        for x in zip(*(draw(1, 1, 2, 4, 16, 16, seed) for seed in range(4)), strict=True)
+    )
+    outs, after = jax.jit(jax.vmap(jax.vmap(fenwick_step)))(states, jnp.arange(4).reshape(2, 2, 1), *inputs)
+    wanted = expected(states[1, 0], 2, *(x[1, 0] for x in inputs))
+    np.testing.assert_allclose(outs[1, 0], wanted[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(after[1, 0], wanted[1], rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_are_those_of_the_recurrent_form():
+    """Each of its own argument: they are computed by that form."""
     states, *inputs = draw(1, 1, 2, 4, 16, 16)
 
     def loss(step, states, inputs):
@@ -76,4 +95,26 @@ def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu):
         .lower(lowering_platforms=("cuda",))
         .as_text()
     )
-    assert "fenwick_step" in text
+    assert "fenwick_step" in text and "output_operand_alias" in text
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "levels", "key_dim", "by_kernel"),
+    [
+        (None, jnp.float32, 32, 64, True),
+        ("pallas", jnp.float32, 4, 16, True),
+        ("xla", jnp.float32, 4, 16, False),
+        ("recurrent", jnp.float32, 4, 16, False),
+        (None, jnp.bfloat16, 4, 16, False),
+        (None, jnp.float32, 4, 48, False),
+        (None, jnp.float32, 33, 16, False),
+    ],
+)
+def test_decoding_on_a_gpu_takes_it_where_it_can(
+    implementation, dtype, levels, key_dim, by_kernel, compiling_for_a_gpu, monkeypatch
+):
+    monkeypatch.setattr(pallas_kernels, "runs_on_gpu", lambda: True)
+    states, *inputs = draw(1, 1, 1, levels, key_dim, 16)
+    step = functools.partial(loglinear_jax.fenwick_step, implementation=implementation)
+    text = str(jax.make_jaxpr(step)(FenwickState(states.astype(dtype), jnp.int32(1)), *inputs))
+    assert ("pallas_call" in text) == by_kernel

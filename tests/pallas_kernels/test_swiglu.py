@@ -47,6 +47,8 @@ def test_what_does_not_fit_is_named():
     gate, up, _ = inputs_of((2, 8), jnp.float32)
     with pytest.raises(ValueError, match=r"up is float32\[2, 4\]: expected float32\[2, 8\], as gate is"):
         swiglu(gate, up[:, :4])
+    with pytest.raises(UnsupportedError, match="gate has 0 numbers: the kernel of SwiGLU takes 1 to 2147481599"):
+        swiglu(gate[:0], up[:0])
     with pytest.raises(
         UnsupportedError, match="gate has dtype float16: the kernel of SwiGLU takes float32 and bfloat16"
     ):

@@ -1,6 +1,7 @@
 """Tiles fit the shapes they are chosen for."""
 
 import jax.numpy as jnp
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,3 +36,12 @@ def test_programs_for_hopper_fill_its_multiprocessors():
     alone = HopperTiles().filling(1, 32, 8192).fitted(1, 1)
     assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
     assert HopperTiles().filling(6, 1000, 100_000).outputs == 6  # too many programs to follow
+
+
+@pytest.mark.parametrize(
+    ("warpgroups", "value_block", "heads", "expected"),
+    [(2, 64, 24, 2), (2, 64, 5, 1), (2, 64, 9, 1), (3, 64, 9, 3), (3, 64, 1, 1), (2, 128, 8, 1)],
+)
+def test_warpgroups_share_heads_equally(warpgroups, value_block, heads, expected):
+    tiles = HopperTiles(warpgroups=warpgroups, value_block=value_block)
+    assert tiles.sharing_warpgroups(heads) == expected

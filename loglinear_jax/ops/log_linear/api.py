@@ -12,6 +12,7 @@ from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
     Implementation,
     check_attention_settings,
+    check_implementation,
     check_initial_state,
     check_options,
     check_shapes,
@@ -129,11 +130,16 @@ def fenwick_step(
     v: Float[Array, "B H V"],
     log_decay: Float[Array, "B H"],
     lam: Float[Array, "B H L"],
+    *,
+    implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "B H V"], FenwickState]:
     """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
 
     Merges the buckets that the new token's partition merges, decays every level by exp(log_decay), puts k vᵀ at level 0
     and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. The arguments are those of `log_linear_attention` without their time axis.
+
+    implementation: that of `log_linear_attention`. With None and "pallas" a kernel updates the states in one pass where it can
+      run: on a GPU, for float32 and K and V that are powers of two. With any other, and elsewhere, it is plain JAX.
 
     Computed in the state's dtype, whatever the inputs': give init_fenwick_state dtype=float64 for float64.
 
@@ -147,5 +153,6 @@ def fenwick_step(
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
     batch, heads, value_dim = v.shape
     check_step_state(state, lam, batch, heads, q.shape[-1], value_dim)
-    step = pallas.step if pallas.is_best_for_step(state) else recurrent.step
+    check_implementation(implementation, Implementation)
+    step = pallas.step if implementation in (None, "pallas") and pallas.can_step(state) else recurrent.step
     return take_step(step, state, q, k, v, log_decay, lam)
