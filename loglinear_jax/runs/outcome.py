@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -208,12 +208,22 @@ def with_commits(provenance: Mapping[str, str], commits: Sequence[str]) -> dict[
     return dict(provenance) | ({SEVERAL_COMMITS: ", ".join(commits)} if len(commits) > 1 else {})
 
 
+def versions_of_all(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """For each package the versions that these have of it, each once and the first one first, as in "0.10.2, 0.11.2"."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, version in record.items():
+            found.setdefault(name, {}).update(dict.fromkeys(version.split(", ")))
+    return {name: ", ".join(versions) for name, versions in found.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
     """summary.json: the outcomes of a finished run, and where they come from.
 
     command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance).
     command_today: the command that gives the same config with today's presets, where that is another one.
+    versions: of packages, by name; several if its processes had several.
     """
 
     variants: dict[str, VariantOutcome]

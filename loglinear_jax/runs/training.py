@@ -25,7 +25,7 @@ from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.loop import TrainingLoop
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, with_commits
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_all, with_commits
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
@@ -115,7 +115,7 @@ def _train_variants(
             command=process["command"],
             provenance=with_commits(process["provenance"], _commits(directory, summary)),
             device=process["device"],
-            versions=process["versions"],
+            versions=_versions(directory, summary),
             seconds_in_this_process=time.monotonic() - started,
         )
         directory.write_summary(summary)
@@ -126,6 +126,12 @@ def _commits(directory: Workdir, summary: RunSummary | None) -> list[str]:
     """Those of all processes that trained the run, the first one first. summary: what the last one wrote, maybe elsewhere."""
     recorded = [] if summary is None else summary.commits
     return recorded + [process["provenance"]["commit"] for process in directory.read_processes()]
+
+
+def _versions(directory: Workdir, summary: RunSummary | None) -> dict[str, str]:
+    """The same of versions."""
+    recorded = [] if summary is None else [summary.versions]
+    return versions_of_all(recorded + [process.get("versions", {}) for process in directory.read_processes()])
 
 
 def finished_variants(

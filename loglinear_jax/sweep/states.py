@@ -28,7 +28,7 @@ from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.lock import one_at_a_time
-from loglinear_jax.runs.outcome import RunSummary, with_commits
+from loglinear_jax.runs.outcome import RunSummary, versions_of_all, with_commits
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json, write_json, writing
 from loglinear_jax.settings import SettingError
@@ -151,7 +151,9 @@ class Tracked:
             )
         variants = {name: outcomes[name] for name in variant_names(config) if name in outcomes}
         provenance = with_commits(ours.provenance, commits)
-        kept.write_summary(dataclasses.replace(ours, variants=variants, provenance=provenance))  # with it, it is kept
+        versions = versions_of_all(one.versions for one in summaries)
+        ours = dataclasses.replace(ours, variants=variants, provenance=provenance, versions=versions)
+        kept.write_summary(ours)  # with it, it is kept
 
     @property
     def _names(self) -> set[str]:

@@ -181,10 +181,13 @@ def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     whole = json.loads((kept / "summary.json").read_text())
     some = whole | {"variants": {"linear": whole["variants"]["linear"]}}
     some["provenance"] = whole["provenance"] | {"commit": "earlier"}
+    some["versions"] = whole["versions"] | {"jax": "0.1"}
     (kept / "summary.json").write_text(to_json(some))
     assert sweep(grid, f"--out={tmp_path / 'elsewhere'}") == 0
     commits = json.loads((kept / "summary.json").read_text())["provenance"]["commits_of_all_processes"]
     assert commits == f"earlier, {whole['provenance']['commit']}"
+    versions = json.loads((kept / "summary.json").read_text())["versions"]
+    assert versions == whole["versions"] | {"jax": f"0.1, {whole['versions']['jax']}"}
     assert json.loads((kept / "summary.json").read_text())["variants"] == whole["variants"] | {
         "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text())["variants"]["fixed"]
     }
