@@ -191,9 +191,8 @@ class TokenMixer(nn.Module):
         lam, key_sums = self._lam(q, k, log_decay, d, before, max_length)
         self.sow("intermediates", "lam_value", lam)
         if before is not None and q.shape[1] == 1:
-            step = functools.partial(fenwick_step, implementation=self.implementation)
-            if traits.erases:
-                step = log_linear_delta_step
+            fenwick = functools.partial(fenwick_step, implementation=self.implementation)
+            step = log_linear_delta_step if traits.erases else fenwick
             out, states = step(before.states, *(x[:, 0] for x in (q, k, v, log_decay, *betas, lam)))
             return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
         attend = log_linear_delta_attention if traits.erases else log_linear_attention

@@ -60,18 +60,17 @@ def _step(levels, position, q, k, v, log_decay, lam, *, interpret: bool):
     lam = lax.optimization_barrier(lam)
     token = jnp.concatenate([q, k, v, lam, log_decay[..., None]], axis=-1)
 
-    def spec(*shape_and_index):
-        """Blocks of a sequence and head: for each further axis its size, and whether a program has a part of it."""
-        shape = (None, None, *(size for size, _ in shape_and_index))
-        return pl.BlockSpec(shape, lambda x, h, b: (b, h, *(x if in_parts else 0 for _, in_parts in shape_and_index)))
-
-    of_levels = spec((num_levels, False), (rows, True), (value_dim, False))
+    of_levels = pl.BlockSpec((None, None, num_levels, rows, value_dim), lambda x, h, b: (b, h, 0, x, 0))
     out, levels = call(
         functools.partial(_step_kernel, num_levels=num_levels, key_dim=key_dim),
         "fenwick_step",
         (parts, heads, batch),
-        [of_levels, pl.BlockSpec((None,), lambda x, h, b: (b,)), spec((token.shape[-1], False))],
-        [spec((None, True), (value_dim, False)), of_levels],
+        [
+            of_levels,
+            pl.BlockSpec((None,), lambda x, h, b: (b,)),
+            pl.BlockSpec((None, None, token.shape[-1]), lambda x, h, b: (b, h, 0)),
+        ],
+        [pl.BlockSpec((None, None, None, value_dim), lambda x, h, b: (b, h, x, 0)), of_levels],
         [
             jax.ShapeDtypeStruct((batch, heads, parts, value_dim), jnp.float32),
             jax.ShapeDtypeStruct(levels.shape, levels.dtype),

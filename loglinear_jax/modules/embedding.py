@@ -62,9 +62,14 @@ def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
         return jnp.where(start_after[:, None], sum_after, sum_before + sum_after), start_before | start_after
 
     sums, _ = jax.lax.associative_scan(add, (rows, starts))
-    # Only the last row of an id is its sum; the others get places of their own past the end, where they are dropped.
-    place = jnp.where(ends, ids, num_ids + jnp.arange(ids.size))
-    return jnp.zeros((num_ids, rows.shape[-1]), rows.dtype).at[place].set(sums, mode="drop", unique_indices=True)
+    return _write_once(sums, ids, ends, num_ids)  # only the last row of an id is its sum
+
+
+def _write_once(sums, ids, is_whole, num_ids: int):
+    """For each id the row of sums which is the whole one, if it has any; 0 if not."""
+    # The other rows get places of their own past the end, where they are dropped.
+    place = jnp.where(is_whole, ids, num_ids + jnp.arange(ids.size))
+    return jnp.zeros((num_ids, sums.shape[-1]), sums.dtype).at[place].set(sums, mode="drop", unique_indices=True)
 
 
 def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
@@ -91,10 +96,7 @@ def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
     sums += jnp.where((ids == last[:, None])[..., None], from_later[:, None], 0)
 
     is_first = jnp.concatenate([~goes_on[:, None], ids[:, 1:] != ids[:, :-1]], axis=1).ravel()
-    # The other rows get places of their own past the end, where they are dropped.
-    place = jnp.where(is_first, ids.ravel(), num_ids + 1 + jnp.arange(ids.size))
-    start = jnp.zeros((num_ids, rows.shape[-1]), jnp.float32)
-    return start.at[place].set(sums.reshape(ids.size, -1), mode="drop", unique_indices=True)
+    return _write_once(sums.reshape(ids.size, -1), ids.ravel(), is_first, num_ids)
 
 
 class Embed(nn.Embed):

@@ -110,28 +110,25 @@ def _train_variants(
                 return RunResult(summary=None, interrupted_at=directory.checkpoints(variants[0]))
             finished |= loop.outcomes(states)
         many = loop.many
+        commits, versions_used = _of_all_processes(directory, summary)
         summary = RunSummary(
             variants={name: finished[name] for name in experiments if name in finished},
             command=process["command"],
-            provenance=with_commits(process["provenance"], _commits(directory, summary)),
+            provenance=with_commits(process["provenance"], commits),
             device=process["device"],
-            versions=_versions(directory, summary),
+            versions=versions_used,
             seconds_in_this_process=time.monotonic() - started,
         )
         directory.write_summary(summary)
     return RunResult(summary=summary)
 
 
-def _commits(directory: Workdir, summary: RunSummary | None) -> list[str]:
-    """Those of all processes that trained the run, the first one first. summary: what the last one wrote, maybe elsewhere."""
-    recorded = [] if summary is None else summary.commits
-    return recorded + [process["provenance"]["commit"] for process in directory.read_processes()]
-
-
-def _versions(directory: Workdir, summary: RunSummary | None) -> dict[str, str]:
-    """The same of versions."""
-    recorded = [] if summary is None else [summary.versions]
-    return versions_of_all(recorded + [process.get("versions", {}) for process in directory.read_processes()])
+def _of_all_processes(directory: Workdir, summary: RunSummary | None) -> tuple[list[str], dict[str, str]]:
+    """(commits, versions) of all processes that trained the run, the first one first. summary: what the last one wrote, maybe
+    elsewhere."""
+    before, processes = summary or RunSummary(variants={}), directory.read_processes()
+    commits = before.commits + [process["provenance"]["commit"] for process in processes]
+    return commits, versions_of_all([before.versions, *(process.get("versions", {}) for process in processes)])
 
 
 def finished_variants(
