@@ -10,17 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import triton_scan
-from pallas_kernels.chunks import (
-    LOG2_E,
-    MIN_LOG2_DECAY,
-    by_chunk,
-    chunk_decay_of,
-    decay_in_chunk,
-    read_decay,
-    since_block_start,
-    sum_tokens,
-    where_read,
-)
+from pallas_kernels.by_token import decay_of_tokens, lam_gradient
+from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, chunk_decay_of, since_block_start, sum_tokens
 from pallas_kernels.common import fold_mapped_axes, pad
 from pallas_kernels.support import choose_backend, dot_mode, interpreting
 from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles, choose_tiles, tile_for
@@ -159,7 +150,7 @@ def _scan_of(tiles: Tiles | HopperTiles):
 def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, keep: bool):
     """[o], and for a backward pass the states that are read, with their weights, if any."""
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
-    decay = decay_in_chunk(log_decay, sizes)
+    decay = decay_of_tokens(log_decay, sizes)
     since = states = None
     if sizes.heights:
         chunk_decay = chunk_decay_of(decay, sizes)
@@ -174,7 +165,7 @@ def _backward(
 ):
     sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
     do = do.astype(v.dtype)
-    decay = decay_in_chunk(log_decay, sizes)
+    decay = decay_of_tokens(log_decay, sizes)
 
     def by_head(x):
         """Value blocks of a head summed: [B, R, ...] to [B, H, ...]."""
@@ -182,33 +173,30 @@ def _backward(
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    gradients = None
+    gradients = read = since = None
     if sizes.heights:
         chunk_decay = chunk_decay_of(decay, sizes)
         since, since_vjp = jax.vjp(since_block_start, chunk_decay)
         gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, d_decay, *kept = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
-    dlam = by_head(dlam)
     if sizes.heights:
         dq, read, d_decay_read = scan.query_gradients(q, do, weight, states, dq, sizes, tiles)
         d_decay += d_decay_read
-        read = by_head(where_read(read, sizes))  # where no state is read, nothing was written
-        d_since = jnp.sum(by_chunk(where_read(weight, sizes) * read, sizes), axis=-1)
-        dlam = jnp.concatenate([dlam, read_decay(decay, since, sizes) * read], axis=2)
+        read = by_head(read)
     else:
         dq = jnp.sum(dq, axis=0).astype(q.dtype)
+    dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes)
     # A token's decay counts for queries from it on, and for keys before it.
     d_token = sum_tokens(by_head(d_decay), np.greater_equal, sizes)
     if sizes.heights:
         d_token += sum_tokens(by_head(kept[0]), np.less, sizes)
         # What lies between the chunks of a query and of a key decays as a whole.
-        (d_chunk,) = since_vjp(jnp.swapaxes(d_since, 2, 3))
+        (d_chunk,) = since_vjp(d_since)
         d_token += (d_chunk + _sum_over_reads(by_head(d_merge)))[..., None]
     d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
     d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
-    dlam = jnp.moveaxis(dlam, 3, 1)[..., : lam.shape[-1]]
-    return dq, dk, dv, d_log_decay, pad(dlam, (3, lam.shape[-1]))
+    return dq, dk, dv, d_log_decay, dlam
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):

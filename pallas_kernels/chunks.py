@@ -97,13 +97,19 @@ def decay_in_chunk(log_decay, sizes: Sizes):
 
 def log2_decays(log_decay, sizes: Sizes):
     """[P, B, H, T], of each token, in parts whose sums over a chunk are exact; from [B, T, H] natural logs."""
-    log2_decay = jnp.maximum(jnp.swapaxes(log_decay, 1, 2) * LOG2_E, MIN_LOG2_DECAY)
-    parts = [log2_decay]
-    if sizes.decay_parts == 2:
-        # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
-        coarse = jnp.floor(log2_decay * COARSE) / COARSE
-        parts = [coarse, log2_decay - coarse]
-    return jnp.stack(parts)
+    return jnp.stack(log2_decay_parts(jnp.swapaxes(log_decay, 1, 2), sizes))
+
+
+def log2_decay_parts(log_decay, sizes: Sizes) -> list:
+    """The parts of `log2_decays`, each of log_decay's shape."""
+    log2_decay = log_decay * LOG2_E
+    # NaN stays, in a kernel on a GPU too.
+    log2_decay = jnp.where(log2_decay < MIN_LOG2_DECAY, MIN_LOG2_DECAY, log2_decay)
+    if sizes.decay_parts == 1:
+        return [log2_decay]
+    # Multiples of 1 / COARSE add up over a chunk without rounding, and what is left of each is small.
+    coarse = jnp.floor(log2_decay * COARSE) / COARSE
+    return [coarse, log2_decay - coarse]
 
 
 def since_chunk_start(parts, sizes: Sizes):

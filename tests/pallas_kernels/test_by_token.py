@@ -1,0 +1,105 @@
+"""The kernels of what is computed by token against sums in float64, and against what XLA makes of it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import by_token
+from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, Sizes
+from tests.pallas_kernels.conftest import HAS_GPU
+
+pytestmark = pytest.mark.usefixtures("run_kernels")
+
+BATCH = 2
+SHAPES = {  # chunk, chunks, heads
+    "one chunk": (16, 1, 2),
+    "heads that fill no block": (16, 5, 3),
+    "several blocks of heads and of columns": (32, 6, 21),
+    "chunks of Hopper": (128, 3, 2),
+}
+
+
+def sizes_of(shape, precision="tf32") -> Sizes:
+    chunk, num_chunks, heads = SHAPES[shape]
+    return Sizes(
+        batch=BATCH,
+        chunk=chunk,
+        num_chunks=num_chunks,
+        groups=1,
+        heads=heads,
+        key_dim=16,
+        dtype="float32",
+        precision=precision,
+        interpret=not HAS_GPU,
+    )
+
+
+def by_xla(monkeypatch, function, *arguments):
+    with monkeypatch.context() as patch:
+        patch.setattr(by_token, "why_cannot_run", lambda: "not wanted here")
+        return function(*arguments)
+
+
+def chunks_of(x, sizes: Sizes):
+    """[B, T, H] in float64 as [B, N, C, H]."""
+    return np.asarray(x, np.float64).reshape(BATCH, sizes.num_chunks, sizes.chunk, sizes.heads)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "f32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decay_is_the_sum_of_log_decays_since_the_chunks_start(shape, precision, monkeypatch):
+    sizes = sizes_of(shape, precision)
+    log_decay = -np.random.default_rng(0).exponential(size=(BATCH, sizes.length, sizes.heads)).astype(np.float32)
+    log_decay[0, 3, 0] = -np.inf
+    found = jax.jit(functools.partial(by_token.decay_of_tokens, sizes=sizes))(jnp.asarray(log_decay))
+    assert found.shape == (sizes.decay_parts, BATCH, sizes.heads, sizes.length)
+    expected = np.cumsum(np.maximum(chunks_of(log_decay, sizes) * LOG2_E, MIN_LOG2_DECAY), axis=2)
+    expected = np.moveaxis(expected.reshape(BATCH, sizes.length, sizes.heads), 1, 2)
+    np.testing.assert_allclose(np.sum(np.asarray(found, np.float64), axis=0), expected, rtol=2e-6)
+    same = by_xla(monkeypatch, by_token.decay_of_tokens, jnp.asarray(log_decay), sizes)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(same), rtol=2e-6, atol=1e-5)
+
+
+def test_a_decay_that_is_not_a_number_stays_one():
+    sizes = sizes_of("heads that fill no block")
+    log_decay = np.full((BATCH, sizes.length, sizes.heads), -0.1, np.float32)
+    log_decay[1, 20, 2] = np.nan
+    found = np.asarray(by_token.decay_of_tokens(jnp.asarray(log_decay), sizes))
+    assert np.isnan(found[0, 1, 2, 20:32]).all()
+    assert np.isnan(found).sum() == 12
+
+
+@pytest.mark.parametrize("more_levels", [-1, 0, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lam_gradient_reads_only_where_a_state_is_read(shape, more_levels, monkeypatch):
+    sizes = sizes_of(shape)
+    rng, num_levels = np.random.default_rng(2), sizes.levels + more_levels
+    inside = rng.normal(size=(BATCH, sizes.heads, sizes.levels_inside, sizes.length))
+    arrays, chunk = [inside], np.arange(sizes.num_chunks)
+    if sizes.heights:
+        reads = np.repeat(chunk >> np.arange(sizes.heights)[:, None] & 1 == 1, sizes.chunk, axis=1)
+        read, weight = (np.where(reads, rng.normal(size=(BATCH, sizes.heads, *reads.shape)), np.nan) for _ in range(2))
+        decay = -rng.uniform(0, 3, (1, BATCH, sizes.heads, sizes.length))
+        since = -rng.uniform(0, 3, (BATCH, sizes.heads, sizes.num_chunks, sizes.heights))
+        arrays += [read, weight, decay, since]
+    arrays = [jnp.asarray(x, jnp.float32) for x in arrays] + [None] * (5 - len(arrays))
+    run = functools.partial(by_token.lam_gradient, num_levels=num_levels, sizes=sizes)
+    found = jax.jit(run)(*arrays)
+
+    of_levels = [inside]
+    if sizes.heights:
+        read, weight = (np.where(reads, x, 0.0) for x in (read, weight))
+        until_read = np.exp2(np.repeat(np.swapaxes(since, 2, 3), sizes.chunk, axis=3) + decay[0][:, :, None])
+        of_levels.append(until_read * read)
+        d_since = (weight * read).reshape(*read.shape[:3], sizes.num_chunks, sizes.chunk).sum(axis=4)
+        np.testing.assert_allclose(found[1], np.swapaxes(d_since, 2, 3), rtol=1e-4, atol=1e-5)
+    else:
+        assert found[1] is None
+    expected = np.moveaxis(np.concatenate(of_levels, axis=2), 3, 1)[..., :num_levels]
+    expected = np.pad(expected, [(0, 0)] * 3 + [(0, num_levels - expected.shape[3])])
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+    for mine, same in zip(jax.tree.leaves(found), jax.tree.leaves(by_xla(monkeypatch, run, *arrays)), strict=True):
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(same), rtol=1e-5, atol=1e-5)
