@@ -32,7 +32,7 @@ def draw_by_task(panels: Mapping[str, Mapping[str, AtBest]], shown_as: str) -> F
             axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
             axis.hlines(y, low, high, color="0.15", linewidth=1.6)
             axis.plot([mean], [y], "o", color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
-        percent_panel(axis, task, 1.4, 8, (len(variants) - 0.5, -0.5), shown_as)
+        percent_panel(axis, task, 1.3, 8, (len(variants) - 0.5, -0.5), shown_as)
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
     counts = {len(at_best.shown) for drawn in panels.values() for at_best in drawn.values()}
