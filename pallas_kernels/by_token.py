@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.chunks import Sizes, by_chunk, decay_in_chunk, log2_decay_parts, read_decay, where_read
-from pallas_kernels.common import call
+from pallas_kernels.common import call, pad
 from pallas_kernels.support import triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -84,11 +84,9 @@ def _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels: int, si
     dlam, d_since = inside, None
     if since is not None:
         read = where_read(read, sizes)
-        d_since = jnp.sum(by_chunk(where_read(weight, sizes) * read, sizes), axis=-1)
-        d_since = jnp.swapaxes(d_since, 2, 3)
+        d_since = jnp.swapaxes(jnp.sum(by_chunk(where_read(weight, sizes) * read, sizes), axis=-1), 2, 3)
         dlam = jnp.concatenate([dlam, read_decay(decay, since, sizes) * read], axis=2)
-    dlam = jnp.moveaxis(dlam, 3, 1)[..., :num_levels]
-    return jnp.pad(dlam, [(0, 0)] * 3 + [(0, num_levels - dlam.shape[-1])]), d_since
+    return pad(jnp.moveaxis(dlam, 3, 1)[..., :num_levels], (3, num_levels)), d_since
 
 
 def _lam_gradient_kernel(inside_ref, *refs, sizes: Sizes, levels: int, columns: int):
