@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import triton_scan
-from pallas_kernels.by_token import decay_of_tokens, lam_gradient
-from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, chunk_decay_of, since_block_start, sum_tokens
+from pallas_kernels.by_token import decay_gradient, decay_of_tokens, lam_gradient
+from pallas_kernels.chunks import chunk_decay_of, since_block_start
 from pallas_kernels.common import fold_mapped_axes, pad
 from pallas_kernels.support import choose_backend, dot_mode, interpreting
 from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles, choose_tiles, tile_for
@@ -148,7 +148,7 @@ def _scan_of(tiles: Tiles | HopperTiles):
 
 
 def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, keep: bool):
-    """[o], and for a backward pass the states that are read, with their weights, if any."""
+    """[o], and for a backward pass decays since a chunk's start and, where states are read, `since`, the states and weights."""
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = decay_of_tokens(log_decay, sizes)
     since = states = None
@@ -157,15 +157,18 @@ def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | H
         since = since_block_start(chunk_decay)
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
     out, weight = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, sizes, tiles, keep)
-    return [out, states, weight] if keep and sizes.heights else [out]
+    if not keep:
+        return [out]
+    kept = [since, states, weight] if sizes.heights else []
+    return [out, jnp.swapaxes(decay, 0, 1), *kept]
 
 
 def _backward(
-    do, q, k, v, log_decay, lam, states=None, weight=None, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles
-):
+    do, q, k, v, log_decay, lam, decay, since=None, states=None, weight=None,
+    *, sizes: AttentionSizes, tiles: Tiles | HopperTiles,
+):  # fmt: skip
     sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
-    do = do.astype(v.dtype)
-    decay = decay_of_tokens(log_decay, sizes)
+    do, decay = do.astype(v.dtype), jnp.swapaxes(decay, 0, 1)
 
     def by_head(x):
         """Value blocks of a head summed: [B, R, ...] to [B, H, ...]."""
@@ -173,29 +176,24 @@ def _backward(
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    gradients = read = since = None
+    gradients = read = of_chunks = None
     if sizes.heights:
         chunk_decay = chunk_decay_of(decay, sizes)
-        since, since_vjp = jax.vjp(since_block_start, chunk_decay)
+        _, since_vjp = jax.vjp(since_block_start, chunk_decay)
         gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
-    dq, dk, dv, dlam, d_decay, *kept = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
+    dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
     if sizes.heights:
-        dq, read, d_decay_read = scan.query_gradients(q, do, weight, states, dq, sizes, tiles)
-        d_decay += d_decay_read
-        read = by_head(read)
+        dq, read, of_reads = scan.query_gradients(q, do, weight, states, dq, sizes, tiles)
+        of_queries, of_keys, read = [*of_queries, of_reads], by_head(of_keys), by_head(read)
     else:
         dq = jnp.sum(dq, axis=0).astype(q.dtype)
     dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes)
-    # A token's decay counts for queries from it on, and for keys before it.
-    d_token = sum_tokens(by_head(d_decay), np.greater_equal, sizes)
     if sizes.heights:
-        d_token += sum_tokens(by_head(kept[0]), np.less, sizes)
         # What lies between the chunks of a query and of a key decays as a whole.
         (d_chunk,) = since_vjp(d_since)
-        d_token += (d_chunk + _sum_over_reads(by_head(d_merge)))[..., None]
-    d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
-    d_log_decay = jnp.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, d_token, 0.0)
+        of_chunks = d_chunk + _sum_over_reads(by_head(d_merge))
+    d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
     return dq, dk, dv, d_log_decay, dlam
 
 
@@ -238,6 +236,9 @@ def _node_decay(chunk_decay, size: int):
 
 def _sum_over_reads(x):
     """For each chunk, the sum of x [..., N] over the ends of the states that the chunk reads."""
-    chunk = np.arange(x.shape[-1])[:, None]
-    height = np.arange(max(x.shape[-1] - 1, 1).bit_length())
-    return jnp.sum(jnp.where((chunk >> height) & 1 == 1, x[..., (chunk >> height) << height], 0.0), axis=-1)
+    chunk, total = np.arange(x.shape[-1]), 0.0
+    for height in range(max(len(chunk) - 1, 1).bit_length()):
+        starts = x[..., :: 1 << height]  # of nodes of 2**height chunks
+        own = jnp.repeat(starts, 1 << height, axis=-1)[..., : len(chunk)]
+        total += jnp.where((chunk >> height) & 1 == 1, own, 0.0)
+    return total

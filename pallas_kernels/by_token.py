@@ -1,5 +1,5 @@
-"""What is computed of each token around the attention's kernels: before them its decay since the chunk's start, after them λ's
-gradient. A kernel each, as XLA would take several; where JAX has no Triton lowering, XLA's."""
+"""What is computed of each token around the attention's kernels: before them its decay since the chunk's start, after them the
+gradients of its decay and of λ. A kernel each, as XLA would take several; where JAX has no Triton lowering, XLA's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import Sizes, by_chunk, decay_in_chunk, log2_decay_parts, read_decay, where_read
+from pallas_kernels.chunks import (
+    LOG2_E,
+    MIN_LOG2_DECAY,
+    Sizes,
+    by_chunk,
+    decay_in_chunk,
+    log2_decay_parts,
+    read_decay,
+    sum_tokens,
+    where_read,
+)
 from pallas_kernels.common import call, pad
 from pallas_kernels.support import triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
-DECAY_LAUNCH = Launch(heads=16, warps=4, stages=1)
+DECAY_LAUNCH = Launch(heads=16, warps=8, stages=1)
 LAM_LAUNCH = Launch(heads=1, warps=4, stages=1)
 LAM_ELEMENTS = 4096  # of λ's gradient that a program has
 
@@ -36,6 +47,30 @@ def decay_of_tokens(log_decay, sizes: Sizes):
         DECAY_LAUNCH,
         sizes.interpret,
     )(log_decay)
+
+
+def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
+    """The gradient of log_decay [B, T, H].
+
+    Args:
+      of_queries: arrays [B, H, T], by their sum the gradient of each token's decay since its chunk's start.
+      of_keys: [B, H, T], that of its decay until the chunk's end; of_chunks: [B, H, N], that of a chunk's decay as a whole.
+        None where there is one chunk alone.
+    """
+    if why_cannot_run() is not None:
+        return _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes)
+    heads = min(DECAY_LAUNCH.heads, 1 << (sizes.heads - 1).bit_length())
+    operands = [log_decay, *of_queries] + ([] if of_keys is None else [of_keys, of_chunks])
+    return call(
+        functools.partial(_decay_gradient_kernel, sizes=sizes, queries=len(of_queries), heads=heads),
+        "decay_gradient",
+        (sizes.num_chunks, pl.cdiv(sizes.heads, heads), log_decay.shape[0]),
+        [_of_sequence(x) for x in operands],
+        _of_sequence(log_decay),
+        jax.ShapeDtypeStruct(log_decay.shape, jnp.float32),
+        DECAY_LAUNCH,
+        sizes.interpret,
+    )(*operands)
 
 
 def lam_gradient(inside, read, weight, decay, since, num_levels: int, sizes: Sizes):
@@ -78,6 +113,19 @@ def _of_sequence(x, axis=0):
     """All of x that is of one sequence, by the last index of the grid. axis: that of sequences."""
     shape = (*x.shape[:axis], None, *x.shape[axis + 1 :])
     return pl.BlockSpec(shape, lambda *program: tuple(program[-1] if i == axis else 0 for i in range(len(shape))))
+
+
+def _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
+    d_token = sum_tokens(sum(of_queries), np.greater_equal, sizes)
+    if of_keys is not None:
+        d_token += sum_tokens(of_keys, np.less, sizes) + of_chunks[..., None]
+    d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
+    return jnp.where(_is_used(log_decay), d_token, 0.0)
+
+
+def _is_used(log_decay):
+    """Whether a decay is taken as it is, not as the smallest there is, on which nothing depends."""
+    return log_decay * LOG2_E >= MIN_LOG2_DECAY
 
 
 def _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels: int, sizes: Sizes):
@@ -125,11 +173,40 @@ def _lam_gradient_kernel(inside_ref, *refs, sizes: Sizes, levels: int, columns: 
     triton.store(dlam_ref.at[token, wide(column)], dlam, mask=wide(exists))
 
 
-def _decay_kernel(log_decay_ref, decay_ref, *, sizes: Sizes, heads: int):
-    tile, first = (sizes.chunk, heads), pl.program_id(0) * sizes.chunk
-    token = first + lax.broadcasted_iota(jnp.int32, tile, 0)
+def _tokens_and_heads(sizes: Sizes, heads: int):
+    """Numbers of the tokens and heads of a program, [C, heads] each, and which of them exist."""
+    tile = (sizes.chunk, heads)
+    token = pl.program_id(0) * sizes.chunk + lax.broadcasted_iota(jnp.int32, tile, 0)
     head = pl.program_id(1) * heads + lax.broadcasted_iota(jnp.int32, tile, 1)
-    exists = head < sizes.heads
+    return token, head, head < sizes.heads
+
+
+def _decay_gradient_kernel(log_decay_ref, *refs, sizes: Sizes, queries: int, heads: int):
+    """A token's decay counts for queries from it on, and for keys before it.
+
+    The sum over the queries from a token on is that over all of the chunk, without those before it.
+    """
+    *operand_refs, gradient_ref = refs
+    token, head, exists = _tokens_and_heads(sizes, heads)
+
+    def load(ref):
+        return triton.load(ref.at[head, token], mask=exists, other=0.0)
+
+    of_queries = sum(load(ref) for ref in operand_refs[:queries])
+    others, of_all = -of_queries, jnp.sum(of_queries, axis=0)
+    if operand_refs[queries:]:
+        keys_ref, chunks_ref = operand_refs[queries:]
+        others += load(keys_ref)
+        column = pl.program_id(1) * heads + lax.broadcasted_iota(jnp.int32, (heads,), 0)
+        chunk = jnp.broadcast_to(pl.program_id(0), (heads,))
+        of_all += triton.load(chunks_ref.at[column, chunk], mask=column < sizes.heads, other=0.0)
+    gradient = jnp.cumsum(others, axis=0) - others + of_all[None, :]
+    log_decay = triton.load(log_decay_ref.at[token, head], mask=exists, other=0.0)
+    triton.store(gradient_ref.at[token, head], jnp.where(_is_used(log_decay), gradient, 0.0), mask=exists)
+
+
+def _decay_kernel(log_decay_ref, decay_ref, *, sizes: Sizes, heads: int):
+    token, head, exists = _tokens_and_heads(sizes, heads)
     log_decay = triton.load(log_decay_ref.at[token, head], mask=exists, other=0.0)
     for part, x in enumerate(log2_decay_parts(log_decay, sizes)):
         triton.store(decay_ref.at[part, head, token], jnp.cumsum(x, axis=0), mask=exists)

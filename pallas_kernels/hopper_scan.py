@@ -646,7 +646,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
     def body(
-        order_ref, q_ref, do_ref, weight_ref, states_ref, inside_ref, dq_ref, read_ref, d_decay_ref,
+        order_ref, q_ref, do_ref, weight_ref, states_ref, inside_ref, dq_ref, read_ref, of_reads_ref,
         *, q_s, do_s, weight_s, states_s, read_s, barriers,
     ):  # fmt: skip
         once, do_full, do_empty, state_full, state_empty = barriers
@@ -704,7 +704,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
                 nothing = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
                 count, dq, weighted = _for_ends_read(index, read, (*carry, nothing))
-                d_decay_ref[sequence, head, tokens(worker)] = weighted
+                of_reads_ref[sequence, head, tokens(worker)] = weighted
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(do_empty.at[do_slot])
                 plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
@@ -745,26 +745,24 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
         jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32),
     ]
     call = _call(body, "query_gradients", grid, out_type, scratch, sizes, rows + 1)
-    dq_read, read, d_decay = call(_chunks_by_reads(sizes), q, do, weight, states, dq)
+    dq_read, read, of_reads = call(_chunks_by_reads(sizes), q, do, weight, states, dq)
     dq = dq_read[0] if blocks == 1 else jnp.sum(jnp.concatenate([dq, dq_read]), axis=0).astype(q.dtype)
-    return dq, read, d_decay
+    return dq, read, of_reads
 
 
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
     """As `triton_scan.chunk_gradients`. A program has a chunk and some heads, a warpgroup that multiplies a block's keys."""
-    dq, dk, dv, dlam, d_decay, *rest = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
+    dq, dk, dv, dlam, *by_token = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
     dk = jnp.sum(dk, axis=0).astype(k.dtype) if len(dk) > 1 else dk[0]
-    if sizes.chunk > BLOCK:
-        *rest, across = rest
-        d_decay += jnp.where(jnp.arange(sizes.length) // BLOCK % 2 == 1, across, 0.0)
-    return dq, dk, dv, dlam, d_decay, *rest
+    of_keys = None if gradients is None else by_token.pop(1)
+    return dq, dk, dv, dlam, by_token, of_keys
 
 
 def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
     """The kernel of `chunk_gradients`. Several blocks of heads have a part of dq and dk each, in float32. With two blocks of
-    tokens, what the pairs of both add to d_decay comes by itself, and is not written for the first one's queries.
+    tokens, what the pairs of both add to the gradient of decays comes by itself.
 
-    Sums over queries, for d_decay, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
+    Sums over queries, for decays, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
     cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_gradients
@@ -781,7 +779,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs,
         q_s, k_s, v_s, do_s, gradient_s, decay_s, lam_s, weights_s, between_s, barriers,
     ):  # fmt: skip
-        tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, *more_refs) = refs[:num_trees], refs[num_trees:]
+        tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, own_ref, *more_refs) = refs[:num_trees], refs[num_trees:]
         once, full, empty, between_done = barriers
         index, block = lax.axis_index("chunk"), lax.axis_index("block")
         sequence, group, first = _heads_of_program(sizes, heads_per_program)
@@ -883,6 +881,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                         # The pairs of the two blocks are of the last level, and no other tokens have any of it.
                         nothing = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
                         dlam_ref[sequence, head, LEVELS_IN_BLOCK, tokens(0)] = nothing
+                        more_refs[-1][sequence, head, tokens(0)] = nothing
 
                 dv = _product(weights_own.T, do_s.at[slot, worker], value_shape)
 
@@ -923,7 +922,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 if rows > 1:
                     dv = lax.fori_loop(worker + 1, rows, later_queries, dv)
                 own_values = plgpu.load(values, layout=TILE).astype(F32)
-                d_decay_ref[sequence, head, tokens(worker)] = by_query - jnp.sum(own_values * dv, axis=1)
+                own_ref[sequence, head, tokens(worker)] = by_query - jnp.sum(own_values * dv, axis=1)
                 dv += _rows(own_weight, value_shape) * plgpu.load(do_s.at[slot, worker], layout=TILE).astype(F32)
                 if tree_refs:
                     until_end = _exp2_of_decay(decay_s[slot, rows - 1, BLOCK - 1] - since)

@@ -412,8 +412,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Til
     """What reading states gives to those who read. dq: that of `chunk_gradients`.
 
     Returns (dq [B, T, G, K], all of it; read [B, R, heights, T], q·S·do for the state S read at each height, not written for
-    heights of which neither the chunk nor its neighbour in an aligned pair reads one; d_decay [B, R, T], each token's
-    weights as query of states).
+    heights of which neither the chunk nor its neighbour in an aligned pair reads one; of_reads [B, R, T], each token's
+    weights as query of states, the gradient of its decay since the chunk's start).
     """
     launch, chunks = tiles.query_gradients, sizes.read_chunks
     specs = AttentionSpecs(sizes, launch)
@@ -431,8 +431,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Til
         sizes.interpret,
     )(q, do, weight, states)
     weight = jnp.repeat(weight, sizes.value_blocks, axis=1)
-    d_decay = jnp.sum(where_read(weight * read, sizes), axis=2)
-    return (jnp.sum(dq, axis=0) + jnp.sum(dq_read, axis=0)).astype(q.dtype), read, d_decay
+    of_reads = jnp.sum(where_read(weight * read, sizes), axis=2)
+    return (jnp.sum(dq, axis=0) + jnp.sum(dq_read, axis=0)).astype(q.dtype), read, of_reads
 
 
 def _query_gradients_kernel(
@@ -465,8 +465,9 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
     lam [B, T, H, L]; gradients [B, R, N, K, V]: of each chunk's own state, or None where there is one chunk alone.
 
     Returns (dq [parts, B, T, G, K] float32, parts to be added; dk [B, T, G, K]; dv [B, T, R, V]; dlam [B, R, L, T];
-    d_decay [B, R, T], each token's weights as query less its weights as key, inside the chunk; kept [B, R, T], each
-    token's weight as key in what later chunks read, only with heights).
+    of_queries, arrays [B, R, T], by their sum each token's weights as query less its weights as key, inside the chunk, which
+    is the gradient of its decay since the chunk's start; of_keys [B, R, T], each token's weight as key in what later chunks
+    read, the gradient of its decay until the chunk's end, or None where there is one chunk alone).
     """
     launch = tiles.chunk_gradients
     specs = AttentionSpecs(sizes, launch)
@@ -496,7 +497,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
         operands += [gradients]
         out_specs += [specs.by_token()]
         out_shape += [by_token]
-    dq, dk, *rest = call(
+    dq, dk, dv, dlam, of_queries, *of_keys = call(
         functools.partial(_chunk_gradients_kernel, sizes=sizes, launch=launch),
         "chunk_gradients",
         specs.grid(sizes.num_chunks),
@@ -506,16 +507,16 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
         launch,
         sizes.interpret,
     )(*operands)
-    return dq, jnp.sum(dk, axis=0).astype(k.dtype), *rest
+    return dq, jnp.sum(dk, axis=0).astype(k.dtype), dv, dlam, [of_queries], of_keys[0] if of_keys else None
 
 
 def _chunk_gradients_kernel(
     q_ref, k_ref, v_ref, do_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch
 ):
     if sizes.heights:
-        gradients_ref, dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref, kept_ref = refs
+        gradients_ref, dq_ref, dk_ref, dv_ref, dlam_ref, of_queries_ref, of_keys_ref = refs
     else:
-        dq_ref, dk_ref, dv_ref, dlam_ref, d_decay_ref = refs
+        dq_ref, dk_ref, dv_ref, dlam_ref, of_queries_ref = refs
     chunk = pl.program_id(0)
     q, k = q_ref[:, :], k_ref[:, :]
     scores = multiply(q, k, sizes, transpose_y=True)
@@ -537,14 +538,14 @@ def _chunk_gradients_kernel(
             dlam_ref[head, index, :] = jnp.sum(jnp.where(level == index, d_lam, 0.0), axis=1)
         # Without the diagonal, through which no decay passes, so that nothing large cancels.
         d_weights = jnp.where(level > 0, lam * d_lam, 0.0)
-        d_decay_ref[head, :] = jnp.sum(d_weights, axis=1) - jnp.sum(d_weights, axis=0)
+        of_queries_ref[head, :] = jnp.sum(d_weights, axis=1) - jnp.sum(d_weights, axis=0)
         if sizes.heights:
             last = decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes)
             until_end = decay_until_end(parts, last)[:, None]
             gradient = gradients_ref[head, chunk]
             dk += multiply((until_end * v).astype(sizes.dtype), gradient, sizes, transpose_y=True)
             from_later = until_end * multiply(k, gradient, sizes)
-            kept_ref[head, :] = jnp.sum(from_later * v, axis=1)
+            of_keys_ref[head, :] = jnp.sum(from_later * v, axis=1)
             dv += from_later
         dv_ref[:, head, :] = dv.astype(dv_ref.dtype)
         return d_scores, dk

@@ -13,7 +13,7 @@ def accumulation_dtype(*arrays) -> jnp.dtype:
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def to_common_dtypes(log_decay: Float[Array, "B T H"], *arrays: Array) -> tuple[Array, ...]:
-    """(log_decay in the dtype of sums, from MIN_LOG_DECAY on; the others in the widest of their dtypes)."""
-    dtype, widest = accumulation_dtype(*arrays), jnp.result_type(*arrays)
-    return jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY), *(x.astype(widest) for x in arrays)
+def to_common_dtypes(log_decay: Float[Array, "B T H"], *arrays: Array, bounded: bool = True) -> tuple[Array, ...]:
+    """(log_decay in the dtype of sums, if `bounded` from MIN_LOG_DECAY on; the others in the widest of their dtypes)."""
+    log_decay, widest = log_decay.astype(accumulation_dtype(*arrays)), jnp.result_type(*arrays)
+    return jnp.maximum(log_decay, MIN_LOG_DECAY) if bounded else log_decay, *(x.astype(widest) for x in arrays)

@@ -72,6 +72,32 @@ def test_a_decay_that_is_not_a_number_stays_one():
     assert np.isnan(found).sum() == 12
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decay_gradient_counts_queries_from_the_token_on_and_keys_before_it(shape, parts, monkeypatch):
+    sizes, rng = sizes_of(shape), np.random.default_rng(1)
+    by_head = (BATCH, sizes.heads, sizes.length)
+    log_decay = -rng.exponential(size=(BATCH, sizes.length, sizes.heads))
+    log_decay[0, 2, 0], log_decay[1, 5, 1], log_decay[1, 7, 0] = -np.inf, -1000.0, np.nan
+    of_queries, of_keys, of_chunks = [rng.normal(size=by_head) for _ in range(parts)], None, None
+    if sizes.heights:
+        of_keys, of_chunks = rng.normal(size=by_head), rng.normal(size=(*by_head[:2], sizes.num_chunks))
+    arrays = jax.tree.map(
+        functools.partial(jnp.asarray, dtype=jnp.float32), (of_queries, of_keys, of_chunks, log_decay)
+    )
+    found = jax.jit(functools.partial(by_token.decay_gradient, sizes=sizes))(*arrays)
+
+    token = np.arange(sizes.length)
+    same_chunk = token[:, None] // sizes.chunk == token // sizes.chunk
+    expected = sum(of_queries) @ (same_chunk & (token[:, None] >= token))
+    if sizes.heights:
+        expected += of_keys @ (same_chunk & (token[:, None] < token)) + np.repeat(of_chunks, sizes.chunk, axis=2)
+    expected = np.where(log_decay * LOG2_E >= MIN_LOG2_DECAY, np.moveaxis(expected, 1, 2), 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+    same = by_xla(monkeypatch, by_token.decay_gradient, *arrays, sizes)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(same), rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("more_levels", [-1, 0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lam_gradient_reads_only_where_a_state_is_read(shape, more_levels, monkeypatch):

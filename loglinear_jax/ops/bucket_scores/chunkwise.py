@@ -66,7 +66,7 @@ def sums_to_read(k: Float[Array, "B G N C K"], log_decay: Float[Array, "B G R N 
     those that are read; the log decay [B, G, R, N] from the end of the one that a chunk reads to the chunk)."""
     kept = decay_to_end(log_decay)
     of_chunks = dot("bgnsk,bgrns->bgrnk", k, kept.astype(k.dtype), precision)[..., None]
-    for sums, since in climb(of_chunks, jnp.sum(log_decay, axis=-1)):
+    for sums, since in climb(of_chunks, jnp.sum(log_decay, axis=-1), apart=True):
         yield sums[:, :, :, ::2, :, 0], since
 
 

@@ -108,7 +108,9 @@ def _attend(
 ):
     del interpreted
     out_dtype, room = v.dtype, capacity(lam.shape[-1])
-    log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
+    # Where kernels do all, they bound the decays too.
+    bounded = implementation != "pallas" or return_state or initial_state is not None
+    log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v, bounded=bounded)
     lam, initial_state = with_all_levels(lam.astype(log_decay.dtype), initial_state)
 
     kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
