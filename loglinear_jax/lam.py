@@ -67,24 +67,37 @@ class ContentLam(nn.Module):
     """λ = softmax over the occupied levels of γ_h s[ℓ], s the bucket scores of unit queries and keys, γ_h > 0 learned.
 
     Where the decayed sum of a bucket's keys matches the query, λ is large: it sees what its bucket holds. One parameter a head.
+
+    implementation, as of log_linear_attention: with None on a GPU, and with "pallas", one kernel where it can run, for sequences
+    of MANY_ROWS tokens times heads or more; else plain JAX.
     """
 
     needs_input = False
     needs_scores = True
     has_levels = False
 
+    implementation: str | None = None
+
     @nn.compact
     def __call__(
         self, d: Float[Array, "... H L"], scores: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]
     ) -> Float[Array, "... H L"]:
         del d
-        return softmax_of_occupied(_sharpened(self, scores), occupied)
+        scale = _sharpness(self, scores.shape[-2])
+        if self._takes_kernel(scores, occupied):
+            return pallas_kernels.content_lam(scores, scale, occupied)
+        return softmax_of_occupied(scale[:, None] * scores, occupied)
+
+    def _takes_kernel(self, scores: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]) -> bool:
+        if (scores.ndim, occupied.ndim) != (4, 3) or _has_few_rows(scores):
+            return False
+        why_not = functools.partial(pallas_kernels.why_content_lam_unsupported, scores.shape[-1], scores.dtype)
+        return pallas_kernels.chooses_kernel("λ content", self.implementation, why_not)
 
 
-def _sharpened(module: nn.Module, scores: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
-    """γ_h s, inside a module of which γ is a parameter."""
-    log_scale = module.param("log_scale", nn.initializers.constant(np.log(FIRST_SCALE)), scores.shape[-2:-1])
-    return jnp.exp(log_scale)[:, None] * scores
+def _sharpness(module: nn.Module, heads: int) -> Float[Array, " H"]:
+    """γ_h, inside a module of which it is a parameter."""
+    return jnp.exp(module.param("log_scale", nn.initializers.constant(np.log(FIRST_SCALE)), (heads,)))
 
 
 def softmax_of_occupied(logits: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]) -> Float[Array, "... H L"]:
@@ -162,7 +175,8 @@ class ContentMlpLam(nn.Module):
         levels = d.shape[-1]
         w1, b1, w2, b2 = _mlp_weights(levels, self.hidden or 2 * levels, self.init_scheme, 0.0)
         of_token = _product(ACTIVATIONS[self.activation](_product(d.astype(jnp.float32), w1) + b1), w2) + b2
-        return softmax_of_occupied(_sharpened(self, scores) + of_token, occupied)
+        scale = _sharpness(self, scores.shape[-2])
+        return softmax_of_occupied(scale[:, None] * scores + of_token, occupied)
 
 
 def _mlp_weights(levels: int, width: int, init_scheme: str, start: float) -> tuple[Array | np.ndarray, ...]:

@@ -7,6 +7,7 @@ Nothing outside knows which Pallas lowering they use.
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.causal_conv import causal_conv, why_causal_conv_unsupported
+from pallas_kernels.content_lam import content_lam, why_content_lam_unsupported
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
 from pallas_kernels.delta_carry import carry_state
 from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
@@ -34,6 +35,7 @@ __all__ = [
     "chooses_kernel",
     "chunk_of_scores",
     "chunk_scores",
+    "content_lam",
     "cross_entropy",
     "delta_chunk",
     "delta_chunks",
@@ -48,6 +50,7 @@ __all__ = [
     "runs_on_gpu",
     "swiglu",
     "why_causal_conv_unsupported",
+    "why_content_lam_unsupported",
     "why_cross_entropy_unsupported",
     "why_delta_unsupported",
     "why_lam_mlp_unsupported",
