@@ -68,8 +68,8 @@ class ContentLam(nn.Module):
 
     Where the decayed sum of a bucket's keys matches the query, λ is large: it sees what its bucket holds. One parameter a head.
 
-    implementation, as of log_linear_attention: with None on a GPU, and with "pallas", one kernel where it can run, for sequences
-    of MANY_ROWS tokens times heads or more; else plain JAX.
+    implementation, as of log_linear_attention: with None on a GPU, and with "pallas", one kernel where it can run, for
+    sequences of MANY_ROWS tokens times heads or more; else plain JAX.
     """
 
     needs_input = False

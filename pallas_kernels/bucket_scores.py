@@ -1,7 +1,7 @@
 """Bucket scores of the tokens of every chunk by one kernel, with its gradient: products of queries with keys inside a chunk,
 summed by level, and with the sums of keys that the chunk reads, of several heads in one product.
 
-What is built of sums of keys from the keys is left to plain JAX: there are T / C of them, not T.
+The sums of keys come from `key_tree`, or from plain JAX: there are T / C of them, not T.
 
 Names and shapes inside, beside those of `kernels`:
 
@@ -37,7 +37,8 @@ from pallas_kernels.common import call, fold_mapped_axes, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
 from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, tile_for
 
-READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
+# Of sums that a program reads at once, or of scores that come of them. Gradients hold more beside them.
+READ_BYTES, GRADIENT_READ_BYTES = 16 * 1024, 8 * 1024
 
 
 def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
@@ -46,8 +47,7 @@ def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tile
     Args:
       q, k: [B, T, G, K], float32 or bfloat16, both alike; K from 16 to 256.
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G.
-      sums: for each height i of the tree over the N chunks, the sums of keys of the nodes that are read there,
-        [B, H, nodes, K]: of chunks [2j · 2^i, (2j + 1) · 2^i) for j = 0, 1, ...
+      sums: [B, H, M, K], those of `join_keys`, whose K may be padded; None if there is one chunk alone.
       precision: of float32 products, as in jax.lax.dot. tiles: how to cut the work into programs; chosen if None.
 
     Returns scores [B, T, H, levels] in float32, 0 where a bucket is empty. Differentiable in reverse mode, and batched by vmap,
@@ -74,10 +74,8 @@ def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tile
     decay = decay_in_chunk(log_decay, sizes)
     operands = [*(pad(x, (3, sizes.key_dim)) for x in (q, k)), jnp.moveaxis(decay, 0, 1)]
     if sizes.heights:
-        whole = 1 << sizes.heights
-        sums = [pad(x, (2, whole >> (height + 1)), (3, sizes.key_dim)) for height, x in enumerate(sums)]
         since = since_block_start(chunk_decay_of(decay, sizes))
-        operands += [jnp.concatenate(sums, axis=2).astype(q.dtype), since]
+        operands += [pad(sums, (3, sizes.key_dim)).astype(q.dtype), since]
     return jnp.moveaxis(_differentiable(sizes, tiles)(*operands), 3, 1)
 
 
@@ -139,7 +137,7 @@ def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
         read = (*per_head, sizes.num_chunks, sizes.heights)
         out_shape += [
             by_token,
-            jax.ShapeDtypeStruct((*read, sizes.key_dim), jnp.float32),
+            jax.ShapeDtypeStruct((*read, sizes.key_dim), sizes.dtype),
             jax.ShapeDtypeStruct(read, jnp.float32),
         ]
     dq, dk, d_decay, *d_tree = call(
@@ -171,7 +169,7 @@ def _sum_over_readers(d_read, sizes: Sizes):
     for height in range(sizes.heights):
         d = pad(d_read[:, :, :, height], (2, whole))
         d = d.reshape(*d.shape[:2], whole >> (height + 1), 2, 1 << height, d.shape[3])
-        d_sums.append(jnp.sum(d[:, :, :, 1], axis=3))
+        d_sums.append(jnp.sum(d[:, :, :, 1].astype(jnp.float32), axis=3))
     return jnp.concatenate(d_sums, axis=2)
 
 
@@ -185,9 +183,9 @@ class _Reads:
     `reads`: for which of them the chunk reads a node. sums [rows, K] and decay [rows, C] of the others are 0.
     """
 
-    def __init__(self, sums_ref, since_ref, decay_ref, chunk, first, sizes: Sizes, launch: Launch):
+    def __init__(self, sums_ref, since_ref, decay_ref, chunk, first, heads_at_once: int, sizes: Sizes, launch: Launch):
         rows_of_head = _rows_of_head(sizes)
-        row = lax.iota(jnp.int32, _heads_at_once(sizes, launch) * rows_of_head)
+        row = lax.iota(jnp.int32, heads_at_once * rows_of_head)
         self.head, self.height = first + (row >> rows_of_head.bit_length() - 1), row & rows_of_head - 1
         self.exists = (self.head < launch.heads) & (self.height < sizes.heights)
         self.reads = self.exists & ((chunk >> self.height) & 1 == 1)
@@ -215,17 +213,17 @@ def _rows_of_head(sizes: Sizes) -> int:
     return 1 << (sizes.heights - 1).bit_length()
 
 
-def _heads_at_once(sizes: Sizes, launch: Launch) -> int:
-    """A power of two, of heads whose rows make tiles of READ_BYTES; of more than the launch has, to fill the smallest tile."""
+def _heads_at_once(sizes: Sizes, launch: Launch, read_bytes: int) -> int:
+    """A power of two, of heads whose rows make tiles of so many bytes, of sums or of scores that come of them; of more heads
+    than the launch has, to fill the smallest tile."""
     rows = _rows_of_head(sizes)
     row_bytes = max(sizes.key_dim * jnp.dtype(sizes.dtype).itemsize, sizes.chunk * 4)
-    most = READ_BYTES // (row_bytes * rows)
+    most = read_bytes // (row_bytes * rows)
     return max(min(most, 1 << (launch.heads - 1).bit_length()), MIN_TILE // rows, 1)
 
 
-def _for_heads_at_once(body, carry, sizes: Sizes, launch: Launch):
-    """body(the first of some heads, carry) for all."""
-    heads = _heads_at_once(sizes, launch)
+def _for_heads_at_once(heads: int, body, carry, launch: Launch):
+    """body(the first of so many heads, carry) for all."""
     return lax.fori_loop(0, pl.cdiv(launch.heads, heads), lambda i, carry: body(i * heads, carry), carry)
 
 
@@ -241,14 +239,16 @@ def _scores_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch)
         for index in range(sizes.levels_inside):
             scores_ref[head, index, :] = jnp.sum(jnp.where(level == index, weights, 0.0), axis=1)
 
+    at_once = _heads_at_once(sizes, launch, READ_BYTES)
+
     def between(first, _):
-        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
+        read = _Reads(*tree_refs, decay_ref, chunk, first, at_once, sizes, launch)
         scores = read.decay * multiply(read.sums, q, sizes, transpose_y=True)
         triton.store(read.scores(scores_ref), scores, mask=read.exists[:, None])
 
     lax.fori_loop(0, launch.heads, inside, None)
     if sizes.heights:
-        _for_heads_at_once(between, None, sizes, launch)
+        _for_heads_at_once(at_once, between, None, launch)
 
 
 def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch):
@@ -271,8 +271,10 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
         d_decay_ref[head, :] = jnp.sum(of_decay, axis=1) - jnp.sum(of_decay, axis=0)
         return d_products + d_weights
 
+    at_once = _heads_at_once(sizes, launch, GRADIENT_READ_BYTES)
+
     def between(first, dq):
-        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
+        read = _Reads(*tree_refs, decay_ref, chunk, first, at_once, sizes, launch)
         d_read = read.decay * read.load(read.scores(d_scores_ref))  # [rows, C]
         of_decay = d_read * multiply(read.sums, q, sizes, transpose_y=True)
         d_since = jnp.sum(of_decay, axis=1)
@@ -284,7 +286,7 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
         d_read = d_read.astype(sizes.dtype)
         d_sums = multiply(d_read, q, sizes)
         window = d_read_ref.at[read.head[:, None], read.height[:, None], read.column]
-        triton.store(window, d_sums, mask=read.reads[:, None])
+        triton.store(window, d_sums.astype(sizes.dtype), mask=read.reads[:, None])
         return dq + multiply(d_read, read.sums, sizes, transpose_x=True)
 
     zeros = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32)
@@ -292,5 +294,5 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
     dk_ref[:, :] = multiply(d_products, q, sizes, transpose_x=True)
     dq = multiply(d_products, k, sizes)
     if sizes.heights:
-        dq = _for_heads_at_once(between, dq, sizes, launch)
+        dq = _for_heads_at_once(at_once, between, dq, launch)
     dq_ref[:, :] = dq

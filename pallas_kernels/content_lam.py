@@ -1,4 +1,4 @@
-"""λ of what the buckets hold: a softmax over the occupied levels, of bucket scores as their kernel writes them, and its gradient.
+"""λ of what buckets hold: a softmax over the occupied levels, of bucket scores as their kernel writes them, and its gradient.
 A kernel each: XLA would take several that read all scores, and one more to turn λ to where the attention reads it.
 
 Names and shapes inside:

@@ -59,7 +59,7 @@ def climb(
     """At each height: (the state of every node there, the log decay from the end of each chunk's left sibling to the chunk).
 
     state, chunk_decay: of each chunk, the state at its end from its own tokens, and its tokens' log decay in all.
-    apart: keep XLA from putting several heights, or their gradients, into one kernel, which computes lower ones again and again.
+    apart: keep XLA from putting several heights, or their gradients, into one kernel, which computes lower ones repeatedly.
     """
     chunks = np.arange(chunk_decay.shape[-1])
     since_sibling = jnp.zeros_like(chunk_decay)

@@ -84,7 +84,7 @@ def test_heads_whose_sums_are_read_at_once(reads):
 def test_tiles_change_nothing(tiles):
     chunks, size = 5, 16
     q, k, log_decay = inputs_of("f32", 1, chunks * size, 1, 6, 128, min_decay=-0.1)
-    sums = [jax.random.normal(jax.random.key(nodes), (1, 6, nodes, 128)) for nodes in (3, 1, 1)]
+    sums = jax.random.normal(jax.random.key(0), (1, 6, 7, 128))  # of 8 chunks, of which there are 5
 
     def run(tiles):
         score = functools.partial(pallas_kernels.chunk_scores, chunk_size=size, precision="highest", tiles=tiles)
@@ -141,7 +141,7 @@ def test_nested_vmap_over_some_arguments_is_a_loop():
 def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
     traced = compiled(implementation="pallas", precision=PRECISIONS[mode]).trace(inputs_of(mode, 1, 300, 1, 6, 32))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("gpu.triton") == 2 and "bucket_scores" in text and "bucket_score_gradients" in text
+    assert text.count("gpu.triton") == 4 and "bucket_scores" in text and "bucket_score_gradients" in text
 
 
 def test_what_the_kernels_cannot_run_is_named():
