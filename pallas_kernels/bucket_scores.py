@@ -21,12 +21,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.by_token import differentiable_decay
 from pallas_kernels.chunks import (
     LOG2_E,
     Sizes,
     Specs,
     chunk_decay_of,
-    decay_in_chunk,
     decay_parts,
     decay_tile,
     level_tile,
@@ -35,10 +35,9 @@ from pallas_kernels.chunks import (
 )
 from pallas_kernels.common import call, fold_mapped_axes, pad
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
-from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, tile_for
+from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, choose_score_tiles, tile_for
 
-# Of sums that a program reads at once, or of scores that come of them. Gradients hold more beside them.
-READ_BYTES, GRADIENT_READ_BYTES = 16 * 1024, 8 * 1024
+READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
 
 
 def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
@@ -70,11 +69,13 @@ def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tile
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
     )
-    tiles = (tiles or ScoreTiles()).fitted(sizes.group_heads)
-    decay = decay_in_chunk(log_decay, sizes)
-    operands = [*(pad(x, (3, sizes.key_dim)) for x in (q, k)), jnp.moveaxis(decay, 0, 1)]
+    tiles = (tiles or choose_score_tiles(sizes.group_heads, sizes.num_chunks * batch * groups)).fitted(
+        sizes.group_heads
+    )
+    decay = differentiable_decay(sizes)(log_decay)
+    operands = [*(pad(x, (3, sizes.key_dim)) for x in (q, k)), decay]
     if sizes.heights:
-        since = since_block_start(chunk_decay_of(decay, sizes))
+        since = since_block_start(chunk_decay_of(jnp.moveaxis(decay, 1, 0), sizes))
         operands += [pad(sums, (3, sizes.key_dim)).astype(q.dtype), since]
     return jnp.moveaxis(_differentiable(sizes, tiles)(*operands), 3, 1)
 
@@ -183,9 +184,9 @@ class _Reads:
     `reads`: for which of them the chunk reads a node. sums [rows, K] and decay [rows, C] of the others are 0.
     """
 
-    def __init__(self, sums_ref, since_ref, decay_ref, chunk, first, heads_at_once: int, sizes: Sizes, launch: Launch):
+    def __init__(self, sums_ref, since_ref, decay_ref, chunk, first, sizes: Sizes, launch: Launch):
         rows_of_head = _rows_of_head(sizes)
-        row = lax.iota(jnp.int32, heads_at_once * rows_of_head)
+        row = lax.iota(jnp.int32, _heads_at_once(sizes, launch) * rows_of_head)
         self.head, self.height = first + (row >> rows_of_head.bit_length() - 1), row & rows_of_head - 1
         self.exists = (self.head < launch.heads) & (self.height < sizes.heights)
         self.reads = self.exists & ((chunk >> self.height) & 1 == 1)
@@ -213,17 +214,17 @@ def _rows_of_head(sizes: Sizes) -> int:
     return 1 << (sizes.heights - 1).bit_length()
 
 
-def _heads_at_once(sizes: Sizes, launch: Launch, read_bytes: int) -> int:
-    """A power of two, of heads whose rows make tiles of so many bytes, of sums or of scores that come of them; of more heads
-    than the launch has, to fill the smallest tile."""
+def _heads_at_once(sizes: Sizes, launch: Launch) -> int:
+    """A power of two, of heads whose rows make tiles of READ_BYTES; of more than the launch has, to fill the smallest tile."""
     rows = _rows_of_head(sizes)
     row_bytes = max(sizes.key_dim * jnp.dtype(sizes.dtype).itemsize, sizes.chunk * 4)
-    most = read_bytes // (row_bytes * rows)
+    most = READ_BYTES // (row_bytes * rows)
     return max(min(most, 1 << (launch.heads - 1).bit_length()), MIN_TILE // rows, 1)
 
 
-def _for_heads_at_once(heads: int, body, carry, launch: Launch):
-    """body(the first of so many heads, carry) for all."""
+def _for_heads_at_once(body, carry, sizes: Sizes, launch: Launch):
+    """body(the first of some heads, carry) for all."""
+    heads = _heads_at_once(sizes, launch)
     return lax.fori_loop(0, pl.cdiv(launch.heads, heads), lambda i, carry: body(i * heads, carry), carry)
 
 
@@ -239,16 +240,14 @@ def _scores_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch)
         for index in range(sizes.levels_inside):
             scores_ref[head, index, :] = jnp.sum(jnp.where(level == index, weights, 0.0), axis=1)
 
-    at_once = _heads_at_once(sizes, launch, READ_BYTES)
-
     def between(first, _):
-        read = _Reads(*tree_refs, decay_ref, chunk, first, at_once, sizes, launch)
+        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
         scores = read.decay * multiply(read.sums, q, sizes, transpose_y=True)
         triton.store(read.scores(scores_ref), scores, mask=read.exists[:, None])
 
     lax.fori_loop(0, launch.heads, inside, None)
     if sizes.heights:
-        _for_heads_at_once(at_once, between, None, launch)
+        _for_heads_at_once(between, None, sizes, launch)
 
 
 def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Launch):
@@ -271,10 +270,8 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
         d_decay_ref[head, :] = jnp.sum(of_decay, axis=1) - jnp.sum(of_decay, axis=0)
         return d_products + d_weights
 
-    at_once = _heads_at_once(sizes, launch, GRADIENT_READ_BYTES)
-
     def between(first, dq):
-        read = _Reads(*tree_refs, decay_ref, chunk, first, at_once, sizes, launch)
+        read = _Reads(*tree_refs, decay_ref, chunk, first, sizes, launch)
         d_read = read.decay * read.load(read.scores(d_scores_ref))  # [rows, C]
         of_decay = d_read * multiply(read.sums, q, sizes, transpose_y=True)
         d_since = jnp.sum(of_decay, axis=1)
@@ -294,5 +291,5 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
     dk_ref[:, :] = multiply(d_products, q, sizes, transpose_x=True)
     dq = multiply(d_products, k, sizes)
     if sizes.heights:
-        dq = _for_heads_at_once(at_once, between, dq, launch)
+        dq = _for_heads_at_once(between, dq, sizes, launch)
     dq_ref[:, :] = dq

@@ -22,7 +22,7 @@ from pallas_kernels.chunks import (
     sum_tokens,
     where_read,
 )
-from pallas_kernels.common import call, pad
+from pallas_kernels.common import call, fold_mapped_axes, pad
 from pallas_kernels.support import triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -49,13 +49,28 @@ def decay_of_tokens(log_decay, sizes: Sizes):
     )(log_decay)
 
 
+@functools.cache
+def differentiable_decay(sizes: Sizes):
+    """The function log_decay -> decay of `decay_of_tokens`, but [B, P, H, T]; differentiable, and batched by vmap."""
+    forward = fold_mapped_axes(lambda log_decay: jnp.moveaxis(decay_of_tokens(log_decay, sizes), 0, 1))
+
+    @fold_mapped_axes
+    def backward(log_decay, d_decay):
+        # Of the last part alone: others are whole multiples of something.
+        return decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, sizes)
+
+    apply = jax.custom_vjp(forward)
+    apply.defvjp(lambda x: (forward(x), x), lambda log_decay, d_decay: (backward(log_decay, d_decay),))
+    return apply
+
+
 def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
     """The gradient of log_decay [B, T, H].
 
     Args:
       of_queries: arrays [B, H, T], by their sum the gradient of each token's decay since its chunk's start.
       of_keys: [B, H, T], that of its decay until the chunk's end; of_chunks: [B, H, N], that of a chunk's decay as a whole.
-        None where there is one chunk alone.
+        None where nothing depends on them.
     """
     if why_cannot_run() is not None:
         return _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes)

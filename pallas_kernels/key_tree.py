@@ -22,8 +22,8 @@ from pallas_kernels.support import UnsupportedError, interpreting, why_cannot_ru
 from pallas_kernels.tiles import MIN_TILE, Launch, tile_for
 
 MAX_CHUNKS = 1024
-LAUNCH = Launch(heads=1, warps=4, stages=1)
-ELEMENTS = 8192  # of all chunks that a program has
+LAUNCH = Launch(heads=1, warps=2, stages=1)
+ELEMENTS = 4096  # of all chunks that a program has
 
 
 def join_keys(of_chunks, decay, dtype):

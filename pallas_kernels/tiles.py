@@ -218,12 +218,15 @@ def carry_columns(sequences: int, value_dim: int) -> int:
     return block
 
 
+SCORE_PROGRAMS = 384  # of the gradients of bucket scores, three a multiprocessor
+
+
 @dataclasses.dataclass(frozen=True)
 class ScoreTiles:
     """Those of bucket scores."""
 
     scores: Launch = Launch(8, 1, 1)
-    gradients: Launch = Launch(16, 2, 1)
+    gradients: Launch = Launch(48, 2, 1)
 
     def fitted(self, group_heads: int) -> ScoreTiles:
         """The same with no more heads a program than a group has, in whole fractions of them."""
@@ -233,6 +236,14 @@ class ScoreTiles:
             return dataclasses.replace(launch, heads=heads)
 
         return ScoreTiles(fits(self.scores), fits(self.gradients))
+
+
+def choose_score_tiles(group_heads: int, chunks: int) -> ScoreTiles:
+    """Tiles for so many chunks of all groups' sequences: many heads a program, but enough programs."""
+    tiles = ScoreTiles()
+    fits = _fractions(group_heads, tiles.gradients.heads)
+    heads = max((h for h in fits if chunks * (group_heads // h) >= SCORE_PROGRAMS), default=1)
+    return dataclasses.replace(tiles, gradients=dataclasses.replace(tiles.gradients, heads=heads))
 
 
 SCORE_CHUNK = 32

@@ -1,4 +1,4 @@
-"""The chunkwise form by the GPU kernels of pallas_kernels, and what they leave to plain JAX: chunks' sums of keys, and states."""
+"""The chunkwise form by GPU kernels of pallas_kernels, and what they leave to plain JAX: chunks' sums of keys, and states."""
 
 from __future__ import annotations
 
