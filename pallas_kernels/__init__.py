@@ -12,7 +12,6 @@ from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupp
 from pallas_kernels.delta_carry import carry_state
 from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
 from pallas_kernels.delta_tree import join_tree, read_tree
-from pallas_kernels.key_tree import join_keys, why_join_keys_unsupported
 from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
 from pallas_kernels.step import fenwick_step, why_step_unsupported
 from pallas_kernels.support import (
@@ -45,7 +44,6 @@ __all__ = [
     "fenwick_step",
     "interpret",
     "interpreting",
-    "join_keys",
     "join_tree",
     "lam_mlp",
     "read_tree",
@@ -55,7 +53,6 @@ __all__ = [
     "why_content_lam_unsupported",
     "why_cross_entropy_unsupported",
     "why_delta_unsupported",
-    "why_join_keys_unsupported",
     "why_lam_mlp_unsupported",
     "why_step_unsupported",
     "why_swiglu_unsupported",

@@ -1,7 +1,7 @@
 """Bucket scores of the tokens of every chunk by one kernel, with its gradient: products of queries with keys inside a chunk,
 summed by level, and with the sums of keys that the chunk reads, of several heads in one product.
 
-The sums of keys come from `key_tree`, or from plain JAX: there are T / C of them, not T.
+Sums of a chunk's keys are left to plain JAX, and those of nodes to `key_tree`: there are T / C of them, not T.
 
 Names and shapes inside, beside those of `kernels`:
 
@@ -26,6 +26,7 @@ from pallas_kernels.chunks import (
     LOG2_E,
     Sizes,
     Specs,
+    by_chunk,
     chunk_decay_of,
     decay_parts,
     decay_tile,
@@ -34,19 +35,19 @@ from pallas_kernels.chunks import (
     since_block_start,
 )
 from pallas_kernels.common import call, fold_mapped_axes, pad
+from pallas_kernels.key_tree import join_keys
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
 from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, choose_score_tiles, tile_for
 
 READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
 
 
-def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
+def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
     """Bucket scores of tokens 0 .. T-1, in whole chunks of chunk_size.
 
     Args:
       q, k: [B, T, G, K], float32 or bfloat16, both alike; K from 16 to 256.
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G.
-      sums: [B, H, M, K], those of `join_keys`, whose K may be padded; None if there is one chunk alone.
       precision: of float32 products, as in jax.lax.dot. tiles: how to cut the work into programs; chosen if None.
 
     Returns scores [B, T, H, levels] in float32, 0 where a bucket is empty. Differentiable in reverse mode, and batched by vmap,
@@ -73,11 +74,23 @@ def chunk_scores(q, k, log_decay, sums, *, chunk_size: int, precision=None, tile
         sizes.group_heads
     )
     decay = differentiable_decay(sizes)(log_decay)
-    operands = [*(pad(x, (3, sizes.key_dim)) for x in (q, k)), decay]
+    q, k = (pad(x, (3, sizes.key_dim)) for x in (q, k))
+    tree = []
     if sizes.heights:
-        since = since_block_start(chunk_decay_of(jnp.moveaxis(decay, 1, 0), sizes))
-        operands += [pad(sums, (3, sizes.key_dim)).astype(q.dtype), since]
-    return jnp.moveaxis(_differentiable(sizes, tiles)(*operands), 3, 1)
+        chunk_decay = chunk_decay_of(jnp.moveaxis(decay, 1, 0), sizes)
+        sums = join_keys(_sums_of_chunks(k, decay, sizes, precision), chunk_decay, q.dtype)
+        tree = [sums, since_block_start(chunk_decay)]
+    return jnp.moveaxis(_differentiable(sizes, tiles)(q, k, decay, *tree), 3, 1)
+
+
+def _sums_of_chunks(k, decay, sizes: Sizes, precision):
+    """Sums of each chunk's keys, decayed until its end, [B, H, N, K] in float32; decay [B, P, H, T]."""
+    decay = by_chunk(decay, sizes)
+    kept = jnp.exp2(jnp.sum(decay[..., -1:] - decay, axis=1)).astype(k.dtype)  # each part's sums are exact
+    kept = kept.reshape(sizes.batch, sizes.groups, sizes.group_heads, sizes.num_chunks, sizes.chunk)
+    k = k.reshape(sizes.batch, sizes.num_chunks, sizes.chunk, *k.shape[2:])
+    of_chunks = jnp.einsum("bnsgk,bgrns->bgrnk", k, kept, precision=precision, preferred_element_type=jnp.float32)
+    return of_chunks.reshape(sizes.batch, sizes.heads, *of_chunks.shape[3:])
 
 
 @functools.cache

@@ -1,16 +1,17 @@
 """The binary tree of sums of keys over a sequence's chunks by one kernel, with its gradient: a program has some columns of all
-chunks of a head, and builds all heights of the tree from them. XLA takes a kernel or two a height, of little each.
+chunks of a head, and builds all heights of the tree from them. XLA takes a kernel or two a height; it has long sequences.
 
 Names and shapes inside, N chunks, up to a power of two ("whole"), padded with zeros:
 
   of_chunks  [B, H, N, K] float32: sums of a chunk's keys, decayed until its end
-  decay      [B, H, N] float32: the log decay over a chunk
+  decay      [B, H, N] float32: the log2 decay over a chunk
   sums       [B, H, M, K]: of the left node of every pair of nodes, height after height from the chunks up, M = N - 1
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common import call, fold_mapped_axes, pad
-from pallas_kernels.support import UnsupportedError, interpreting, why_cannot_run
-from pallas_kernels.tiles import MIN_TILE, Launch, tile_for
+from pallas_kernels.support import interpreting, why_cannot_run
+from pallas_kernels.tiles import MIN_TILE, Launch
 
 MAX_CHUNKS = 1024
 LAUNCH = Launch(heads=1, warps=2, stages=1)
@@ -30,30 +31,30 @@ def join_keys(of_chunks, decay, dtype):
     """Sums of keys of the nodes that are read in the tree over the chunks.
 
     Args:
-      of_chunks: [B, H, N, K] float32, of each chunk, decayed until its end; N ≥ 2.
-      decay: [B, H, N] float32, the natural log of the decay over each chunk, ≤ 0 and finite.
+      of_chunks: [B, H, N, K] float32, of each chunk, decayed until its end; K a power of two of at least 16, N ≥ 2.
+      decay: [B, H, N] float32, the log2 decay over each chunk, ≤ 0 and finite.
       dtype: of the result; sums are float32.
 
-    Returns sums [B, H, M, K], M = N - 1 for N rounded up to a power of two, K rounded up to a tile: of chunks
-    [2j · 2^i, (2j + 1) · 2^i) for j = 0, 1, ..., for one height i after the other. Differentiable in reverse mode, and batched
-    by vmap, to any depth.
-
-    Raises UnsupportedError where `why_join_keys_unsupported` gives a reason.
+    Returns sums [B, H, M, K], M = N - 1 for N rounded up to a power of two: of chunks [2j · 2^i, (2j + 1) · 2^i) for
+    j = 0, 1, ..., for one height i after the other. Differentiable in reverse mode, and batched by vmap, to any depth.
     """
-    num_chunks, key_dim = of_chunks.shape[2:]
-    reason = why_join_keys_unsupported(num_chunks)
-    if reason is not None:
-        raise UnsupportedError(reason)
-    whole = 1 << (num_chunks - 1).bit_length()
-    apply = _differentiable(str(jnp.dtype(dtype)), interpreting())
-    return apply(pad(of_chunks, (2, whole), (3, tile_for(key_dim))), pad(decay, (2, whole)))
+    whole = 1 << (of_chunks.shape[2] - 1).bit_length()
+    of_chunks, decay = pad(of_chunks, (2, whole)), pad(decay, (2, whole))
+    if whole > MAX_CHUNKS or why_cannot_run() is not None:
+        return _join_by_xla(of_chunks, decay).astype(dtype)
+    return _differentiable(str(jnp.dtype(dtype)), interpreting())(of_chunks, decay)
 
 
-def why_join_keys_unsupported(num_chunks: int) -> str | None:
-    """Why `join_keys` would raise UnsupportedError here; None if it would run."""
-    if not 2 <= num_chunks <= MAX_CHUNKS:
-        return f"there are {num_chunks} chunks: the kernel of sums of keys takes 2 to {MAX_CHUNKS}"
-    return why_cannot_run()
+def _join_by_xla(of_chunks, decay):
+    nodes, sums = of_chunks, []
+    while nodes.shape[2] > 1:
+        left, right = (nodes[:, :, side::2] for side in (0, 1))
+        left_decay, right_decay = (decay[:, :, side::2] for side in (0, 1))
+        sums.append(left)
+        nodes, decay = right + jnp.exp2(right_decay)[..., None] * left, left_decay + right_decay
+        # Else XLA puts several heights into one kernel, and their gradients, which computes lower ones again and again.
+        nodes, decay = lax.optimization_barrier((nodes, decay))
+    return jnp.concatenate(sums, axis=2)
 
 
 @functools.cache
@@ -149,7 +150,7 @@ def _forward_kernel(of_chunks_ref, decay_ref, sums_ref):
         pairs = right_decay.shape[0]
         left = _children(nodes, 0)
         sums_ref[pl.ds(first, pairs), :] = left.astype(sums_ref.dtype)
-        nodes, first = _children(nodes, 1) + jnp.exp(right_decay)[:, None] * left, first + pairs
+        nodes, first = _children(nodes, 1) + jnp.exp2(right_decay)[:, None] * left, first + pairs
 
 
 def _backward_kernel(sums_ref, decay_ref, d_sums_ref, d_of_chunks_ref, d_decay_ref):
@@ -159,7 +160,7 @@ def _backward_kernel(sums_ref, decay_ref, d_sums_ref, d_of_chunks_ref, d_decay_r
         pairs = right_decay.shape[0]
         first -= pairs
         sums, d_sums = (ref[pl.ds(first, pairs), :].astype(jnp.float32) for ref in (sums_ref, d_sums_ref))
-        d_left = jnp.exp(right_decay)[:, None] * d_nodes
-        d_decay = _pairs_of(d_decay, d_decay + jnp.sum(d_left * sums, axis=1))
+        d_left = jnp.exp2(right_decay)[:, None] * d_nodes
+        d_decay = _pairs_of(d_decay, d_decay + math.log(2) * jnp.sum(d_left * sums, axis=1))
         d_nodes = _pairs_of(d_left + d_sums, d_nodes)
     d_of_chunks_ref[:, :], d_decay_ref[:] = d_nodes, d_decay

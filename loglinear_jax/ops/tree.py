@@ -54,12 +54,11 @@ def in_segments(function: Callable, chunked: Sequence[tuple[Array, int]], elemen
 
 
 def climb(
-    state: Float[Array, "B G R N K V"], chunk_decay: Float[Array, "B G R N"], *, apart: bool = False
+    state: Float[Array, "B G R N K V"], chunk_decay: Float[Array, "B G R N"]
 ) -> Iterator[tuple[Float[Array, "B G R nodes K V"], Float[Array, "B G R N"]]]:
     """At each height: (the state of every node there, the log decay from the end of each chunk's left sibling to the chunk).
 
     state, chunk_decay: of each chunk, the state at its end from its own tokens, and its tokens' log decay in all.
-    apart: keep XLA from putting several heights, or their gradients, into one kernel, which computes lower ones repeatedly.
     """
     chunks = np.arange(chunk_decay.shape[-1])
     since_sibling = jnp.zeros_like(chunk_decay)
@@ -74,8 +73,6 @@ def climb(
         since_sibling = since_sibling + jnp.where(is_right == 1, node_decay[..., sibling], 0)
         state = right + jnp.exp(right_decay)[..., None, None] * left
         node_decay = left_decay + right_decay
-        if apart:
-            state, node_decay, since_sibling = jax.lax.optimization_barrier((state, node_decay, since_sibling))
 
 
 def read_left_siblings(read: Callable, height: int, chunked: Sequence[tuple[Array, int]], state: Array) -> Array:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_kernels
-from loglinear_jax.ops.bucket_scores import pallas
+from pallas_kernels import key_tree
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("run_kernels")
 
 SHAPES = {  # B, H, chunks, K
     "two chunks": (1, 1, 2, 16),
-    "no powers of two": (2, 3, 5, 24),
+    "five chunks": (2, 3, 5, 32),
     "several blocks of columns": (1, 2, 256, 64),
 }
 
@@ -37,7 +36,7 @@ def node_by_node(of_chunks, decay):
         for first in range(0, num_chunks, 2 * size):
             chunks = slice(first, first + size)
             later = jnp.cumsum(decay[:, :, chunks][:, :, ::-1], axis=2)[:, :, ::-1] - decay[:, :, chunks]
-            sums.append(jnp.sum(jnp.exp(later)[..., None] * of_chunks[:, :, chunks], axis=2))
+            sums.append(jnp.sum(jnp.exp2(later)[..., None] * of_chunks[:, :, chunks], axis=2))
         size *= 2
     return jnp.stack(sums, axis=2)
 
@@ -45,29 +44,27 @@ def node_by_node(of_chunks, decay):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_value_and_gradients(shape):
     inputs = draw(shape)
-    chunks, key_dim = inputs[0].shape[2:]
-    more_chunks, more_columns = (1 << (chunks - 1).bit_length()) - chunks, -key_dim % 16
+    chunks = inputs[0].shape[2]
+    more = [(0, 0), (0, 0), (0, (1 << (chunks - 1).bit_length()) - chunks)]
 
     def plain(of_chunks, decay):
-        of_chunks = jnp.pad(of_chunks, [(0, 0), (0, 0), (0, more_chunks), (0, more_columns)])
-        return node_by_node(of_chunks, jnp.pad(decay, [(0, 0), (0, 0), (0, more_chunks)]))
+        return node_by_node(jnp.pad(of_chunks, [*more, (0, 0)]), jnp.pad(decay, more))
 
-    kernel = functools.partial(pallas_kernels.join_keys, dtype=jnp.float32)
+    kernel = functools.partial(key_tree.join_keys, dtype=jnp.float32)
     check_against_float64(("sums", "of_chunks", "decay"), kernel, plain, inputs, 1e-5)
 
 
 def test_bfloat16_rounds_the_result_alone():
     inputs = draw("several blocks of columns")
-    exact = pallas_kernels.join_keys(*inputs, jnp.float32)
-    assert (pallas_kernels.join_keys(*inputs, jnp.bfloat16) == exact.astype(jnp.bfloat16)).all()
+    exact = key_tree.join_keys(*inputs, jnp.float32)
+    assert (key_tree.join_keys(*inputs, jnp.bfloat16) == exact.astype(jnp.bfloat16)).all()
 
 
 def test_mapped_twice_is_a_loop():
     inputs = [
-        jnp.stack(x).reshape(2, 2, *x[0].shape)
-        for x in zip(*(draw("no powers of two", i) for i in range(4)), strict=True)
+        jnp.stack(x).reshape(2, 2, *x[0].shape) for x in zip(*(draw("five chunks", i) for i in range(4)), strict=True)
     ]
-    function = functools.partial(value_and_gradients, functools.partial(pallas_kernels.join_keys, dtype=jnp.float32))
+    function = functools.partial(value_and_gradients, functools.partial(key_tree.join_keys, dtype=jnp.float32))
     mapped = jax.jit(jax.vmap(jax.vmap(lambda *x: function(x))))(*inputs)
     for outer in range(2):
         for inner in range(2):
@@ -75,15 +72,12 @@ def test_mapped_twice_is_a_loop():
                 assert relative_error(result[outer, inner], expected) < 1e-5
 
 
-def test_more_chunks_than_it_takes_are_for_plain_jax(monkeypatch):
-    with pytest.raises(pallas_kernels.UnsupportedError, match="there are 1025 chunks: .* takes 2 to 1024"):
-        pallas_kernels.join_keys(jnp.zeros((1, 1, 1025, 16)), jnp.zeros((1, 1, 1025)), jnp.float32)
-    rng = np.random.default_rng(0)
-    k, log_decay = rng.normal(size=(1, 1, 5, 16, 16)), -rng.exponential(size=(1, 1, 2, 5, 16))
-    tree = functools.partial(
-        pallas._tree, *(jnp.asarray(x, jnp.float32) for x in (k, log_decay)), jnp.float32, "highest"
-    )
-    by_kernel = tree()
-    monkeypatch.setattr(pallas_kernels, "why_join_keys_unsupported", lambda _: "not wanted here")
-    read = np.array([0, 1, 4, 6])  # by the 5 chunks: sums of chunks 0, 2, 0 to 1 and 0 to 3
-    assert relative_error(tree()[:, :, read], by_kernel[:, :, read]) < 1e-6
+def test_long_sequences_are_for_xla(monkeypatch):
+    inputs = draw("five chunks")
+
+    def by(most: int):
+        monkeypatch.setattr(key_tree, "MAX_CHUNKS", most)
+        return value_and_gradients(functools.partial(key_tree.join_keys, dtype=jnp.float32), inputs)
+
+    for by_xla, by_kernel in zip(by(4), by(8), strict=True):
+        assert relative_error(by_xla, by_kernel) < 1e-6

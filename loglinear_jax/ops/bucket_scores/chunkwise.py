@@ -64,15 +64,10 @@ def _between_chunks(q, k, log_decay, precision) -> Float[Array, "B G R N C heigh
 def sums_to_read(k: Float[Array, "B G N C K"], log_decay: Float[Array, "B G R N C"], precision=None):
     """For each height of the tree over the chunks, (the sums of keys [B, G, R, nodes, K] of its left nodes, which are
     those that are read; the log decay [B, G, R, N] from the end of the one that a chunk reads to the chunk)."""
-    of_chunks, chunk_decay = sums_of_chunks(k, log_decay, precision)
-    for sums, since in climb(of_chunks[..., None], chunk_decay, apart=True):
+    kept = decay_to_end(log_decay)
+    of_chunks = dot("bgnsk,bgrns->bgrnk", k, kept.astype(k.dtype), precision)[..., None]
+    for sums, since in climb(of_chunks, jnp.sum(log_decay, axis=-1)):
         yield sums[:, :, :, ::2, :, 0], since
-
-
-def sums_of_chunks(k: Float[Array, "B G N C K"], log_decay: Float[Array, "B G R N C"], precision=None):
-    """(Each chunk's sum of keys, decayed until its end, [B, G, R, N, K]; its log decay [B, G, R, N])."""
-    kept = decay_to_end(log_decay).astype(k.dtype)
-    return dot("bgnsk,bgrns->bgrnk", k, kept, precision), jnp.sum(log_decay, axis=-1)
 
 
 def _copy_to_readers(left: Float[Array, "B G R nodes K"], height: int, num_chunks: int) -> Float[Array, "B G R N K"]:
