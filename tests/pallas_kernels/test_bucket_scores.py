@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pallas_kernels
 from loglinear_jax import bucket_scores
-from pallas_kernels.tiles import Launch, ScoreTiles
+from pallas_kernels.tiles import Launch, ScoreTiles, choose_score_tiles
 from tests.ops.inputs import random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
@@ -92,6 +92,14 @@ def test_tiles_change_nothing(tiles):
 
     for x, expected in zip(run(ScoreTiles(*(Launch(heads, 4, 1) for heads in tiles))), run(None), strict=True):
         assert relative_error(x, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("group_heads", "chunks", "heads"),
+    [(48, 512, 48), (48, 128, 16), (34, 400, 34), (7, 1000, 7), (96, 5000, 48), (8, 3, 1)],
+)
+def test_as_many_heads_a_program_as_leave_enough_programs(group_heads, chunks, heads):
+    assert choose_score_tiles(group_heads, chunks).gradients.heads == heads
 
 
 @pytest.mark.parametrize("min_decay", [-2.0, -50.0])
