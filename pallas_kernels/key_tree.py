@@ -1,5 +1,5 @@
 """The binary tree of sums of keys over a sequence's chunks by one kernel, with its gradient: a program has some columns of all
-chunks of a head, and builds all heights of the tree from them. XLA takes a kernel or two a height; it has long sequences.
+chunks of a head, and builds all heights of the tree from them. More chunks than MAX_CHUNKS are for XLA, a height after the other.
 
 Names and shapes inside, N chunks, up to a power of two ("whole"), padded with zeros:
 
@@ -23,8 +23,8 @@ from pallas_kernels.support import interpreting, why_cannot_run
 from pallas_kernels.tiles import MIN_TILE, Launch
 
 MAX_CHUNKS = 1024
-LAUNCH = Launch(heads=1, warps=2, stages=1)
-ELEMENTS = 4096  # of all chunks that a program has
+ELEMENTS = 4096  # of all chunks that a program has, where that leaves it columns enough
+ELEMENTS_A_WARP = 2048
 
 
 def join_keys(of_chunks, decay, dtype):
@@ -77,6 +77,10 @@ def _columns(whole: int, key_dim: int) -> int:
     return min(max(ELEMENTS // whole, MIN_TILE), key_dim)
 
 
+def _launch(whole: int, columns: int) -> Launch:
+    return Launch(heads=1, warps=max(whole * columns // ELEMENTS_A_WARP, 2), stages=1)
+
+
 def _matrix(rows: int, columns: int):
     """Some columns of a head's matrix [rows, K]."""
     return pl.BlockSpec((None, None, rows, columns), lambda x, y, z: (z, y, 0, x))
@@ -96,7 +100,7 @@ def _forward(of_chunks, decay, *, dtype: str, interpret: bool):
         [_matrix(whole, columns), _chunks_of_head(whole)],
         _matrix(whole - 1, columns),
         jax.ShapeDtypeStruct((batch, heads, whole - 1, key_dim), dtype),
-        LAUNCH,
+        _launch(whole, columns),
         interpret,
     )(of_chunks, decay)
 
@@ -116,7 +120,7 @@ def _backward(sums, decay, d_sums, *, interpret: bool):
             jax.ShapeDtypeStruct((batch, heads, whole, key_dim), jnp.float32),
             jax.ShapeDtypeStruct((blocks, batch, heads, whole), jnp.float32),
         ],
-        LAUNCH,
+        _launch(whole, columns),
         interpret,
     )(sums, decay, d_sums)
     return [d_of_chunks, jnp.sum(d_decay, axis=0)]
