@@ -56,7 +56,7 @@ def differentiable_decay(sizes: Sizes):
 
     @fold_mapped_axes
     def backward(log_decay, d_decay):
-        # Of the last part alone: the first, where there are two, is a multiple of 1 / COARSE, and its derivative is 0.
+        # Of the last part alone: the first, where there are two, is rounded to multiples, and its derivative is 0.
         return decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, sizes)
 
     apply = jax.custom_vjp(forward)
