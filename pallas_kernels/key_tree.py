@@ -1,5 +1,5 @@
 """The binary tree of sums of keys over a sequence's chunks by one kernel, with its gradient: a program has some columns of all
-chunks of a head, and builds all heights of the tree from them. More chunks than MAX_CHUNKS are for XLA, a height after the other.
+chunks of a head, and builds all heights of the tree from them. XLA has trees of more than MAX_CHUNKS, a height after the other.
 
 Names and shapes inside, N chunks, up to a power of two ("whole"), padded with zeros:
 
