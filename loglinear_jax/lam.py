@@ -68,8 +68,9 @@ class ContentLam(nn.Module):
 
     Where the decayed sum of a bucket's keys matches the query, λ is large: it sees what its bucket holds. One parameter a head.
 
-    implementation, as of log_linear_attention: with None on a GPU, and with "pallas", one kernel where it can run, for
-    sequences of MANY_ROWS tokens times heads or more; else plain JAX.
+    implementation: with None on a GPU, and with "pallas", one kernel for sequences of MANY_ROWS tokens times heads or more. It
+    takes float32 and L to 31. Where it cannot run, and with other forms of log_linear_attention, it is plain JAX, with one
+    warning if that is None on a GPU.
     """
 
     needs_input = False

@@ -70,9 +70,6 @@ def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: Sco
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
     )
-    tiles = (tiles or choose_score_tiles(sizes.group_heads, sizes.num_chunks * batch * groups)).fitted(
-        sizes.group_heads
-    )
     decay = differentiable_decay(sizes)(log_decay)
     q, k = (pad(x, (3, sizes.key_dim)) for x in (q, k))
     tree = []
@@ -86,7 +83,7 @@ def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: Sco
 def _sums_of_chunks(k, decay, sizes: Sizes, precision):
     """Sums of each chunk's keys, decayed until its end, [B, H, N, K] in float32; decay [B, P, H, T]."""
     decay = by_chunk(decay, sizes)
-    kept = jnp.exp2(jnp.sum(decay[..., -1:] - decay, axis=1)).astype(k.dtype)  # each part's sums are exact
+    kept = jnp.exp2(jnp.sum(decay[..., -1:] - decay, axis=1)).astype(k.dtype)  # of two parts, each is exact
     kept = kept.reshape(sizes.batch, sizes.groups, sizes.group_heads, sizes.num_chunks, sizes.chunk)
     k = k.reshape(sizes.batch, sizes.num_chunks, sizes.chunk, *k.shape[2:])
     of_chunks = jnp.einsum("bnsgk,bgrns->bgrnk", k, kept, precision=precision, preferred_element_type=jnp.float32)
@@ -94,10 +91,10 @@ def _sums_of_chunks(k, decay, sizes: Sizes, precision):
 
 
 @functools.cache
-def _differentiable(sizes: Sizes, tiles: ScoreTiles):
+def _differentiable(sizes: Sizes, tiles: ScoreTiles | None):
     """The function (q, k, decay [B, P, H, T], sums, since) -> scores."""
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes, launch=tiles.scores))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes, launch=tiles.gradients))
+    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles))
+    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles))
     apply = jax.custom_vjp(forward)
     apply.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, d: backward(*operands, d))
     return apply
@@ -115,8 +112,15 @@ def _tree_specs(sizes: Sizes, specs: Specs):
     ]
 
 
-def _forward(q, k, decay, *tree, sizes: Sizes, launch: Launch):
+def _fitted(sizes: Sizes, tiles: ScoreTiles | None) -> ScoreTiles:
+    """These tiles, or the best ones, for the batch with all mapped axes."""
+    chosen = tiles or choose_score_tiles(sizes.group_heads, sizes.batch * sizes.groups * sizes.num_chunks)
+    return chosen.fitted(sizes.group_heads)
+
+
+def _forward(q, k, decay, *tree, sizes: Sizes, tiles: ScoreTiles | None):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    launch = _fitted(sizes, tiles).scores
     specs = Specs(sizes, launch)
     return call(
         functools.partial(_scores_kernel, sizes=sizes, launch=launch),
@@ -130,8 +134,9 @@ def _forward(q, k, decay, *tree, sizes: Sizes, launch: Launch):
     )(q, k, jnp.moveaxis(decay, 1, 0), *tree)
 
 
-def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, launch: Launch):
+def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, tiles: ScoreTiles | None):
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    launch = _fitted(sizes, tiles).gradients
     specs = Specs(sizes, launch)
     per_head = (sizes.batch, sizes.heads)
     partial = jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32)

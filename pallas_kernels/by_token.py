@@ -1,5 +1,6 @@
-"""What is computed of each token around the attention's kernels: before them its decay since the chunk's start, after them the
-gradients of its decay and of λ. A kernel each, as XLA would take several; where JAX has no Triton lowering, XLA's."""
+"""What is computed of each token around the kernels of the attention and of bucket scores: before them its decay since the
+chunk's start, after them the gradients of its decay and of λ. A kernel each, as XLA would take several; where JAX has no
+Triton lowering, XLA's."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from pallas_kernels.chunks import (
     sum_tokens,
     where_read,
 )
-from pallas_kernels.common import call, fold_mapped_axes, pad
+from pallas_kernels.common import call, fold_mapped_axes, of_sequence, pad
 from pallas_kernels.support import triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -41,8 +42,8 @@ def decay_of_tokens(log_decay, sizes: Sizes):
         functools.partial(_decay_kernel, sizes=sizes, heads=heads),
         "decay_of_tokens",
         (sizes.num_chunks, pl.cdiv(sizes.heads, heads), batch),
-        [_of_sequence(log_decay)],
-        _of_sequence(jax.ShapeDtypeStruct(shape, jnp.float32), axis=1),
+        [of_sequence(log_decay)],
+        of_sequence(jax.ShapeDtypeStruct(shape, jnp.float32), axis=1),
         jax.ShapeDtypeStruct(shape, jnp.float32),
         DECAY_LAUNCH,
         sizes.interpret,
@@ -80,8 +81,8 @@ def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
         functools.partial(_decay_gradient_kernel, sizes=sizes, queries=len(of_queries), heads=heads),
         "decay_gradient",
         (sizes.num_chunks, pl.cdiv(sizes.heads, heads), log_decay.shape[0]),
-        [_of_sequence(x) for x in operands],
-        _of_sequence(log_decay),
+        [of_sequence(x) for x in operands],
+        of_sequence(log_decay),
         jax.ShapeDtypeStruct(log_decay.shape, jnp.float32),
         DECAY_LAUNCH,
         sizes.interpret,
@@ -101,10 +102,10 @@ def lam_gradient(inside, read, weight, decay, since, num_levels: int, sizes: Siz
         return _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels, sizes)
     batch, levels = inside.shape[0], max(num_levels, sizes.levels)
     columns = LAM_ELEMENTS // sizes.chunk
-    operands, in_specs, results = [inside], [_of_sequence(inside)], []
+    operands, in_specs, results = [inside], [of_sequence(inside)], []
     if since is not None:
         operands += [read, weight, decay, since]
-        in_specs += [_of_sequence(read), _of_sequence(weight), _of_sequence(decay, axis=1), _of_sequence(since)]
+        in_specs += [of_sequence(read), of_sequence(weight), of_sequence(decay, axis=1), of_sequence(since)]
         results.append(jax.ShapeDtypeStruct((batch, sizes.num_chunks, sizes.heads * levels), jnp.float32))
     results.append(jax.ShapeDtypeStruct((batch, sizes.length, sizes.heads * levels), jnp.float32))
     *d_since, dlam = call(
@@ -112,7 +113,7 @@ def lam_gradient(inside, read, weight, decay, since, num_levels: int, sizes: Siz
         "lam_gradient",
         (sizes.num_chunks, pl.cdiv(sizes.heads * levels, columns), batch),
         in_specs,
-        [_of_sequence(result) for result in results],
+        [of_sequence(result) for result in results],
         results,
         LAM_LAUNCH,
         sizes.interpret,
@@ -122,12 +123,6 @@ def lam_gradient(inside, read, weight, decay, since, num_levels: int, sizes: Siz
         return dlam, None
     d_since = d_since[0].reshape(batch, sizes.num_chunks, sizes.heads, levels)
     return dlam, jnp.swapaxes(d_since[..., sizes.levels_inside : sizes.levels], 1, 2)
-
-
-def _of_sequence(x, axis=0):
-    """All of x that is of one sequence, by the last index of the grid. axis: that of sequences."""
-    shape = (*x.shape[:axis], None, *x.shape[axis + 1 :])
-    return pl.BlockSpec(shape, lambda *program: tuple(program[-1] if i == axis else 0 for i in range(len(shape))))
 
 
 def _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
@@ -199,7 +194,7 @@ def _tokens_and_heads(sizes: Sizes, heads: int):
 def _decay_gradient_kernel(log_decay_ref, *refs, sizes: Sizes, queries: int, heads: int):
     """A token's decay counts for queries from it on, and for keys before it.
 
-    The sum over the queries from a token on is that over all of the chunk, without those before it.
+    The sum over the queries from a token on is that over all of the chunk, less those before it. So NaN reaches all of a chunk.
     """
     *operand_refs, gradient_ref = refs
     token, head, exists = _tokens_and_heads(sizes, heads)

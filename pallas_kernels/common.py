@@ -78,6 +78,18 @@ def load_ahead(*loads, ahead: bool = True):
     yield upcoming
 
 
+def of_sequence(x, axis=0):
+    """The BlockSpec of all of x that is of one sequence, by the last index of the grid. axis: that of sequences."""
+    shape = (*x.shape[:axis], None, *x.shape[axis + 1 :])
+    return pl.BlockSpec(shape, lambda *program: tuple(program[-1] if i == axis else 0 for i in range(len(shape))))
+
+
+def vary_as(x, other):
+    """x, and in shard_map varying over the manual mesh axes that `other` varies over, too."""
+    axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+    return lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
 def fold_mapped_axes(function):
     """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
 

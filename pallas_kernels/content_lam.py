@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes
+from pallas_kernels.common import call, fold_mapped_axes, of_sequence, vary_as
 from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -32,7 +32,7 @@ def content_lam(scores, scale, occupied):
 
     Args:
       scores: [B, T, H, L] float32, fastest as `chunk_scores` returns them: then nothing is moved in memory.
-      scale: [H] float32. occupied: [T, 1, L] bool, with a level that is occupied for every token.
+      scale: [H], used in float32. occupied: [T, 1, L] bool, with a level that is occupied for every token.
 
     Returns λ [B, T, H, L]. Differentiable in reverse mode in scores and scale, and batched by vmap, to any depth.
 
@@ -42,7 +42,9 @@ def content_lam(scores, scale, occupied):
     reason = why_content_lam_unsupported(levels, scores.dtype)
     if reason is not None:
         raise UnsupportedError(reason)
-    bits = jnp.sum(occupied[:, 0].astype(jnp.int32) << jnp.arange(levels), axis=-1)
+    level = jnp.arange(levels, dtype=jnp.int32)
+    bits = jnp.sum(occupied[:, 0].astype(jnp.int32) << level, axis=-1, dtype=jnp.int32)
+    scale, bits = (vary_as(x, scores) for x in (scale.astype(jnp.float32), bits))
     operands = jnp.moveaxis(scores, 1, 3), jnp.broadcast_to(scale, (batch, heads))
     return _differentiable(interpreting())(*operands, jnp.broadcast_to(bits, (batch, length)))
 
@@ -68,19 +70,14 @@ def _differentiable(interpret: bool):
     return apply
 
 
-def _whole(x):
-    """All of x that is of one sequence, by the last index of the grid."""
-    return pl.BlockSpec((None, *x.shape[1:]), lambda *program: (program[-1], *[0] * (x.ndim - 1)))
-
-
 def _call(kernel, name: str, operands, results, interpret: bool):
     batch, heads, levels, length = operands[0].shape
     return call(
         functools.partial(kernel, heads=heads, levels=levels, length=length),
         name,
         (pl.cdiv(length, TOKENS), pl.cdiv(heads, LAUNCH.heads), batch),
-        [_whole(x) for x in operands],
-        jax.tree.map(_whole, results),
+        [of_sequence(x) for x in operands],
+        jax.tree.map(of_sequence, results),
         results,
         LAUNCH,
         interpret,

@@ -218,7 +218,7 @@ def carry_columns(sequences: int, value_dim: int) -> int:
     return block
 
 
-SCORE_PROGRAMS = 384  # of the gradients of bucket scores, three a multiprocessor
+SCORE_PROGRAMS = 384  # of the gradients of bucket scores, almost three a multiprocessor
 
 
 @dataclasses.dataclass(frozen=True)

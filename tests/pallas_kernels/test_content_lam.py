@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
 from loglinear_jax.fenwick import num_levels, occupied_levels
@@ -73,7 +74,32 @@ def test_mapped_twice_is_a_loop():
         for inner in range(2):
             own = function(scores[outer, inner], scale[inner])
             for result, expected in zip(mapped, own, strict=True):
-                assert relative_error(np.nan_to_num(result[outer, inner]), np.nan_to_num(expected)) < 1e-5
+                assert relative_error(result[outer, inner], expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+def test_a_scale_of_another_dtype_is_used_in_float32(dtype):
+    (scores, scale), occupied = draw("parts of blocks")
+    with jax.enable_x64(True):
+        of_dtype = scale.astype(dtype)
+        found = value_and_gradients(lambda *x: pallas_kernels.content_lam(*x, occupied), [scores, of_dtype])
+        expected = value_and_gradients(
+            lambda *x: pallas_kernels.content_lam(*x, occupied), [scores, of_dtype.astype(jnp.float32)]
+        )
+    assert [x.dtype for x in found] == [jnp.float32, jnp.float32, dtype]
+    for x, wanted in zip(found, expected, strict=True):
+        assert relative_error(x, wanted) < (1e-2 if x.dtype == jnp.bfloat16 else 1e-6)
+
+
+def test_a_scale_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
+    inputs, occupied = draw("whole blocks")
+    mesh, by_batch = Mesh(np.array(jax.devices("cpu")[:2]), "devices"), PartitionSpec("devices")
+    sharded = jax.shard_map(
+        lambda *x: pallas_kernels.content_lam(*x, occupied),
+        mesh=mesh, in_specs=(by_batch, PartitionSpec()), out_specs=by_batch,
+    )  # fmt: skip
+    results = jax.eval_shape(lambda *x: value_and_gradients(sharded, x), *map(np.asarray, inputs))
+    assert [x.shape for x in results] == [inputs[0].shape, *(x.shape for x in inputs)]
 
 
 def test_what_is_unsupported_is_named():

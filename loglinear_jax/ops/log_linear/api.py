@@ -50,7 +50,7 @@ def log_linear_attention(
     sequence); with "pallas" from log_decay, too; never from q or lam, never with "recurrent", and never an earlier chunk,
     another sequence of the batch, or heads of another group. In the initial state it reaches every token of its head.
     Gradients are kept apart less: from a later q, log_decay or lam, NaN reaches those of every earlier k, v and log_decay of
-    its heads, in every form, even if the loss is of earlier tokens alone.
+    its heads, in every form, even if the loss is of earlier tokens alone; with "pallas", of its chunk's later log_decay, too.
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
