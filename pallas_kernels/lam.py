@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, dot, fold_mapped_axes
+from pallas_kernels.common import call, dot, fold_mapped_axes, vary_as
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run, why_not_precise
 from pallas_kernels.tiles import Launch, tile_for
 
@@ -84,7 +84,7 @@ def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=
     w1 = jnp.pad(jnp.concatenate([w1, b1[None]]), [(0, more_levels - 1), (0, more_hidden)])
     w2 = jnp.pad(w2, [(0, more_hidden), (0, more_levels)])
     b2 = jnp.pad(b2, [(0, more_levels)])
-    operands = (d.reshape(-1, levels), w1, w2, b2[None])
+    operands = (d.reshape(-1, levels), *(vary_as(x, d) for x in (w1, w2, b2[None])))
     return _differentiable(sizes)(*(x.astype(jnp.float32)[None] for x in operands)).reshape(d.shape)
 
 

@@ -98,6 +98,19 @@ def test_decay_gradient_counts_queries_from_the_token_on_and_keys_before_it(shap
     np.testing.assert_allclose(np.asarray(found), np.asarray(same), rtol=1e-5, atol=2e-5)
 
 
+def test_a_gradient_that_is_not_a_number_stays_in_its_chunk_and_head():
+    sizes = sizes_of("heads that fill no block")
+    by_head = (BATCH, sizes.heads, sizes.length)
+    arrays = [jnp.ones(by_head), jnp.ones(by_head), jnp.ones((*by_head[:2], sizes.num_chunks))]
+    arrays[0] = arrays[0].at[1, 2, 20].set(jnp.nan)
+    found = by_token.decay_gradient(arrays[:1], *arrays[1:], jnp.full((BATCH, sizes.length, sizes.heads), -0.1), sizes)
+    assert np.isnan(found[1, 16:21, 2]).all()
+    assert (
+        np.isnan(np.delete(found[1, :, 2], slice(16, 32))).sum() == np.isnan(np.delete(found[1], 2, axis=1)).sum() == 0
+    )
+    assert not np.isnan(found[0]).any()
+
+
 @pytest.mark.parametrize("more_levels", [-1, 0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lam_gradient_reads_only_where_a_state_is_read(shape, more_levels, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
 from scipy import stats
 
 import pallas_kernels
@@ -73,6 +74,17 @@ def test_mapped_twice_is_a_loop():
             own = [x[inner] if i == 1 else x[outer, inner] for i, x in enumerate(inputs)]
             for result, expected in zip(mapped, function(own), strict=True):
                 assert relative_error(result[outer, inner], expected) < 1e-5
+
+
+def test_weights_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
+    inputs = [np.asarray(x) for x in draw(0, (2, 9), 6, 16)]
+    mesh, shared = Mesh(np.array(jax.devices("cpu")[:2]), "devices"), PartitionSpec()
+    sharded = jax.shard_map(
+        functools.partial(pallas_kernels.lam_mlp, out="softmax"),
+        mesh=mesh, in_specs=(PartitionSpec("devices"), *[shared] * 4), out_specs=PartitionSpec("devices"),
+    )  # fmt: skip
+    results = jax.eval_shape(lambda *x: value_and_gradients(sharded, x), *inputs)
+    assert [x.shape for x in results] == [x.shape for x in (inputs[0], *inputs)]
 
 
 def test_normal_distribution():
