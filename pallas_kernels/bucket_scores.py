@@ -34,7 +34,7 @@ from pallas_kernels.chunks import (
     multiply,
     since_block_start,
 )
-from pallas_kernels.common import call, fold_mapped_axes, pad
+from pallas_kernels.common import call, pad, with_gradient
 from pallas_kernels.key_tree import join_keys
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
 from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, choose_score_tiles, tile_for
@@ -93,11 +93,7 @@ def _sums_of_chunks(k, decay, sizes: Sizes, precision):
 @functools.cache
 def _differentiable(sizes: Sizes, tiles: ScoreTiles | None):
     """The function (q, k, decay [B, P, H, T], sums, since) -> scores."""
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes, tiles=tiles))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles))
-    apply = jax.custom_vjp(forward)
-    apply.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, d: backward(*operands, d))
-    return apply
+    return with_gradient(*(functools.partial(way, sizes=sizes, tiles=tiles) for way in (_forward, _backward)))
 
 
 def _tree_specs(sizes: Sizes, specs: Specs):

@@ -23,7 +23,7 @@ from pallas_kernels.chunks import (
     sum_tokens,
     where_read,
 )
-from pallas_kernels.common import call, fold_mapped_axes, of_sequence, pad
+from pallas_kernels.common import call, of_sequence, pad, with_gradient
 from pallas_kernels.support import triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -36,7 +36,7 @@ def decay_of_tokens(log_decay, sizes: Sizes):
     """The kernels' `decay` [P, B, H, T], from [B, T, H] natural logs."""
     if why_cannot_run() is not None:
         return decay_in_chunk(log_decay, sizes)
-    batch, heads = log_decay.shape[0], min(DECAY_LAUNCH.heads, 1 << (sizes.heads - 1).bit_length())
+    batch, heads = log_decay.shape[0], _heads_a_program(sizes)
     shape = (sizes.decay_parts, batch, sizes.heads, sizes.length)
     return call(
         functools.partial(_decay_kernel, sizes=sizes, heads=heads),
@@ -53,16 +53,15 @@ def decay_of_tokens(log_decay, sizes: Sizes):
 @functools.cache
 def differentiable_decay(sizes: Sizes):
     """The function log_decay -> decay of `decay_of_tokens`, but [B, P, H, T]; differentiable, and batched by vmap."""
-    forward = fold_mapped_axes(lambda log_decay: jnp.moveaxis(decay_of_tokens(log_decay, sizes), 0, 1))
 
-    @fold_mapped_axes
+    def forward(log_decay):
+        return jnp.moveaxis(decay_of_tokens(log_decay, sizes), 0, 1)
+
     def backward(log_decay, d_decay):
         # Of the last part alone: the first, where there are two, is rounded to multiples, and its derivative is 0.
-        return decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, sizes)
+        return (decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, sizes),)
 
-    apply = jax.custom_vjp(forward)
-    apply.defvjp(lambda x: (forward(x), x), lambda log_decay, d_decay: (backward(log_decay, d_decay),))
-    return apply
+    return with_gradient(forward, backward)
 
 
 def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
@@ -75,7 +74,7 @@ def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
     """
     if why_cannot_run() is not None:
         return _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes)
-    heads = min(DECAY_LAUNCH.heads, 1 << (sizes.heads - 1).bit_length())
+    heads = _heads_a_program(sizes)
     operands = [log_decay, *of_queries] + ([] if of_keys is None else [of_keys, of_chunks])
     return call(
         functools.partial(_decay_gradient_kernel, sizes=sizes, queries=len(of_queries), heads=heads),
@@ -181,6 +180,11 @@ def _lam_gradient_kernel(inside_ref, *refs, sizes: Sizes, levels: int, columns: 
         d_since = jnp.sum(load(weight_ref, height, reads) * read, axis=0)
         triton.store(d_since_ref.at[at_chunk, column], d_since, mask=exists)
     triton.store(dlam_ref.at[token, wide(column)], dlam, mask=wide(exists))
+
+
+def _heads_a_program(sizes: Sizes) -> int:
+    """Of the kernels of decays, a power of two."""
+    return min(DECAY_LAUNCH.heads, 1 << (sizes.heads - 1).bit_length())
 
 
 def _tokens_and_heads(sizes: Sizes, heads: int):

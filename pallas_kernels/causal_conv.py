@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes
+from pallas_kernels.common import call, with_gradient
 from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -79,12 +79,7 @@ def why_causal_conv_unsupported(width: int, dtype) -> str | None:
 
 @functools.cache
 def _differentiable(sizes: ConvSizes):
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
-
-    convolve = jax.custom_vjp(forward)
-    convolve.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, dy: backward(*operands, dy))
-    return convolve
+    return with_gradient(*(functools.partial(way, sizes=sizes) for way in (_forward, _backward)))
 
 
 def _grid(x, sizes: ConvSizes):

@@ -110,6 +110,17 @@ def fold_mapped_axes(function):
     return folding
 
 
+def with_gradient(forward, backward):
+    """forward, differentiable and with a batching rule, that of `fold_mapped_axes`.
+
+    backward: function of its operands and of the gradient of its result, to that of each operand, None for one of integers.
+    """
+    forward, backward = fold_mapped_axes(forward), fold_mapped_axes(backward)
+    apply = jax.custom_vjp(forward)
+    apply.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, d: tuple(backward(*operands, d)))
+    return apply
+
+
 def pad(x, *axes_and_sizes):
     """x with zeros behind, up to the given size of each given axis."""
     widths = [(0, 0)] * x.ndim

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes, of_sequence, vary_as
+from pallas_kernels.common import call, of_sequence, vary_as, with_gradient
 from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
 from pallas_kernels.tiles import Launch
 
@@ -61,13 +61,7 @@ def why_content_lam_unsupported(levels: int, dtype) -> str | None:
 @functools.cache
 def _differentiable(interpret: bool):
     """The function (scores, scale, occupied) -> lam."""
-    forward = fold_mapped_axes(functools.partial(_forward, interpret=interpret))
-    backward = fold_mapped_axes(functools.partial(_backward, interpret=interpret))
-    apply = jax.custom_vjp(forward)
-    apply.defvjp(
-        lambda *operands: (forward(*operands), operands), lambda operands, dlam: (*backward(*operands, dlam), None)
-    )
-    return apply
+    return with_gradient(*(functools.partial(way, interpret=interpret) for way in (_forward, _backward)))
 
 
 def _call(kernel, name: str, operands, results, interpret: bool):
@@ -98,7 +92,7 @@ def _backward(scores, scale, occupied, dlam, *, interpret: bool):
     ]
     operands = scores, scale, occupied, dlam
     d_scores, d_scale = _call(_backward_kernel, "content_lam_gradients", operands, results, interpret)
-    return [d_scores, jnp.sum(d_scale, axis=1)]
+    return d_scores, jnp.sum(d_scale, axis=1), None
 
 
 class _Tile:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, dot, fold_mapped_axes, vary_as
+from pallas_kernels.common import call, dot, vary_as, with_gradient
 from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run, why_not_precise
 from pallas_kernels.tiles import Launch, tile_for
 
@@ -104,11 +104,7 @@ def why_lam_mlp_unsupported(levels: int, hidden: int, out: str, activation: str,
 
 @functools.cache
 def _differentiable(sizes: MlpSizes):
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
-    apply = jax.custom_vjp(forward)
-    apply.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, dlam: backward(*operands, dlam))
-    return apply
+    return with_gradient(*(functools.partial(way, sizes=sizes) for way in (_forward, _backward)))
 
 
 def _weight_specs(sizes: MlpSizes, program=None):
