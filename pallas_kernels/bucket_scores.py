@@ -300,7 +300,8 @@ def _gradients_kernel(q_ref, k_ref, decay_ref, *refs, sizes: Sizes, launch: Laun
         triton.store(window, d_sums.astype(sizes.dtype), mask=read.reads[:, None])
         return dq + multiply(d_read, read.sums, sizes, transpose_x=True)
 
-    zeros = jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32)
+    # No level is so high: zeros, but in the layout of products. Of others, Triton would compute all that is added to them anew.
+    zeros = jnp.where(level >= sizes.levels_inside, products, 0.0)
     d_products = lax.fori_loop(0, launch.heads, inside, zeros).astype(sizes.dtype)
     dk_ref[:, :] = multiply(d_products, q, sizes, transpose_x=True)
     dq = multiply(d_products, k, sizes)

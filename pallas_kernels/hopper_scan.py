@@ -119,9 +119,9 @@ class _Pairs:
         """Where query and key are of one strip, the XOR of their numbers in it, whose highest bit is the level less one."""
         return _rows(self.query & STRIP - 1, STRIP_PAIRS) ^ self.key
 
-    def far(self, strip: int):
-        """XOR of the numbers of the query's strip and of this one, [queries]; its highest bit is the level less 4."""
-        return lax.shift_right_logical(self.query, NEAR_LEVELS - 1) ^ strip
+    def has_bit(self, bit: int):
+        """Whether the number of the query's strip has this bit, [queries]."""
+        return (self.query & STRIP << bit) != 0
 
     def decay(self, strip: int, since_query, since_key):
         """Decay of each pair; 0 where the key comes later."""
@@ -132,6 +132,10 @@ class _Pairs:
         """Whether the key comes before the query."""
         return _rows(self.query, STRIP_PAIRS) > self.key + strip * STRIP
 
+    def where_near(self, strip: int, x, y):
+        """x where the query is of this strip, y where it comes later, either where it comes before."""
+        return jnp.where(_rows(self.query < (strip + 1) * STRIP, STRIP_PAIRS), x, y)
+
     def near_lam(self, lams):
         """lams[level] [queries] of each pair's level, where query and key are of one strip."""
         lam, near = _rows(lams[NEAR_LEVELS - 1], STRIP_PAIRS), self.near()
@@ -140,12 +144,66 @@ class _Pairs:
         return lam
 
     def lam(self, strip: int, near_lam, lams):
-        """lams[level] [queries] of each pair's level."""
-        far = self.far(strip)
-        lam = lams[LEVELS_IN_BLOCK - 1]
-        for level in reversed(range(NEAR_LEVELS, LEVELS_IN_BLOCK - 1)):
-            lam = jnp.where(far < 1 << level - NEAR_LEVELS + 1, lams[level], lam)
-        return jnp.where(_rows(far, STRIP_PAIRS) == 0, near_lam, _rows(lam, STRIP_PAIRS))
+        """lams[level] [queries] of each pair's level; any where the key comes later.
+
+        A query of a later strip is at level NEAR_LEVELS + i, where i is the highest bit in which the numbers of the two strips
+        differ, and this one's has it not: there are as few levels as it has such bits.
+        """
+        lam = None
+        for bit in reversed(_missing_bits(strip)):
+            level = lams[NEAR_LEVELS + bit]
+            until = (strip >> bit + 1) + 1 << bit + 1
+            lam = level if lam is None else jnp.where(self.query < until * STRIP, level, lam)
+        if lam is None:
+            return near_lam
+        return self.where_near(strip, near_lam, _rows(lam, STRIP_PAIRS))
+
+
+def _missing_bits(strip: int) -> list[int]:
+    return [bit for bit in range((STRIPS - 1).bit_length()) if not strip >> bit & 1]
+
+
+class _LevelSums:
+    """Sums of pairs over the keys of a block, by level, if pairs are 0 where the key comes later.
+
+    They are added strip after strip. A strip has one level for each query, but for queries in it. Those of a level beyond
+    strips have a bit in their strip's number that the keys' strips have not, and are next to each other: where they begin,
+    the sum of the level starts anew. What is found for queries without the bit is none.
+    """
+
+    def __init__(self):
+        self.by_bit, self.odd = [None] * (STRIPS - 1).bit_length(), None
+
+    def add(self, strip: int, pairs: _Pairs, x):
+        """x [queries, STRIP]"""
+
+        def latest(before):
+            return x if before is None else jnp.where(_rows(pairs.query >= strip * STRIP, STRIP_PAIRS), x, before)
+
+        if strip & 1:
+            self.odd = latest(self.odd)
+        for bit in _missing_bits(strip):
+            starts = strip & (2 << bit) - 1 == 0
+            self.by_bit[bit] = latest(self.by_bit[bit]) if starts else self.by_bit[bit] + x
+
+    def keep(self, *others):
+        """A barrier for the sums and others, which it returns; what comes later is not computed before it."""
+        sums = [x for x in (*self.by_bit, self.odd) if x is not None]
+        found = iter(lax.optimization_barrier((*sums, *others)))
+        self.by_bit = [None if x is None else next(found) for x in self.by_bit]
+        self.odd = None if self.odd is None else next(found)
+        return tuple(found)
+
+    def own_strip(self, pairs: _Pairs):
+        """Of the pairs in the query's own strip, [queries, STRIP]."""
+        return jnp.where(_rows(pairs.has_bit(0), STRIP_PAIRS), self.odd, self.by_bit[0])
+
+    def sums(self, pairs: _Pairs) -> list:
+        """[queries] of each level."""
+        own, distance = self.own_strip(pairs), pairs.near()
+        near = [jnp.sum(_of_level(own, distance, level), axis=1) for level in range(NEAR_LEVELS)]
+        far = [jnp.where(pairs.has_bit(bit), jnp.sum(x, axis=1), 0.0) for bit, x in enumerate(self.by_bit)]
+        return near + far
 
 
 def _of_level(x, distance, level: int):
@@ -156,6 +214,15 @@ def _of_level(x, distance, level: int):
 
 def _columns_of(tile, number: int, columns: int):
     return tile[:, number * columns : (number + 1) * columns]
+
+
+def _of_own_strip(tile, pairs: _Pairs):
+    """[queries, STRIP] of a tile of all pairs of a block: the keys of each query's strip."""
+    own_strip = _columns_of(tile, 0, STRIP)
+    for strip in range(1, STRIPS):
+        of_strip = _columns_of(tile, strip, STRIP)
+        own_strip = jnp.where(_rows(pairs.query >= strip * STRIP, STRIP_PAIRS), of_strip, own_strip)
+    return own_strip
 
 
 def _slots(fixed: int, slot: int, most: int) -> int:
@@ -194,11 +261,49 @@ def _limit_registers(number: int, action: str, sizes: AttentionSizes):
         plgpu.set_max_registers(number, action=action)
 
 
-def _heads_of_program(sizes: AttentionSizes, heads_per_program: int):
-    """(sequence, group, first of its heads) of a program, by the grid's axes "sequence" and "block"."""
-    z = lax.axis_index("sequence")
-    sequence, group = lax.div(z, sizes.groups), lax.rem(z, sizes.groups)
-    return sequence, group, group * sizes.group_heads + lax.axis_index("block") * heads_per_program
+class _Heads:
+    """The heads of a program, `number` of them from `first` on, of one group; of several, if each head has keys of its own.
+
+    axes: of a grid, by which programs share all heads. At the others a program finds which are its.
+    """
+
+    def __init__(self, sizes: AttentionSizes, number: int):
+        self.number, self.sizes = number, sizes
+        self.own_keys = sizes.group_heads == 1 and number > 1
+
+    @property
+    def axes(self) -> dict[str, int]:
+        sizes = self.sizes
+        if self.own_keys:
+            return dict(sequence=sizes.batch, block=sizes.heads // self.number)
+        return dict(sequence=sizes.batch * sizes.groups, block=sizes.group_heads // self.number)
+
+    @property
+    def parts(self) -> int:
+        """How many programs have heads of the same group, and so a part of dq and dk each."""
+        return 1 if self.own_keys else self.axes["block"]
+
+    @property
+    def part(self):
+        return 0 if self.own_keys else lax.axis_index("block")
+
+    @property
+    def sequence(self):
+        z = lax.axis_index("sequence")
+        return z if self.own_keys else lax.div(z, self.sizes.groups)
+
+    @property
+    def first(self):
+        before = 0 if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups) * self.sizes.group_heads
+        return before + lax.axis_index("block") * self.number
+
+    def group(self, number=0):
+        """Of the program's head of this number."""
+        return self.first + number if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups)
+
+    def key_slot(self, slot):
+        """Where the queries and keys of the head in this slot are: in one of their own, or in one for all heads."""
+        return slot if self.own_keys else 0
 
 
 def _for_ends_read(chunk, body, carry):
@@ -238,23 +343,21 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     At the end e of a block of so many chunks stands the state of that block, not yet joined with what comes before; at
     others that of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads, which its warpgroups share.
     """
-    rows, heads_per_program, span = sizes.chunk // BLOCK, tiles.chunk_states, min(tiles.span, 1 << sizes.heights)
-    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads, num_chunks = sizes.group_heads, sizes.num_chunks
+    rows, heads, span = sizes.chunk // BLOCK, _Heads(sizes, tiles.chunk_states), min(tiles.span, 1 << sizes.heights)
+    chunk, num_chunks, key_dim, value_dim = sizes.chunk, sizes.num_chunks, sizes.key_dim, sizes.value_dim
     keys_bytes, state_bytes, slot_bytes = (
         2 * span * chunk * key_dim,
         2 * key_dim * value_dim,
         chunk * (2 * value_dim + 4),
     )
-    workers = tiles.sharing_warpgroups(heads_per_program)
+    workers = tiles.sharing_warpgroups(heads.number)
     depth = _slots(keys_bytes + workers * state_bytes, workers * slot_bytes, 2)
-    worker_heads = heads_per_program // workers
+    worker_heads = heads.number // workers
     value_shape = (BLOCK, value_dim)
 
     def body(k_ref, v_ref, decay_ref, states_ref, *, k_s, v_s, decay_s, out_s, once, arrived):
         block, worker = lax.axis_index("chunk"), lax.axis_index("worker") if workers > 1 else 0
-        sequence, group, first = _heads_of_program(sizes, heads_per_program)
-        first, own_out = first + worker * worker_heads, out_s.at[worker]
+        sequence, first, own_out = heads.sequence, heads.first + worker * worker_heads, out_s.at[worker]
 
         def tokens(part, row):
             return pl.ds((block * span + part) * chunk + row * BLOCK, BLOCK)
@@ -273,7 +376,9 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
         def _():
             for part in range(span):
                 for row in range(rows):
-                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(part, row), group], k_s.at[part, row], once)
+                    plgpu.copy_gmem_to_smem(
+                        k_ref.at[sequence, tokens(part, row), heads.group()], k_s.at[part, row], once
+                    )
 
         for count in range(min(depth - 1, worker_heads * span)):
             fetch(count // span, count % span, slot_of(count))
@@ -325,9 +430,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
         once=plgpu.Barrier(num_arrivals=span * rows),
         arrived=plgpu.Barrier(num_arrivals=2 * rows, num_barriers=workers * depth),
     )
-    grid = dict(
-        sequence=sizes.batch * groups, block=group_heads // heads_per_program, chunk=-(-(num_chunks - 1) // span)
-    )
+    grid = dict(**heads.axes, chunk=-(-(num_chunks - 1) // span))
     return _call(body, "chunk_states", grid, _states_type(sizes), scratch, sizes, workers)(k, v, decay[0])
 
 
@@ -378,14 +481,14 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
 
     A program has a chunk and some heads, a warpgroup that multiplies a block's queries.
     """
-    rows, heads_per_program = sizes.chunk // BLOCK, tiles.outputs
-    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads = sizes.group_heads
+    rows, heads = sizes.chunk // BLOCK, _Heads(sizes, tiles.outputs)
+    chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
     value_shape = (BLOCK, value_dim)
     heights, lams = sizes.heights, _Lams(lam, sizes.levels, sizes)
     keep = keep and heights > 0
-    once_bytes = 2 * (2 * chunk * key_dim + rows * BLOCK * value_dim) + 4 * heads_per_program * SINCE
-    head_bytes = chunk * (2 * value_dim + 4 * (1 + lams.fetched))
+    key_bytes = 4 * chunk * key_dim
+    once_bytes = 2 * rows * BLOCK * value_dim + 4 * heads.number * SINCE + key_bytes * (not heads.own_keys)
+    head_bytes = chunk * (2 * value_dim + 4 * (1 + lams.fetched)) + key_bytes * heads.own_keys
     state_bytes = 2 * key_dim * value_dim
     head_depth = _slots(once_bytes + 2 * state_bytes, head_bytes, 2)
     depth = _slots(once_bytes + head_depth * head_bytes, state_bytes, 4)
@@ -410,9 +513,8 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
         tree_refs, (o_ref, *weight_ref) = refs[: 2 * (heights > 0)], refs[2 * (heights > 0) :]
         decay_s, lam_s, since_s = vectors
         once, head_full, head_empty, state_full, state_empty = barriers
-        index = order_ref[lax.axis_index("chunk")]
-        sequence, group, first = _heads_of_program(sizes, heads_per_program)
-        worker = lax.axis_index("worker")
+        index, worker = order_ref[lax.axis_index("chunk")], lax.axis_index("worker")
+        sequence, first = heads.sequence, heads.first
 
         def tokens(row):
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
@@ -424,17 +526,23 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
         @pl.when(worker == rows)
         def _produce():
             _limit_registers(40, "decrease", sizes)
-            for row in range(rows):
-                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
-                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+
+            def fetch_keys(number, slot, barrier):
+                group = heads.group(number)
+                for row in range(rows):
+                    plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[slot, row], barrier)
+                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[slot, row], barrier)
+
+            if not heads.own_keys:
+                fetch_keys(0, 0, once)
             if tree_refs:
-                plgpu.copy_gmem_to_smem(
-                    tree_refs[0].at[sequence, index, pl.ds(first, heads_per_program)], since_s, once
-                )
+                plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, index, pl.ds(first, heads.number)], since_s, once)
 
             def one_head(number, count):
                 head, slot = first + number, _free_slot(head_empty, number, head_depth)
                 full = head_full.at[slot]
+                if heads.own_keys:
+                    fetch_keys(number, slot, full)
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], full)
                     plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], full)
@@ -451,29 +559,38 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
 
                 return read_states(fetch, count)
 
-            count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
-            _wait_for_ring(head_empty, heads_per_program, head_depth)
+            count = lax.fori_loop(0, heads.number, one_head, jnp.int32(0))
+            _wait_for_ring(head_empty, heads.number, head_depth)
             _wait_for_ring(state_empty, count, depth)
 
         @pl.when(worker < rows)
         def _consume():
             _limit_registers(232, "increase", sizes)
-            plgpu.barrier_wait(once)
-            queries, own_staged = q_s.at[worker], None if staged is None else staged.at[worker]
-            reading = queries if sizes.interpret else plgpu.load(queries, layout=TILE)
-            # The first block has no keys before it, and makes nothing of its second scores.
-            scores = _product(queries, k_s.at[worker].T, PAIRS)
-            scores_before = _product(queries, k_s.at[0].T, PAIRS) if rows > 1 else None
+            if tree_refs or not heads.own_keys:
+                plgpu.barrier_wait(once)
+            own_staged = None if staged is None else staged.at[worker]
+
+            def score(slot):
+                """Queries as they read states, and their scores with the keys of their block and of the one before."""
+                queries = q_s.at[slot, worker]
+                reading = queries if sizes.interpret else plgpu.load(queries, layout=TILE)
+                # The first block has no keys before it, and makes nothing of its second scores.
+                scores = [_product(queries, k_s.at[slot, row].T, PAIRS) for row in [worker, 0][:rows]]
+                return reading, *scores, *[None] * (2 - rows)
+
+            of_all = None if heads.own_keys else score(0)
 
             def one_head(number, count):
                 head, head_slot = first + number, lax.rem(number, head_depth)
                 plgpu.barrier_wait(head_full.at[head_slot])
+                reading, scores, scores_before = of_all or score(head_slot)
                 since = plgpu.load(decay_s.at[head_slot, worker], layout=BY_ROW)
 
                 def lam_of(level):
                     return lams.load(lam_s.at[head_slot, worker], head, level)
 
-                out = in_chunk(head_slot, since, [lam_of(level) for level in range(sizes.levels_inside)])
+                lam = [lam_of(level) for level in range(sizes.levels_inside)]
+                out = in_chunk(head_slot, scores, scores_before, since, lam)
 
                 def read(end, carry):
                     count, out = carry
@@ -494,7 +611,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
                 plgpu.copy_smem_to_gmem(out_s.at[worker], o_ref.at[sequence, tokens(worker), head])
                 return count
 
-            def in_chunk(slot, since, lam):
+            def in_chunk(slot, scores, scores_before, since, lam):
                 """What the chunk's own keys give; lam: of each level."""
 
                 def attend(sum_ref):
@@ -520,7 +637,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
 
                 return lax.optimization_barrier(pl.run_scoped(attend, plgpu.ACC(value_shape, F32)))
 
-            lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
+            lax.fori_loop(0, heads.number, one_head, jnp.int32(0))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     operands = [_chunks_by_reads(sizes), q, k, v, decay[0], lams.operand]
@@ -529,27 +646,28 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
         operands += [pad(jnp.swapaxes(since, 1, 2), (3, SINCE)), states]
     if keep:
         out_type.append(jax.ShapeDtypeStruct((sizes.batch, sizes.heads, heights, sizes.length), F32))
+    key_slots = head_depth if heads.own_keys else 1
     scratch = dict(
-        q_s=_tiled(rows, BLOCK, key_dim),
-        k_s=_tiled(rows, BLOCK, key_dim),
+        q_s=_tiled(key_slots, rows, BLOCK, key_dim),
+        k_s=_tiled(key_slots, rows, BLOCK, key_dim),
         v_s=_tiled(head_depth, rows, BLOCK, value_dim),
         vectors=(
             plgpu.SMEM((head_depth, rows, BLOCK), F32),
             plgpu.SMEM((head_depth, rows, BLOCK, lams.fetched), F32),
-            plgpu.SMEM((heads_per_program, SINCE), F32),
+            plgpu.SMEM((heads.number, SINCE), F32),
         ),
         states_s=_tiled(depth, value_dim, key_dim),
         out_s=_tiled(rows, BLOCK, value_dim),
         staged=_tiled(rows, *PAIRS) if sizes.interpret else None,
         barriers=(
-            plgpu.Barrier(num_arrivals=2 * rows + (heights > 0)),
-            plgpu.Barrier(num_arrivals=3 * rows, num_barriers=head_depth),
+            plgpu.Barrier(num_arrivals=max(2 * rows * (not heads.own_keys) + (heights > 0), 1)),
+            plgpu.Barrier(num_arrivals=(3 + 2 * heads.own_keys) * rows, num_barriers=head_depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=head_depth),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
-    grid = dict(chunk=sizes.num_chunks, sequence=sizes.batch * groups, block=group_heads // heads_per_program)
+    grid = dict(chunk=sizes.num_chunks, **heads.axes)
     out, *weight = _call(body, "outputs", grid, out_type, scratch, sizes, rows + 1)(*operands)
     return out, weight[0] if keep else None
 
@@ -560,8 +678,9 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     A program has a node of the tree and some heads, each of which has a warpgroup.
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.state_gradients
-    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads, num_chunks, heights = sizes.group_heads, sizes.num_chunks, sizes.heights
+    heads = _Heads(sizes, heads_per_program)
+    chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
+    num_chunks, heights = sizes.num_chunks, sizes.heights
     once_bytes = 2 * heads_per_program * key_dim * value_dim
     depth = _slots(once_bytes, 2 * BLOCK * (key_dim + heads_per_program * (value_dim + 2)), 3)
     value_shape = (BLOCK, value_dim)
@@ -569,7 +688,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     def body(q_ref, do_ref, weight_ref, gradients_ref, *, q_s, do_s, weight_s, out_s, full, empty):
         # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
         number = lax.axis_index("node") + 1
-        sequence, group, first = _heads_of_program(sizes, heads_per_program)
+        sequence, group, first = heads.sequence, heads.group(), heads.first
         worker = lax.axis_index("worker")
         level = 31 - lax.clz(number)
         height = heights - 1 - level
@@ -627,7 +746,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
         full=plgpu.Barrier(num_arrivals=1 + 2 * heads_per_program, num_barriers=depth),
         empty=plgpu.Barrier(num_arrivals=heads_per_program, num_barriers=depth),
     )
-    grid = dict(node=(1 << heights) - 1, sequence=sizes.batch * groups, block=group_heads // heads_per_program)
+    grid = dict(node=(1 << heights) - 1, **heads.axes)
     call = _call(body, "state_gradients", grid, _states_type(sizes), scratch, sizes, heads_per_program + 1)
     return call(q, do, weight)
 
@@ -637,12 +756,11 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
     A program has a chunk and some heads, a warpgroup that multiplies a block's queries. With all heads of a group it adds dq.
     """
-    rows, heads_per_program = sizes.chunk // BLOCK, tiles.query_gradients
-    groups, key_dim, value_dim = sizes.groups, sizes.key_dim, sizes.value_dim
-    group_heads = sizes.group_heads
-    heights, blocks = sizes.heights, group_heads // heads_per_program
+    rows, heads = sizes.chunk // BLOCK, _Heads(sizes, tiles.query_gradients)
+    key_dim, value_dim, heights = sizes.key_dim, sizes.value_dim, sizes.heights
+    blocks, key_slots = heads.parts, 2 if heads.own_keys else 1
     key_shape = (BLOCK, key_dim)
-    once_bytes = BLOCK * rows * (2 * key_dim + 4 * value_dim + 12 * heights)
+    once_bytes = BLOCK * rows * (2 * key_dim * key_slots + 4 * value_dim + 12 * heights)
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
 
     def body(
@@ -650,9 +768,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
         *, q_s, do_s, weight_s, states_s, read_s, barriers,
     ):  # fmt: skip
         once, do_full, do_empty, state_full, state_empty = barriers
-        index, block = order_ref[lax.axis_index("chunk")], lax.axis_index("block")
-        sequence, group, first = _heads_of_program(sizes, heads_per_program)
-        worker = lax.axis_index("worker")
+        index, worker = order_ref[lax.axis_index("chunk")], lax.axis_index("worker")
+        sequence, first = heads.sequence, heads.first
 
         def tokens(row):
             return pl.ds((index * rows + row) * BLOCK, BLOCK)
@@ -660,11 +777,19 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
         @pl.when(worker == rows)
         def _produce():
             _limit_registers(40, "decrease", sizes)
-            for row in range(rows):
-                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
+
+            def fetch_queries(number, slot, barrier):
+                for row in range(rows):
+                    source = q_ref.at[sequence, tokens(row), heads.group(number)]
+                    plgpu.copy_gmem_to_smem(source, q_s.at[slot, row], barrier)
+
+            if not heads.own_keys:
+                fetch_queries(0, 0, once)
 
             def one_head(number, count):
                 head, slot = first + number, _free_slot(do_empty, number, 2)
+                if heads.own_keys:
+                    fetch_queries(number, slot, do_full.at[slot])
                 for row in range(rows):
                     full = do_full.at[slot]
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], full)
@@ -677,8 +802,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
                 return _for_ends_read(index, fetch, count)
 
-            count = lax.fori_loop(0, heads_per_program, one_head, jnp.int32(0))
-            _wait_for_ring(do_empty, heads_per_program, 2)
+            count = lax.fori_loop(0, heads.number, one_head, jnp.int32(0))
+            _wait_for_ring(do_empty, heads.number, 2)
             _wait_for_ring(state_empty, count, depth)
 
         @pl.when(worker < rows)
@@ -696,7 +821,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
                     plgpu.barrier_wait(state_full.at[slot])
                     to_query = _product(do_s.at[do_slot, worker], states_s.at[slot], key_shape)
                     plgpu.barrier_arrive(state_empty.at[slot])
-                    queries = plgpu.load(q_s.at[worker], layout=TILE).astype(F32)
+                    queries = plgpu.load(q_s.at[heads.key_slot(do_slot), worker], layout=TILE).astype(F32)
                     read = jnp.sum(queries * to_query, axis=1)
                     read_s[worker, height] = read
                     by_row = plgpu.load(weight_s.at[do_slot, worker, height], layout=BY_ROW)
@@ -710,35 +835,49 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
                 plgpu.copy_smem_to_gmem(read_s.at[worker], read_ref.at[sequence, head, :, tokens(worker)])
                 return count, dq
 
-            if blocks == 1:
+            def from_inside(group):
+                """What is known of dq before, if the program adds it."""
+                if blocks > 1:
+                    return plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)
                 parts = [
-                    plgpu.load(
-                        inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False
-                    ).astype(F32)
+                    plgpu.load(inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False)
                     for part in range(inside_ref.shape[0])
                 ]
+                return sum((part.astype(F32) for part in parts[1:]), parts[0].astype(F32))
+
+            def write(group, dq):
+                dq_ref[heads.part, sequence, tokens(worker), group] = dq.astype(dq_ref.dtype)
+
+            def one_group(number, count):
+                """The head of this number, with keys of its own."""
+                group = heads.group(number)
+                count, dq = one_head(number, (count, from_inside(group)))
+                write(group, dq)
+                return count
+
+            if heads.own_keys:
+                lax.fori_loop(0, heads.number, one_group, jnp.int32(0))
             else:
-                parts = [plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)]
-            plgpu.barrier_wait(once)
-            _, dq = lax.fori_loop(0, heads_per_program, one_head, (jnp.int32(0), sum(parts[1:], parts[0])))
-            dq_ref[block, sequence, tokens(worker), group] = dq.astype(dq_ref.dtype)
+                dq = from_inside(heads.group())
+                plgpu.barrier_wait(once)
+                write(heads.group(), lax.fori_loop(0, heads.number, one_head, (jnp.int32(0), dq))[1])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     scratch = dict(
-        q_s=_tiled(rows, BLOCK, key_dim),
+        q_s=_tiled(key_slots, rows, BLOCK, key_dim),
         do_s=_tiled(2, rows, BLOCK, value_dim),
         weight_s=plgpu.SMEM((2, rows, heights, BLOCK), F32),
         states_s=_tiled(depth, value_dim, key_dim),
         read_s=plgpu.SMEM((rows, heights, BLOCK), F32),
         barriers=(
             plgpu.Barrier(num_arrivals=rows),
-            plgpu.Barrier(num_arrivals=2 * rows, num_barriers=2),
+            plgpu.Barrier(num_arrivals=(2 + heads.own_keys) * rows, num_barriers=2),
             plgpu.Barrier(num_arrivals=rows, num_barriers=2),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         ),
     )
-    grid = dict(chunk=sizes.num_chunks, sequence=sizes.batch * groups, block=blocks)
+    grid = dict(chunk=sizes.num_chunks, **heads.axes)
     out_type = [
         jax.ShapeDtypeStruct((blocks, *q.shape), q.dtype if blocks == 1 else F32),
         jax.ShapeDtypeStruct(weight.shape, F32),
@@ -765,14 +904,13 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     Sums over queries, for decays, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
     cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.
     """
-    rows, heads_per_program = sizes.chunk // BLOCK, tiles.chunk_gradients
-    groups, chunk, key_dim, value_dim = sizes.groups, sizes.chunk, sizes.key_dim, sizes.value_dim
-    group_heads, levels = sizes.group_heads, sizes.levels_inside
-    blocks = group_heads // heads_per_program
+    rows, heads, levels = sizes.chunk // BLOCK, _Heads(sizes, tiles.chunk_gradients), sizes.levels_inside
+    chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
     key_shape, value_shape = (BLOCK, key_dim), (BLOCK, value_dim)
     num_trees, lams = int(gradients is not None), _Lams(lam, levels, sizes)
-    once_bytes = 4 * chunk * key_dim + 2 * rows * BLOCK**2 + (rows - 1) * 4 * BLOCK**2
-    head_bytes = 4 * chunk * (value_dim + 1 + lams.fetched) + 2 * key_dim * value_dim
+    key_bytes = 4 * chunk * key_dim
+    once_bytes = 2 * rows * BLOCK**2 + (rows - 1) * 4 * BLOCK**2 + key_bytes * (not heads.own_keys)
+    head_bytes = 4 * chunk * (value_dim + 1 + lams.fetched) + 2 * key_dim * value_dim + key_bytes * heads.own_keys
     depth = _slots(once_bytes, head_bytes, 2)
 
     def body(
@@ -780,10 +918,9 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         q_s, k_s, v_s, do_s, gradient_s, decay_s, lam_s, weights_s, between_s, barriers,
     ):  # fmt: skip
         tree_refs, (dq_ref, dk_ref, dv_ref, dlam_ref, own_ref, *more_refs) = refs[:num_trees], refs[num_trees:]
-        once, full, empty, between_done = barriers
-        index, block = lax.axis_index("chunk"), lax.axis_index("block")
-        sequence, group, first = _heads_of_program(sizes, heads_per_program)
-        worker = lax.axis_index("worker")
+        once, full, empty, between_done, between_read = barriers
+        index, worker = lax.axis_index("chunk"), lax.axis_index("worker")
+        sequence, first = heads.sequence, heads.first
 
         def tokens(row):
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
@@ -791,13 +928,21 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         @pl.when(worker == rows)
         def _produce():
             _limit_registers(40, "decrease", sizes)
-            for row in range(rows):
-                plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[row], once)
-                plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[row], once)
+
+            def fetch_keys(number, slot, barrier):
+                group = heads.group(number)
+                for row in range(rows):
+                    plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[slot, row], barrier)
+                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[slot, row], barrier)
+
+            if not heads.own_keys:
+                fetch_keys(0, 0, once)
 
             def fetch(number, _):
                 head, slot = first + number, _free_slot(empty, number, depth)
                 bar = full.at[slot]
+                if heads.own_keys:
+                    fetch_keys(number, slot, bar)
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], bar)
@@ -806,26 +951,40 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 if tree_refs:
                     plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, head, index], gradient_s.at[slot], bar)
 
-            lax.fori_loop(0, heads_per_program, fetch, None)
-            _wait_for_ring(empty, heads_per_program, depth)
+            lax.fori_loop(0, heads.number, fetch, None)
+            _wait_for_ring(empty, heads.number, depth)
 
         @pl.when(worker < rows)
         def _consume():
             _limit_registers(232, "increase", sizes)
-            plgpu.barrier_wait(once)
+            if not heads.own_keys:
+                plgpu.barrier_wait(once)
             weights_own = weights_s.at[worker]
+
+            def own_score(scores):
+                """Of each query with its own key."""
+                pairs = _Pairs()
+                return jnp.sum(_of_level(_of_own_strip(scores, pairs), pairs.near(), 0), axis=1)
+
+            own_scores = None
+            if heads.number > 1 and not heads.own_keys:
+                own_scores = own_score(_product(q_s.at[0, worker], k_s.at[0, worker].T, PAIRS))
 
             def zeros(columns):
                 return plgpu.layout_cast(jnp.zeros((BLOCK, columns), F32), TILE)
+
+            # Where there are several slots, the next head releases that of the one before it, whose dv leaves it meanwhile.
+            releases_late = depth > 1
 
             def release(number):
                 """The slot of a head whose dv has left it."""
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 plgpu.barrier_arrive(empty.at[lax.rem(number, depth)])
 
-            def one_head(number, d_scores, dk_sum):
+            def one_head(number, d_scores, dk_sum, first_of_keys):
+                """d_scores with those of the head. first_of_keys: the first head with these keys."""
                 head, slot = first + number, lax.rem(number, depth)
-                values = v_s.at[slot, worker]
+                values, keys = v_s.at[slot, worker], heads.key_slot(slot)
                 plgpu.barrier_wait(full.at[slot])
                 since = plgpu.load(decay_s.at[slot, worker], layout=BY_ROW)
 
@@ -834,19 +993,21 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
                 def weigh(row):
                     """(scores, do·v) of a block of queries with the own keys and values."""
-                    queries, gradient = q_s.at[row], do_s.at[slot, row]
-                    return _products((queries, k_s.at[worker].T, PAIRS), (gradient, values.T, PAIRS))
+                    queries, gradient = q_s.at[keys, row], do_s.at[slot, row]
+                    return _products((queries, k_s.at[keys, worker].T, PAIRS), (gradient, values.T, PAIRS))
 
                 scores, d_weights = weigh(worker)
+                if releases_late:
 
-                @pl.when(number > 0)
-                def _():
-                    release(number - 1)
+                    @pl.when(number > 0)
+                    def _():
+                        release(number - 1)
 
                 own = [lam_of(level) for level in range(LEVELS_IN_BLOCK)]
+                own_weight = own[0] * (own_score(scores) if own_scores is None else own_scores)
                 near_lam = _Pairs().near_lam(own)
                 weights, new_d_scores = [], []
-                by_query, near_scores, near, *far = [zeros(STRIP)] * (3 + LEVELS_IN_BLOCK - NEAR_LEVELS)
+                by_query, d_lams = zeros(STRIP), _LevelSums()
                 for strip in range(STRIPS):
                     pairs = _Pairs()
                     since_key = plgpu.load(decay_s.at[slot, worker, pl.ds(strip * STRIP, STRIP)], layout=BY_COLUMN)
@@ -856,24 +1017,24 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0).astype(weights_s.dtype)
                     by_query += weight.astype(F32) * of_weights
                     of_weights *= decayed
-                    d_lam, distance = of_scores * of_weights, _rows(pairs.far(strip), STRIP_PAIRS)
-                    near += _of_level(d_lam, distance, 0)
-                    near_scores += _of_level(of_scores, distance, 0)
-                    far = [x + _of_level(d_lam, distance, level + 1) for level, x in enumerate(far)]
-                    weight, d_score, near_lam, by_query, near_scores, near, *far = lax.optimization_barrier(
-                        (weight, d_scores[strip] + lam * of_weights, near_lam, by_query, near_scores, near, *far)
+                    d_lams.add(strip, pairs, of_scores * of_weights)
+                    weight, d_score, near_lam, by_query = d_lams.keep(
+                        weight, d_scores[strip] + lam * of_weights, near_lam, by_query
                     )
                     weights.append(weight)
                     new_d_scores.append(d_score)
                 d_scores = tuple(new_d_scores)
+                if rows == 2 and heads.own_keys:
+
+                    @pl.when(jnp.logical_and(worker == 0, number > 0))
+                    def _():
+                        plgpu.barrier_wait(between_read)
+
                 weights_own[...] = jnp.concatenate(weights, axis=1)
                 plgpu.commit_smem()
                 by_query = jnp.sum(by_query, axis=1)
-                distance = _Pairs().near()
-                own_weight = lam_of(0) * jnp.sum(_of_level(near_scores, distance, 0), axis=1)
-                d_lams = [_of_level(near, distance, level) for level in range(NEAR_LEVELS)] + far
-                for level, d_lam in enumerate(d_lams):
-                    dlam_ref[sequence, head, level, tokens(worker)] = jnp.sum(d_lam, axis=1)
+                for level, d_lam in enumerate(d_lams.sums(_Pairs())):
+                    dlam_ref[sequence, head, level, tokens(worker)] = d_lam
                 if rows > 1:
 
                     @pl.when(worker == 0)
@@ -906,11 +1067,11 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     plgpu.commit_smem()
                     d_between = jnp.concatenate(d_betweens, axis=1)
 
-                    @pl.when(number == 0)
+                    @pl.when(number == first_of_keys)
                     def _():
                         between_s[...] = d_between
 
-                    @pl.when(number > 0)
+                    @pl.when(number > first_of_keys)
                     def _():
                         between_s[...] = plgpu.load(between_s, layout=TILE) + d_between
 
@@ -930,7 +1091,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     plgpu.commit_smem()
                     plgpu.wgmma(dk_sum, values, gradient_s.at[slot])
                     from_later = _rows(until_end, value_shape) * _product(
-                        k_s.at[worker], gradient_s.at[slot].T, value_shape
+                        k_s.at[keys, worker], gradient_s.at[slot].T, value_shape
                     )
                     more_refs[0][sequence, head, tokens(worker)] = jnp.sum(from_later * own_values, axis=1)
                     dv += from_later
@@ -939,16 +1100,28 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 values[...] = dv.astype(values.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(values, dv_ref.at[sequence, tokens(worker), head])
+                if not (releases_late or heads.own_keys):
+                    release(number)
                 return d_scores
 
-            def all_heads(dk_sum):
-                d_scores = (zeros(STRIP),) * STRIPS
-                d_scores = lax.fori_loop(0, heads_per_program, lambda i, carry: one_head(i, carry, dk_sum), d_scores)
-                release(heads_per_program - 1)
+            def finish(d_scores, dk_sum, keys, here):
+                """dq and dk of the queries and keys in this slot, of the scores' gradients from all heads."""
                 weights_own[...] = jnp.concatenate(d_scores, axis=1).astype(weights_s.dtype)
                 plgpu.commit_smem()
-                plgpu.wgmma(dk_sum, weights_own.T, q_s.at[worker])
-                dq_ref[here] = pl.run_scoped(all_queries, plgpu.ACC(key_shape, F32)).astype(dq_ref.dtype)
+                plgpu.wgmma(dk_sum, weights_own.T, q_s.at[keys, worker])
+
+                def of_queries(dq_sum):
+                    plgpu.wgmma(dq_sum, weights_own, k_s.at[keys, worker])
+                    if rows == 2:
+
+                        @pl.when(worker == 1)
+                        def _():
+                            plgpu.barrier_wait(between_done)
+                            plgpu.wgmma(dq_sum, weights_s.at[0], k_s.at[keys, 0])
+
+                    return dq_sum[...]
+
+                dq_ref[here] = pl.run_scoped(of_queries, plgpu.ACC(key_shape, F32)).astype(dq_ref.dtype)
                 if rows == 2:
 
                     @pl.when(worker == 0)
@@ -957,30 +1130,44 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                         weights_own[...] = plgpu.load(between_s, layout=TILE).astype(weights_s.dtype)
                         plgpu.commit_smem()
                         plgpu.barrier_arrive(between_done)
-                        plgpu.wgmma(dk_sum, weights_own.T, q_s.at[1])
+                        plgpu.wgmma(dk_sum, weights_own.T, q_s.at[keys, 1])
 
                 return dk_sum[...]
 
-            def all_queries(dq_sum):
-                plgpu.wgmma(dq_sum, weights_own, k_s.at[worker])
+            def of_heads(start, stop):
+                """dq and dk of heads with the same keys."""
+                here = (heads.part, sequence, tokens(worker), heads.group(start))
+
+                def add_heads(dk_sum):
+                    d_scores = (zeros(STRIP),) * STRIPS
+                    d_scores = lax.fori_loop(start, stop, lambda i, carry: one_head(i, carry, dk_sum, start), d_scores)
+                    return finish(d_scores, dk_sum, heads.key_slot(lax.rem(start, depth)), here)
+
+                dk_ref[here] = pl.run_scoped(add_heads, plgpu.ACC(key_shape, F32)).astype(dk_ref.dtype)
+
+            def of_own_keys(number, _):
+                of_heads(number, number + 1)
+                if not releases_late:
+                    release(number)
                 if rows == 2:
 
-                    @pl.when(worker == 1)
+                    @pl.when(jnp.logical_and(worker == 1, number < heads.number - 1))
                     def _():
-                        plgpu.barrier_wait(between_done)
-                        plgpu.wgmma(dq_sum, weights_s.at[0], k_s.at[0])
+                        plgpu.barrier_arrive(between_read)
 
-                return dq_sum[...]
-
-            here = (block, sequence, tokens(worker), group)
-            dk_ref[here] = pl.run_scoped(all_heads, plgpu.ACC(key_shape, F32)).astype(dk_ref.dtype)
+            if heads.own_keys:
+                lax.fori_loop(0, heads.number, of_own_keys, None)
+            else:
+                of_heads(0, heads.number)
+            if releases_late:
+                release(heads.number - 1)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32)
     operands = [q, k, v, do, decay, lams.operand]
     out_type = [
-        jax.ShapeDtypeStruct((blocks, *q.shape), q.dtype if blocks == 1 else F32),
-        jax.ShapeDtypeStruct((blocks, *k.shape), k.dtype if blocks == 1 else F32),
+        jax.ShapeDtypeStruct((heads.parts, *q.shape), q.dtype if heads.parts == 1 else F32),
+        jax.ShapeDtypeStruct((heads.parts, *k.shape), k.dtype if heads.parts == 1 else F32),
         jax.ShapeDtypeStruct(v.shape, v.dtype),
         jax.ShapeDtypeStruct((sizes.batch, sizes.heads, levels, sizes.length), F32),
         by_token,
@@ -990,9 +1177,10 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         out_type.append(by_token)
     if rows > 1:
         out_type.append(by_token)
+    key_slots = depth if heads.own_keys else 1
     scratch = dict(
-        q_s=_tiled(rows, BLOCK, key_dim),
-        k_s=_tiled(rows, BLOCK, key_dim),
+        q_s=_tiled(key_slots, rows, BLOCK, key_dim),
+        k_s=_tiled(key_slots, rows, BLOCK, key_dim),
         v_s=_tiled(depth, rows, BLOCK, value_dim),
         do_s=_tiled(depth, rows, BLOCK, value_dim),
         gradient_s=_tiled(depth, value_dim, key_dim),
@@ -1002,12 +1190,13 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         between_s=_tiled(*PAIRS, dtype=F32) if rows > 1 else None,
         barriers=(
             plgpu.Barrier(num_arrivals=2 * rows),
-            plgpu.Barrier(num_arrivals=4 * rows + num_trees, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=(4 + 2 * heads.own_keys) * rows + num_trees, num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
+            plgpu.Barrier(),
             plgpu.Barrier(),
         ),
     )
-    grid = dict(sequence=sizes.batch * groups, block=blocks, chunk=sizes.num_chunks)
+    grid = dict(**heads.axes, chunk=sizes.num_chunks)
     return _call(body, "chunk_gradients", grid, out_type, scratch, sizes, rows + 1)(*operands)
 
 

@@ -60,7 +60,7 @@ class Tiles:
         """The same with chunks of this size; of large ones, a program of `query_gradients` has room for one only."""
         return dataclasses.replace(self, chunk=chunk, read_chunks=2 if chunk <= 64 else 1)
 
-    def fitted(self, group_heads: int, value_blocks: int) -> Tiles:
+    def fitted(self, group_heads: int, value_blocks: int, groups: int = 1) -> Tiles:
         """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks."""
 
         def fits(heads: int) -> bool:
@@ -91,12 +91,14 @@ PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=2, chunk_gradients=1)
 # Time to read a state, in a head's other work. Of these kernels a multiprocessor has one program at a time.
 READ = dict(outputs=0.35, query_gradients=2.0)
 HEADS_A_PROGRAM = (*PROGRAMS_A_MULTIPROCESSOR, *READ, "state_gradients")  # kernels of which a program has some heads
+GROUPS_A_PROGRAM = ("outputs", "query_gradients", "chunk_gradients")  # or some groups, if each is of one head
 MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
 
 
 @dataclasses.dataclass(frozen=True)
 class HopperTiles:
-    """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
+    """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. key_block, value_block: K and V, up to whole
+    blocks of 64.
 
     span: chunks, 1 or 2, whose states one program builds. warpgroups: of that program, at most. radix: nodes of the tree that
     are joined, or parted, at once. The others: heads a program of a kernel, at most.
@@ -109,6 +111,7 @@ class HopperTiles:
     rows: int = 2
     span: int = 2
     warpgroups: int = 2
+    key_block: int = 128
     value_block: int = 64
     radix: int = 16
     chunk_states: int = 24
@@ -131,34 +134,44 @@ class HopperTiles:
         """The same with chunks of this size, 64 or 128."""
         return dataclasses.replace(self, rows=chunk // 64)
 
-    def fitted(self, group_heads: int, value_blocks: int) -> HopperTiles:
-        """The same with no more heads a program than a group has, in whole fractions of them."""
+    def fitted(self, group_heads: int, value_blocks: int, groups: int = 1) -> HopperTiles:
+        """The same with no more heads a program than a group has, or than there are groups of one head, in whole fractions."""
         assert value_blocks == 1
-        fits = {most: max(_fractions(group_heads, most)) for most in vars(self).values()}
-        return dataclasses.replace(self, **{name: fits[getattr(self, name)] for name in HEADS_A_PROGRAM})
+        return dataclasses.replace(
+            self, **{name: self.heads_of(name, group_heads, groups)[-1] for name in HEADS_A_PROGRAM}
+        )
+
+    def heads_of(self, name: str, group_heads: int, groups: int) -> list[int]:
+        """Numbers of heads that a program of this kernel may have, in ascending order."""
+        together = group_heads
+        if group_heads == 1 and name in GROUPS_A_PROGRAM:
+            # Of larger keys and values than these, chunk_gradients has no room to fetch the next head's.
+            fits = name != "chunk_gradients" or max(self.key_block, self.value_block) <= 64
+            together = groups if fits else 1
+        return _fractions(together, getattr(self, name))
 
     def sharing_warpgroups(self, heads: int) -> int:
         """How many warpgroups of a program of `chunk_states` share so many heads equally."""
         most = self.warpgroups if self.value_block <= 64 else 1  # a larger state takes the registers of several
         return max(number for number in range(1, most + 1) if heads % number == 0)
 
-    def filling(self, group_heads: int, groups: int, length: int) -> HopperTiles:
+    def filling(self, group_heads: int, groups: int, length: int, sequences: int = 1) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
 
-        groups: of all sequences. A program has a chunk of one of them, in `chunk_states` `span` chunks.
+        groups: of a sequence. A program has a chunk of heads, in `chunk_states` `span` chunks.
         """
-        chunks = -(-length // self.chunk)
+        chunks, all_heads = -(-length // self.chunk), sequences * groups * group_heads
 
         def alike(name: str, heads: int) -> float:
             """Time of programs that all take the same."""
             span, workers = (self.span, self.sharing_warpgroups(heads)) if name == "chunk_states" else (1, 1)
-            programs = groups * -(-chunks // span) * (group_heads // heads)
+            programs = -(-chunks // span) * (all_heads // heads)
             at_once = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
             return math.ceil(programs / at_once) * (span * heads / workers + START)
 
         def reading(name: str, heads: int) -> float:
             """Time of programs that read so many states as their chunk's number has bits, the longest first."""
-            blocks = groups * (group_heads // heads)
+            blocks = all_heads // heads
             times = sorted(
                 (START + heads * (1 + READ[name] * chunk.bit_count()) for chunk in range(chunks)), reverse=True
             )
@@ -172,7 +185,7 @@ class HopperTiles:
 
         def fill(name: str, time) -> int:
             """Among equally fast numbers the largest, as a program's heads share what it fetches once."""
-            return min(_fractions(group_heads, getattr(self, name)), key=lambda heads: (time(name, heads), -heads))
+            return min(self.heads_of(name, group_heads, groups), key=lambda heads: (time(name, heads), -heads))
 
         heads = {name: fill(name, alike) for name in PROGRAMS_A_MULTIPROCESSOR} | {
             name: fill(name, reading) for name in READ
@@ -254,9 +267,10 @@ def chunk_of_scores(length: int) -> int:
     return min(tile_for(length), SCORE_CHUNK)
 
 
-def choose_hopper_tiles(length: int, value_dim: int) -> HopperTiles:
+def choose_hopper_tiles(length: int, key_dim: int, value_dim: int) -> HopperTiles:
     """Tiles of the kernels for Hopper, with as many heads a program as pay in a large problem: see `HopperTiles.filling`."""
-    tiles = HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
+    key_block, value_block = (64 * -(-dim // 64) for dim in (key_dim, value_dim))
+    tiles = HopperTiles(rows=1 if length <= 64 else 2, key_block=key_block, value_block=value_block)
     # A state of 128 x 128 takes half of the registers that one warpgroup can have beside another.
     return dataclasses.replace(tiles, state_gradients=1) if tiles.value_block > 64 else tiles
 

@@ -90,8 +90,7 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     radix."""
     from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
 
-    given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
-    heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
+    given = HopperTiles(rows=sizes.chunk // 64, key_block=sizes.key_dim, value_block=sizes.value_dim)
 
     def call(name, tiles, *rest):
         rest = (*rest, *REST.get(name, ()))
@@ -100,7 +99,9 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     for name in HEADS_A_PROGRAM:
         if not sizes.heights and name not in ("outputs", "chunk_gradients"):
             continue
-        for h in heads:
+        most = dataclasses.replace(given, **{name: max(tried.heads_a_program)})
+        possible = most.heads_of(name, sizes.group_heads, sizes.groups)
+        for h in sorted({h for h in tried.heads_a_program if h in possible} | {1}):
             if name == "chunk_states":
                 for span, warpgroups in itertools.product((1, 2), (1, 2, 3)):
                     tiles = dataclasses.replace(given, chunk_states=h, span=span, warpgroups=warpgroups)
@@ -217,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
     for chunk in args.chunks:
         tiles = Tiles(value_block=args.value_block)
         if args.backend == "hopper":
-            tiles = choose_hopper_tiles(args.length, args.value_dim)
+            tiles = choose_hopper_tiles(args.length, args.key_dim, args.value_dim)
         tiles = tiles.with_chunk(chunk)
         sizes = attention.sizes_for(*shape, jnp.dtype(args.dtype), args.precision, tiles)
         results = time_candidates(sizes, tried, args.only, args.input_sets, args.backend)

@@ -39,7 +39,7 @@ def test_every_kernel_is_tried_with_every_launch():
 
 @pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12")
 def test_every_kernel_for_hopper_is_tried():
-    few = attention.sizes_for(1, 300, 1, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64))
+    few = attention.sizes_for(1, 300, 1, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64, 64))
     few = dataclasses.replace(few, interpret=True)
     inputs = tiles.draw_inputs(0, few, "hopper")
     kernels = list(tiles.hopper_candidates(few, tiles.Tried(heads_a_program=(2, 3), radices=(4,))))

@@ -1,5 +1,7 @@
 """Tiles fit the shapes they are chosen for."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 from hypothesis import given
@@ -36,6 +38,18 @@ def test_programs_for_hopper_fill_its_multiprocessors():
     alone = HopperTiles().filling(1, 32, 8192).fitted(1, 1)
     assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
     assert HopperTiles().filling(6, 1000, 100_000).outputs == 6  # too many programs to follow
+
+
+def test_programs_for_hopper_take_several_groups_of_one_head():
+    tiles = HopperTiles(key_block=64).filling(1, 16, 8192, sequences=2)
+    assert tiles.chunk_states == 1
+    for heads in (tiles.outputs, tiles.query_gradients, tiles.chunk_gradients):
+        assert heads > 1
+        assert 16 % heads == 0
+    assert tiles.fitted(1, 1, 16) == dataclasses.replace(tiles, state_gradients=1)
+    assert tiles.fitted(1, 1, 1).chunk_gradients == 1
+    wide = HopperTiles(key_block=128).filling(1, 16, 8192, sequences=2)
+    assert (wide.outputs, wide.chunk_gradients) == (tiles.outputs, 1)
 
 
 @pytest.mark.parametrize(
