@@ -132,10 +132,6 @@ class _Pairs:
         """Whether the key comes before the query."""
         return _rows(self.query, STRIP_PAIRS) > self.key + strip * STRIP
 
-    def where_near(self, strip: int, x, y):
-        """x where the query is of this strip, y where it comes later, either where it comes before."""
-        return jnp.where(_rows(self.query < (strip + 1) * STRIP, STRIP_PAIRS), x, y)
-
     def near_lam(self, lams):
         """lams[level] [queries] of each pair's level, where query and key are of one strip."""
         lam, near = _rows(lams[NEAR_LEVELS - 1], STRIP_PAIRS), self.near()
@@ -156,7 +152,7 @@ class _Pairs:
             lam = level if lam is None else jnp.where(self.query < until * STRIP, level, lam)
         if lam is None:
             return near_lam
-        return self.where_near(strip, near_lam, _rows(lam, STRIP_PAIRS))
+        return jnp.where(_rows(self.query < (strip + 1) * STRIP, STRIP_PAIRS), near_lam, _rows(lam, STRIP_PAIRS))
 
 
 def _missing_bits(strip: int) -> list[int]:
@@ -216,13 +212,13 @@ def _columns_of(tile, number: int, columns: int):
     return tile[:, number * columns : (number + 1) * columns]
 
 
-def _of_own_strip(tile, pairs: _Pairs):
-    """[queries, STRIP] of a tile of all pairs of a block: the keys of each query's strip."""
-    own_strip = _columns_of(tile, 0, STRIP)
+def _diagonal(tile):
+    """[queries], of a tile of all pairs of a block."""
+    pairs, own_strip = _Pairs(), _columns_of(tile, 0, STRIP)
     for strip in range(1, STRIPS):
         of_strip = _columns_of(tile, strip, STRIP)
         own_strip = jnp.where(_rows(pairs.query >= strip * STRIP, STRIP_PAIRS), of_strip, own_strip)
-    return own_strip
+    return jnp.sum(_of_level(own_strip, pairs.near(), 0), axis=1)
 
 
 def _slots(fixed: int, slot: int, most: int) -> int:
@@ -961,14 +957,9 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 plgpu.barrier_wait(once)
             weights_own = weights_s.at[worker]
 
-            def own_score(scores):
-                """Of each query with its own key."""
-                pairs = _Pairs()
-                return jnp.sum(_of_level(_of_own_strip(scores, pairs), pairs.near(), 0), axis=1)
-
-            own_scores = None
+            own_scores = None  # of each query with its own key, if they are the same for several heads
             if heads.number > 1 and not heads.own_keys:
-                own_scores = own_score(_product(q_s.at[0, worker], k_s.at[0, worker].T, PAIRS))
+                own_scores = _diagonal(_product(q_s.at[0, worker], k_s.at[0, worker].T, PAIRS))
 
             def zeros(columns):
                 return plgpu.layout_cast(jnp.zeros((BLOCK, columns), F32), TILE)
@@ -1004,7 +995,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                         release(number - 1)
 
                 own = [lam_of(level) for level in range(LEVELS_IN_BLOCK)]
-                own_weight = own[0] * (own_score(scores) if own_scores is None else own_scores)
+                own_weight = own[0] * (_diagonal(scores) if own_scores is None else own_scores)
                 near_lam = _Pairs().near_lam(own)
                 weights, new_d_scores = [], []
                 by_query, d_lams = zeros(STRIP), _LevelSums()
