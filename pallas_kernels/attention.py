@@ -41,12 +41,17 @@ def fenwick_attention(
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
     backend = choose_backend(key_dim, value_dim, q.dtype, chunk_size, precision, tiles and tiles.backend)
-    if tiles is None and backend == "hopper":
-        tiles = choose_hopper_tiles(length, key_dim, value_dim)
-        tiles = tiles.filling(heads // groups, groups, length, batch)
-    tiles = tiles or choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
+    chosen, for_hopper = tiles, backend == "hopper"
+    if chosen is None:
+        tiles = (
+            choose_hopper_tiles(length, value_dim)
+            if for_hopper
+            else choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
+        )
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)
+    if chosen is None and for_hopper:
+        tiles = tiles.filling(heads // groups, groups, length, batch)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks, groups)
     q, k = (pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))

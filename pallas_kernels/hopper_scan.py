@@ -33,7 +33,9 @@ STRIPS = BLOCK // STRIP
 NEAR_LEVELS = STRIP.bit_length()
 WIDE = 16
 WIDE_PAIRS = (BLOCK, WIDE)
-SHARED_MEMORY = 225 * 1024  # of the 227 KiB that a program may have; barriers take a little
+SHARED_MEMORY = (
+    225 * 1024
+)  # of the 227 KiB that a program may have; barriers, and arrays up to whole KiB, take a little
 
 
 def _tiled(*shape, dtype=jnp.bfloat16):
@@ -223,7 +225,7 @@ def _diagonal(tile):
 
 def _slots(fixed: int, slot: int, most: int) -> int:
     """How many slots of a ring, or other parts of this size, shared memory has beside what takes `fixed` bytes."""
-    return max(min((SHARED_MEMORY - fixed) // slot, most), 1)
+    return max(min((SHARED_MEMORY - fixed) // slot, most), 1)  # one has room in every shape that the kernels take
 
 
 def _call(
@@ -258,9 +260,9 @@ def _limit_registers(number: int, action: str, sizes: AttentionSizes):
 
 
 class _Heads:
-    """The heads of a program, `number` of them from `first` on, of one group; of several, if each head has keys of its own.
+    """The heads of a program, `number` of them from `first` on: of one group, or, if each head has keys of its own, of several.
 
-    axes: of a grid, by which programs share all heads. At the others a program finds which are its.
+    axes: of the grid, those that tell which heads a program has; `sequence`, `first`, `part` and `group` read them.
     """
 
     def __init__(self, sizes: AttentionSizes, number: int):
@@ -340,6 +342,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     others that of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads, which its warpgroups share.
     """
     rows, heads, span = sizes.chunk // BLOCK, _Heads(sizes, tiles.chunk_states), min(tiles.span, 1 << sizes.heights)
+    assert not heads.own_keys
     chunk, num_chunks, key_dim, value_dim = sizes.chunk, sizes.num_chunks, sizes.key_dim, sizes.value_dim
     keys_bytes, state_bytes, slot_bytes = (
         2 * span * chunk * key_dim,
@@ -675,6 +678,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     """
     rows, heads_per_program = sizes.chunk // BLOCK, tiles.state_gradients
     heads = _Heads(sizes, heads_per_program)
+    assert not heads.own_keys
     chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
     num_chunks, heights = sizes.num_chunks, sizes.heights
     once_bytes = 2 * heads_per_program * key_dim * value_dim
@@ -754,7 +758,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
     """
     rows, heads = sizes.chunk // BLOCK, _Heads(sizes, tiles.query_gradients)
     key_dim, value_dim, heights = sizes.key_dim, sizes.value_dim, sizes.heights
-    blocks, key_slots = heads.parts, 2 if heads.own_keys else 1
+    key_slots = 2 if heads.own_keys else 1
     key_shape = (BLOCK, key_dim)
     once_bytes = BLOCK * rows * (2 * key_dim * key_slots + 4 * value_dim + 12 * heights)
     depth = _slots(once_bytes, 2 * key_dim * value_dim, 4)
@@ -833,7 +837,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
             def from_inside(group):
                 """What is known of dq before, if the program adds it."""
-                if blocks > 1:
+                if heads.parts > 1:
                     return plgpu.layout_cast(jnp.zeros(key_shape, F32), TILE)
                 parts = [
                     plgpu.load(inside_ref.at[part, sequence, tokens(worker), group], layout=TILE, optimized=False)
@@ -875,13 +879,13 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
     )
     grid = dict(chunk=sizes.num_chunks, **heads.axes)
     out_type = [
-        jax.ShapeDtypeStruct((blocks, *q.shape), q.dtype if blocks == 1 else F32),
+        jax.ShapeDtypeStruct((heads.parts, *q.shape), q.dtype if heads.parts == 1 else F32),
         jax.ShapeDtypeStruct(weight.shape, F32),
         jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32),
     ]
     call = _call(body, "query_gradients", grid, out_type, scratch, sizes, rows + 1)
     dq_read, read, of_reads = call(_chunks_by_reads(sizes), q, do, weight, states, dq)
-    dq = dq_read[0] if blocks == 1 else jnp.sum(jnp.concatenate([dq, dq_read]), axis=0).astype(q.dtype)
+    dq = dq_read[0] if heads.parts == 1 else jnp.sum(jnp.concatenate([dq, dq_read]), axis=0).astype(q.dtype)
     return dq, read, of_reads
 
 
@@ -900,8 +904,10 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
     Sums over queries, for decays, come from dv: Σ_i P_ij (do_i·v_j) = v_j·Σ_i P_ij do_i. So that they and the sums over keys
     cancel where they should, both are of the rounded weights P, and without a token's pair with itself, which does not decay.
     """
-    rows, heads, levels = sizes.chunk // BLOCK, _Heads(sizes, tiles.chunk_gradients), sizes.levels_inside
     chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
+    # Where keys and values of a head's own are larger than these, those of the next head find no room beside them.
+    alone = sizes.group_heads == 1 and max(key_dim, value_dim) > 64
+    rows, heads, levels = chunk // BLOCK, _Heads(sizes, 1 if alone else tiles.chunk_gradients), sizes.levels_inside
     key_shape, value_shape = (BLOCK, key_dim), (BLOCK, value_dim)
     num_trees, lams = int(gradients is not None), _Lams(lam, levels, sizes)
     key_bytes = 4 * chunk * key_dim
@@ -966,6 +972,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
             # Where there are several slots, the next head releases that of the one before it, whose dv leaves it meanwhile.
             releases_late = depth > 1
+            assert releases_late or not heads.own_keys  # else a head's keys would go before they are used
 
             def release(number):
                 """The slot of a head whose dv has left it."""
@@ -1091,7 +1098,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                 values[...] = dv.astype(values.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(values, dv_ref.at[sequence, tokens(worker), head])
-                if not (releases_late or heads.own_keys):
+                if not releases_late:
                     release(number)
                 return d_scores
 
@@ -1138,8 +1145,6 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
             def of_own_keys(number, _):
                 of_heads(number, number + 1)
-                if not releases_late:
-                    release(number)
                 if rows == 2:
 
                     @pl.when(jnp.logical_and(worker == 1, number < heads.number - 1))

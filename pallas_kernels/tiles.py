@@ -60,8 +60,11 @@ class Tiles:
         """The same with chunks of this size; of large ones, a program of `query_gradients` has room for one only."""
         return dataclasses.replace(self, chunk=chunk, read_chunks=2 if chunk <= 64 else 1)
 
-    def fitted(self, group_heads: int, value_blocks: int, groups: int = 1) -> Tiles:
-        """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks."""
+    def fitted(self, group_heads: int, value_blocks: int, groups: int) -> Tiles:
+        """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks.
+
+        groups: of a sequence, which make no difference here.
+        """
 
         def fits(heads: int) -> bool:
             return group_heads % heads == 0 and (heads % value_blocks == 0 or value_blocks % heads == 0)
@@ -97,8 +100,7 @@ MOST_PROGRAMS = 4096  # that are followed one by one, to see how long they take
 
 @dataclasses.dataclass(frozen=True)
 class HopperTiles:
-    """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. key_block, value_block: K and V, up to whole
-    blocks of 64.
+    """Those of the kernels for Hopper. rows: blocks of 64 tokens a chunk, 1 or 2. value_block: V, up to whole blocks of 64.
 
     span: chunks, 1 or 2, whose states one program builds. warpgroups: of that program, at most. radix: nodes of the tree that
     are joined, or parted, at once. The others: heads a program of a kernel, at most.
@@ -111,7 +113,6 @@ class HopperTiles:
     rows: int = 2
     span: int = 2
     warpgroups: int = 2
-    key_block: int = 128
     value_block: int = 64
     radix: int = 16
     chunk_states: int = 24
@@ -134,8 +135,11 @@ class HopperTiles:
         """The same with chunks of this size, 64 or 128."""
         return dataclasses.replace(self, rows=chunk // 64)
 
-    def fitted(self, group_heads: int, value_blocks: int, groups: int = 1) -> HopperTiles:
-        """The same with no more heads a program than a group has, or than there are groups of one head, in whole fractions."""
+    def fitted(self, group_heads: int, value_blocks: int, groups: int) -> HopperTiles:
+        """The same with no more heads a program than a group has, or than there are groups of one head, in whole fractions.
+
+        groups: of a sequence.
+        """
         assert value_blocks == 1
         return dataclasses.replace(
             self, **{name: self.heads_of(name, group_heads, groups)[-1] for name in HEADS_A_PROGRAM}
@@ -143,11 +147,7 @@ class HopperTiles:
 
     def heads_of(self, name: str, group_heads: int, groups: int) -> list[int]:
         """Numbers of heads that a program of this kernel may have, in ascending order."""
-        together = group_heads
-        if group_heads == 1 and name in GROUPS_A_PROGRAM:
-            # Of larger keys and values than these, chunk_gradients has no room to fetch the next head's.
-            fits = name != "chunk_gradients" or max(self.key_block, self.value_block) <= 64
-            together = groups if fits else 1
+        together = groups if group_heads == 1 and name in GROUPS_A_PROGRAM else group_heads
         return _fractions(together, getattr(self, name))
 
     def sharing_warpgroups(self, heads: int) -> int:
@@ -267,10 +267,9 @@ def chunk_of_scores(length: int) -> int:
     return min(tile_for(length), SCORE_CHUNK)
 
 
-def choose_hopper_tiles(length: int, key_dim: int, value_dim: int) -> HopperTiles:
+def choose_hopper_tiles(length: int, value_dim: int) -> HopperTiles:
     """Tiles of the kernels for Hopper, with as many heads a program as pay in a large problem: see `HopperTiles.filling`."""
-    key_block, value_block = (64 * -(-dim // 64) for dim in (key_dim, value_dim))
-    tiles = HopperTiles(rows=1 if length <= 64 else 2, key_block=key_block, value_block=value_block)
+    tiles = HopperTiles(rows=1 if length <= 64 else 2, value_block=64 * -(-value_dim // 64))
     # A state of 128 x 128 takes half of the registers that one warpgroup can have beside another.
     return dataclasses.replace(tiles, state_gradients=1) if tiles.value_block > 64 else tiles
 

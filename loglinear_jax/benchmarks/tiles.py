@@ -90,7 +90,7 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
     radix."""
     from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
 
-    given = HopperTiles(rows=sizes.chunk // 64, key_block=sizes.key_dim, value_block=sizes.value_dim)
+    given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
 
     def call(name, tiles, *rest):
         rest = (*rest, *REST.get(name, ()))
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
     for chunk in args.chunks:
         tiles = Tiles(value_block=args.value_block)
         if args.backend == "hopper":
-            tiles = choose_hopper_tiles(args.length, args.key_dim, args.value_dim)
+            tiles = choose_hopper_tiles(args.length, args.value_dim)
         tiles = tiles.with_chunk(chunk)
         sizes = attention.sizes_for(*shape, jnp.dtype(args.dtype), args.precision, tiles)
         results = time_candidates(sizes, tried, args.only, args.input_sets, args.backend)

@@ -9,7 +9,7 @@ import pytest
 from loglinear_jax.benchmarks import tiles
 from loglinear_jax.commands.main import main
 from pallas_kernels import attention, support
-from pallas_kernels.tiles import HEADS_A_PROGRAM, Tiles, choose_hopper_tiles
+from pallas_kernels.tiles import GROUPS_A_PROGRAM, HEADS_A_PROGRAM, Tiles, choose_hopper_tiles
 
 
 def sizes(length):
@@ -39,7 +39,7 @@ def test_every_kernel_is_tried_with_every_launch():
 
 @pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12")
 def test_every_kernel_for_hopper_is_tried():
-    few = attention.sizes_for(1, 300, 1, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64, 64))
+    few = attention.sizes_for(1, 300, 1, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64))
     few = dataclasses.replace(few, interpret=True)
     inputs = tiles.draw_inputs(0, few, "hopper")
     kernels = list(tiles.hopper_candidates(few, tiles.Tried(heads_a_program=(2, 3), radices=(4,))))
@@ -50,6 +50,22 @@ def test_every_kernel_for_hopper_is_tried():
         ("spread_gradients", 4),
         ("merge_states", 4),
     ]
+    for _, _, call in kernels:
+        jax.eval_shape(call, inputs)
+
+
+@pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12")
+def test_kernels_for_hopper_are_tried_with_several_groups_of_one_head():
+    few = attention.sizes_for(1, 300, 2, 2, 64, 64, jnp.dtype("bfloat16"), None, choose_hopper_tiles(300, 64))
+    few = dataclasses.replace(few, interpret=True)
+    inputs = tiles.draw_inputs(0, few, "hopper")
+    kernels = list(tiles.hopper_candidates(few, tiles.Tried(heads_a_program=(2,), radices=(4,))))
+    for_heads = {(name, settings) for name, settings, _ in kernels if name in HEADS_A_PROGRAM}
+    assert for_heads == {
+        *(("chunk_states", (1, span, 1)) for span in (1, 2)),
+        *((name, heads) for name in GROUPS_A_PROGRAM for heads in (1, 2)),
+        ("state_gradients", 1),
+    }
     for _, _, call in kernels:
         jax.eval_shape(call, inputs)
 

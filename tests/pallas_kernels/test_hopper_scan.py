@@ -34,8 +34,8 @@ SHAPES = {  # batch, length, groups, heads, K, V
     "one chunk more than a power of two": ((1, 577, 1, 1, 64, 64), dict(radix=2)),
     "a group for each head, wide": ((1, 260, 2, 2, 128, 128), {}),
     "heads in a group, wide": ((1, 260, 1, 3, 128, 128), dict(state_gradients=1)),
-    "groups in a program": ((2, 300, 4, 4, 64, 64), dict(key_block=64)),
-    "groups in a program, an odd number": ((1, 200, 3, 3, 64, 48), dict(rows=1, key_block=64)),
+    "groups in programs": ((2, 300, 4, 4, 64, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2)),
+    "groups in a program, an odd number": ((1, 200, 3, 3, 64, 48), dict(rows=1)),
     "heads in groups and programs": ((1, 257, 2, 8, 128, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2)),
     "warpgroups that share keys": ((1, 300, 1, 6, 64, 64), dict(warpgroups=3)),
 }
@@ -61,11 +61,11 @@ def test_extreme_decays(decay):
         }[decay],
         jnp.float32,
     )
-    check("bf16", inputs, tiles=choose_hopper_tiles(length, 64, 64))
+    check("bf16", inputs, tiles=choose_hopper_tiles(length, 64))
 
 
 def test_vmap_over_some_arguments_is_a_loop():
-    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(130, 64, 64))
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(130, 64))
     seeds = [inputs_of("bf16", 1, 130, 1, 2, 64, 64, seed=seed) for seed in range(2)]
     q = seeds[0][0]
     rest = [jnp.stack(x) for x in list(zip(*seeds, strict=True))[1:]]
@@ -80,7 +80,7 @@ def test_vmap_over_some_arguments_is_a_loop():
 
 
 def test_levels_beyond_the_sequence_change_nothing():
-    tiles = choose_hopper_tiles(300, 64, 64)
+    tiles = choose_hopper_tiles(300, 64)
     *rest, lam = inputs_of("bf16", 1, 300, 1, 3, 64, 64)
     run = jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))
     more = jnp.concatenate([lam, jnp.full((*lam.shape[:3], 3), jnp.nan, lam.dtype)], axis=3)
@@ -97,7 +97,7 @@ def test_the_same_bits_twice():
     inputs = inputs_of("bf16", 1, 300, 1, 4, 64, 64)
     run = jax.jit(
         functools.partial(
-            output_and_gradients, functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64, 64))
+            output_and_gradients, functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
         )
     )
     for a, b in zip(jax.tree.leaves(run(inputs)), jax.tree.leaves(run(inputs)), strict=True):
@@ -115,12 +115,14 @@ KERNELS = [
 ]
 
 
+@pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (128, 128)])
-def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims):
+def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, groups):
     """All of it, without a GPU; and without Triton."""
     monkeypatch.setattr(support, "_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
-    inputs = inputs_of("bf16", 1, 700, 1, 4, *dims)
+    batch = 1 if groups == 1 else 16  # enough for several groups a program
+    inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
     text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
     text = text.lower(lowering_platforms=("cuda",)).as_text()
     assert all(f"hopper_{kernel}" in text for kernel in KERNELS)
@@ -158,10 +160,10 @@ def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
         HopperTiles(warpgroups=4)
     inputs = inputs_of("f32", 1, 100, 1, 2, 64, 64)
     with pytest.raises(UnsupportedError, match="dtype float32: the kernels for Hopper take bfloat16"):
-        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64, 64))
+        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
     inputs = inputs_of("bf16", 1, 100, 1, 2, 32, 64)
     with pytest.raises(UnsupportedError, match="K, the key dim, is 32: the kernels for Hopper take 33 to 128"):
-        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64, 64))
+        fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
 
 
 # --- On a GPU only --------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def test_accuracy_and_races_on_a_gpu(shape, min_decay):
         pytest.skip("no Hopper GPU")
     inputs = inputs_of("bf16", *LARGE[shape], min_decay=min_decay)
     expected = reference(inputs, "xla" if LARGE[shape][1] > 2000 else "parallel")
-    check_twice("bf16", inputs, expected, tiles=choose_hopper_tiles(LARGE[shape][1], *LARGE[shape][-2:]))
+    check_twice("bf16", inputs, expected, tiles=choose_hopper_tiles(LARGE[shape][1], LARGE[shape][-1]))
 
 
 @pytest.mark.gpu
@@ -193,7 +195,7 @@ def test_both_backends_agree_on_a_gpu():
     inputs = inputs_of("bf16", 2, 1000, 1, 8, 128, 64)
     runs = (
         jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))(inputs)
-        for tiles in (Tiles(), choose_hopper_tiles(1000, 64, 64))
+        for tiles in (Tiles(), choose_hopper_tiles(1000, 64))
     )
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

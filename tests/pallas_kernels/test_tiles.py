@@ -22,7 +22,7 @@ def test_programs_take_whole_heads_or_whole_fractions(length, key_dim, value_dim
     assert 16 <= tiles.chunk <= max(2 * length - 1, 16)
     value_blocks = -(-value_dim // tiles.value_block)
     assert tiles.value_block < 2 * value_dim
-    fitted = tiles.fitted(reps * value_blocks, value_blocks)
+    fitted = tiles.fitted(reps * value_blocks, value_blocks, groups=1)
     launches = [launch for launch in vars(fitted).values() if isinstance(launch, Launch)]
     assert len(launches) == 7
     for launch in launches:
@@ -34,22 +34,20 @@ def test_programs_for_hopper_fill_its_multiprocessors():
     few, many = (HopperTiles().filling(48, 2, length) for length in (2048, 8192))
     assert (few.chunk_states, few.outputs, few.query_gradients, few.chunk_gradients) == (6, 6, 6, 12)
     assert (many.chunk_states, many.outputs, many.query_gradients, many.chunk_gradients) == (24, 24, 24, 48)
-    assert many.fitted(48, 1) == many
-    alone = HopperTiles().filling(1, 32, 8192).fitted(1, 1)
+    assert many.fitted(48, 1, groups=2) == many
+    alone = HopperTiles().filling(1, 1, 8192).fitted(1, 1, groups=1)
     assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
     assert HopperTiles().filling(6, 1000, 100_000).outputs == 6  # too many programs to follow
 
 
 def test_programs_for_hopper_take_several_groups_of_one_head():
-    tiles = HopperTiles(key_block=64).filling(1, 16, 8192, sequences=2)
+    tiles = HopperTiles().filling(1, 16, 8192, sequences=2)
     assert tiles.chunk_states == 1
     for heads in (tiles.outputs, tiles.query_gradients, tiles.chunk_gradients):
         assert heads > 1
         assert 16 % heads == 0
-    assert tiles.fitted(1, 1, 16) == dataclasses.replace(tiles, state_gradients=1)
-    assert tiles.fitted(1, 1, 1).chunk_gradients == 1
-    wide = HopperTiles(key_block=128).filling(1, 16, 8192, sequences=2)
-    assert (wide.outputs, wide.chunk_gradients) == (tiles.outputs, 1)
+    assert tiles.fitted(1, 1, groups=16) == dataclasses.replace(tiles, state_gradients=1)
+    assert tiles.fitted(1, 1, groups=1).chunk_gradients == 1
 
 
 @pytest.mark.parametrize(
