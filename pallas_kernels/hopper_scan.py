@@ -92,6 +92,14 @@ def _add_product(sum_ref, x, y, staged):
         plgpu.wgmma_wait(0)
 
 
+def _write(ref, x, sizes: AttentionSizes):
+    """x into global memory. JAX 0.12 wants to be told that rows in bfloat16 may fill parts of its sectors."""
+    if hasattr(plgpu, "store") and not sizes.interpret:
+        plgpu.store(ref, x.astype(ref.dtype), optimized=False)
+    else:
+        ref[...] = x.astype(ref.dtype)
+
+
 def _rows(vector, shape):
     """vector[i] for all of row i."""
     return lax.broadcast_in_dim(vector, shape, (0,))
@@ -846,7 +854,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
                 return sum((part.astype(F32) for part in parts[1:]), parts[0].astype(F32))
 
             def write(group, dq):
-                dq_ref[heads.part, sequence, tokens(worker), group] = dq.astype(dq_ref.dtype)
+                _write(dq_ref.at[heads.part, sequence, tokens(worker), group], dq, sizes)
 
             def one_group(number, count):
                 """The head of this number, with keys of its own."""
@@ -1119,7 +1127,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
 
                     return dq_sum[...]
 
-                dq_ref[here] = pl.run_scoped(of_queries, plgpu.ACC(key_shape, F32)).astype(dq_ref.dtype)
+                _write(dq_ref.at[here], pl.run_scoped(of_queries, plgpu.ACC(key_shape, F32)), sizes)
                 if rows == 2:
 
                     @pl.when(worker == 0)
@@ -1141,7 +1149,7 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
                     d_scores = lax.fori_loop(start, stop, lambda i, carry: one_head(i, carry, dk_sum, start), d_scores)
                     return finish(d_scores, dk_sum, heads.key_slot(lax.rem(start, depth)), here)
 
-                dk_ref[here] = pl.run_scoped(add_heads, plgpu.ACC(key_shape, F32)).astype(dk_ref.dtype)
+                _write(dk_ref.at[here], pl.run_scoped(add_heads, plgpu.ACC(key_shape, F32)), sizes)
 
             def of_own_keys(number, _):
                 of_heads(number, number + 1)

@@ -115,13 +115,13 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("groups", [1, 4])
+# With 16 sequences a program has several heads, or groups.
+@pytest.mark.parametrize(("batch", "groups"), [(1, 1), (16, 1), (16, 4)])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (128, 128)])
-def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, groups):
+def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, batch, groups):
     """All of it, without a GPU; and without Triton."""
     monkeypatch.setattr(support, "_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
-    batch = 1 if groups == 1 else 16  # enough for several groups a program
     inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
     text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
     text = text.lower(lowering_platforms=("cuda",)).as_text()
