@@ -307,6 +307,16 @@ class _Heads:
         """Of the program's head of this number."""
         return self.first + number if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups)
 
+    def fetch(self, pairs, number, slot, blocks, barrier):
+        """What the group of the program's head of this number has in arrays [B, T, G, K]: blocks of tokens, into this slot.
+
+        pairs: of such an array and shared memory [slot, block, tokens, K].
+        """
+        for source, target in pairs:
+            for row, tokens in enumerate(blocks):
+                here = source.at[self.sequence, tokens, self.group(number)]
+                plgpu.copy_gmem_to_smem(here, target.at[slot, row], barrier)
+
     def key_slot(self, slot):
         """Where the queries and keys of the head in this slot are: in one of their own, or in one for all heads."""
         return slot if self.own_keys else 0
@@ -534,14 +544,9 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
         def _produce():
             _limit_registers(40, "decrease", sizes)
 
-            def fetch_keys(number, slot, barrier):
-                group = heads.group(number)
-                for row in range(rows):
-                    plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[slot, row], barrier)
-                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[slot, row], barrier)
-
+            keys, blocks = [(q_ref, q_s), (k_ref, k_s)], [tokens(row) for row in range(rows)]
             if not heads.own_keys:
-                fetch_keys(0, 0, once)
+                heads.fetch(keys, 0, 0, blocks, once)
             if tree_refs:
                 plgpu.copy_gmem_to_smem(tree_refs[0].at[sequence, index, pl.ds(first, heads.number)], since_s, once)
 
@@ -549,7 +554,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
                 head, slot = first + number, _free_slot(head_empty, number, head_depth)
                 full = head_full.at[slot]
                 if heads.own_keys:
-                    fetch_keys(number, slot, full)
+                    heads.fetch(keys, number, slot, blocks, full)
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], full)
                     plgpu.copy_gmem_to_smem(decay_ref.at[sequence, head, tokens(row)], decay_s.at[slot, row], full)
@@ -786,18 +791,14 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
         def _produce():
             _limit_registers(40, "decrease", sizes)
 
-            def fetch_queries(number, slot, barrier):
-                for row in range(rows):
-                    source = q_ref.at[sequence, tokens(row), heads.group(number)]
-                    plgpu.copy_gmem_to_smem(source, q_s.at[slot, row], barrier)
-
+            queries, blocks = [(q_ref, q_s)], [tokens(row) for row in range(rows)]
             if not heads.own_keys:
-                fetch_queries(0, 0, once)
+                heads.fetch(queries, 0, 0, blocks, once)
 
             def one_head(number, count):
                 head, slot = first + number, _free_slot(do_empty, number, 2)
                 if heads.own_keys:
-                    fetch_queries(number, slot, do_full.at[slot])
+                    heads.fetch(queries, number, slot, blocks, do_full.at[slot])
                 for row in range(rows):
                     full = do_full.at[slot]
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], full)
@@ -939,20 +940,15 @@ def _chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, 
         def _produce():
             _limit_registers(40, "decrease", sizes)
 
-            def fetch_keys(number, slot, barrier):
-                group = heads.group(number)
-                for row in range(rows):
-                    plgpu.copy_gmem_to_smem(q_ref.at[sequence, tokens(row), group], q_s.at[slot, row], barrier)
-                    plgpu.copy_gmem_to_smem(k_ref.at[sequence, tokens(row), group], k_s.at[slot, row], barrier)
-
+            keys, blocks = [(q_ref, q_s), (k_ref, k_s)], [tokens(row) for row in range(rows)]
             if not heads.own_keys:
-                fetch_keys(0, 0, once)
+                heads.fetch(keys, 0, 0, blocks, once)
 
             def fetch(number, _):
                 head, slot = first + number, _free_slot(empty, number, depth)
                 bar = full.at[slot]
                 if heads.own_keys:
-                    fetch_keys(number, slot, bar)
+                    heads.fetch(keys, number, slot, blocks, bar)
                 for row in range(rows):
                     plgpu.copy_gmem_to_smem(v_ref.at[sequence, tokens(row), head], v_s.at[slot, row], bar)
                     plgpu.copy_gmem_to_smem(do_ref.at[sequence, tokens(row), head], do_s.at[slot, row], bar)
