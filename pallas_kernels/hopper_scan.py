@@ -33,9 +33,8 @@ STRIPS = BLOCK // STRIP
 NEAR_LEVELS = STRIP.bit_length()
 WIDE = 16
 WIDE_PAIRS = (BLOCK, WIDE)
-SHARED_MEMORY = (
-    225 * 1024
-)  # of the 227 KiB that a program may have; barriers, and arrays up to whole KiB, take a little
+# Of the 227 KiB that a program may have; barriers, and arrays up to whole KiB, take a little.
+SHARED_MEMORY = 225 * 1024
 
 
 def _tiled(*shape, dtype=jnp.bfloat16):
@@ -142,6 +141,10 @@ class _Pairs:
         """Whether the key comes before the query."""
         return _rows(self.query, STRIP_PAIRS) > self.key + strip * STRIP
 
+    def latest(self, strip: int, x, before):
+        """x where the query is of this strip or a later one, else what was there before."""
+        return jnp.where(_rows(self.query >= strip * STRIP, STRIP_PAIRS), x, before)
+
     def near_lam(self, lams):
         """lams[level] [queries] of each pair's level, where query and key are of one strip."""
         lam, near = _rows(lams[NEAR_LEVELS - 1], STRIP_PAIRS), self.near()
@@ -184,7 +187,7 @@ class _LevelSums:
         """x [queries, STRIP]"""
 
         def latest(before):
-            return x if before is None else jnp.where(_rows(pairs.query >= strip * STRIP, STRIP_PAIRS), x, before)
+            return x if before is None else pairs.latest(strip, x, before)
 
         if strip & 1:
             self.odd = latest(self.odd)
@@ -226,8 +229,7 @@ def _diagonal(tile):
     """[queries], of a tile of all pairs of a block."""
     pairs, own_strip = _Pairs(), _columns_of(tile, 0, STRIP)
     for strip in range(1, STRIPS):
-        of_strip = _columns_of(tile, strip, STRIP)
-        own_strip = jnp.where(_rows(pairs.query >= strip * STRIP, STRIP_PAIRS), of_strip, own_strip)
+        own_strip = pairs.latest(strip, _columns_of(tile, strip, STRIP), own_strip)
     return jnp.sum(_of_level(own_strip, pairs.near(), 0), axis=1)
 
 
