@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
 
-# Logits of a chunk of one seed take this many elements at most: 1 GiB in float32.
+# Logits of a chunk of one seed in float32 are this many at most, 1 GiB; in bfloat16 twice as many.
 CHUNK_ELEMENTS = 1 << 28
 ALIGNMENT = 128
 # From so many columns on, a row of logits fills a program of the kernel of cross-entropy.
@@ -39,7 +39,8 @@ def chunked_token_losses(
 
     chunk: tokens whose logits exist at a time; if None, so many that their logits are no more than CHUNK_ELEMENTS.
     """
-    losses, right = _losses_of_chunks(*_in_chunks(x, kernel, targets, chunk), kernel)
+    chunk = chunk or _chunk_size(kernel, jnp.float32)
+    losses, right = _losses_of_chunks(*_in_chunks(x, targets, chunk), kernel)
     return tuple(y.reshape(-1)[: targets.size].reshape(targets.shape) for y in (losses, right))
 
 
@@ -56,7 +57,7 @@ def summed_loss(
     pallas: take the GPU kernel of cross-entropy where it can run.
     """
     pallas = pallas and pallas_kernels.why_cross_entropy_unsupported() is None
-    return _summed(pallas, *_in_chunks(x, kernel, targets, chunk), kernel)
+    return _summed(pallas, *_in_chunks(x, targets, chunk or _chunk_size(kernel, x.dtype)), kernel)
 
 
 def takes_kernel(vocab: int) -> bool:
@@ -65,10 +66,16 @@ def takes_kernel(vocab: int) -> bool:
     return vocab >= KERNEL_COLUMNS and pallas_kernels.why_cross_entropy_unsupported() is None
 
 
-def _in_chunks(x, kernel, targets, chunk):
+def _chunk_size(kernel, dtype) -> int:
+    """How many tokens have logits at a time, in this dtype."""
+    elements = CHUNK_ELEMENTS * jnp.dtype(jnp.float32).itemsize // jnp.dtype(dtype).itemsize
+    return max(elements // kernel.shape[1], 1)
+
+
+def _in_chunks(x, targets, chunk):
     """x [chunks, size, D] and targets [chunks, size], padded with targets that do not count."""
     tokens = targets.size
-    chunks = -(-tokens // (chunk or max(CHUNK_ELEMENTS // kernel.shape[1], 1)))
+    chunks = -(-tokens // chunk)
     size = -(-tokens // chunks)
     pad = chunks * size - tokens
     x = jnp.pad(x.reshape(tokens, -1), [(0, pad), (0, 0)])

@@ -88,10 +88,13 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     sizes = m.input_sizes
     qkv_size = 2 * keys + values
     init = nn.initializers.normal(m.weight_std)
-    qkv, rest = LinearMaps((qkv_size, sum(sizes)), init, m.dtype, name="in_proj")(x)
-    inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
     if m.conv_width:
+        qkv, rest = LinearMaps((qkv_size, sum(sizes)), init, m.dtype, name="in_proj")(x)
         qkv, _ = CausalConv(m.conv_width, implementation=m.implementation, name="conv")(qkv)
+    else:  # one product, as the gradients of queries, keys and values are put together anyway
+        together = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")(x)
+        qkv, rest = jnp.split(together, [qkv_size], axis=-1)
+    inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
     if m.qk_norm or m.traits.erases:

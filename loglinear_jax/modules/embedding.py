@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import runs_on_gpu
@@ -79,7 +80,9 @@ def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
     of an id to the block where it starts. So rows that are not finite reach other ids.
     """
     order = jnp.argsort(ids)
-    rows = jax.lax.optimization_barrier(rows)  # else XLA makes them in this order, each from memory that is far apart
+    # In memory row after row. Of a language model XLA would lay out the features of all layers the other way, and collect each
+    # row here from memory that is far apart.
+    rows = with_layout_constraint(rows, Layout((0, 1)))
     blocks = -(-ids.size // BLOCK)
     padding = blocks * BLOCK - ids.size
     ids = jnp.pad(ids[order], (0, padding), constant_values=num_ids).reshape(blocks, BLOCK)

@@ -13,7 +13,7 @@ from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fe
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
-from loglinear_jax.ops.positions import advanced, as_position, have_room
+from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
 
 
 def run_from(
@@ -78,7 +78,7 @@ def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others):
     """
     *others, lam = others
     levels, dtype = state.levels.shape[2], state.levels.dtype
-    position = as_position(state.position)
+    position = as_int32(state.position)
     known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]

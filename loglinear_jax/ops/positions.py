@@ -22,6 +22,13 @@ def as_position(position, most: int = END) -> Int[Array, ""]:
     return jnp.where(valid, position.astype(jnp.int32), -1)
 
 
+def as_int32(position) -> Int[Array, ""]:
+    """`as_position`, but an int32 is left as it is, so that there is nothing to compute before a kernel reads it: no negative
+    one has room."""
+    position = jnp.asarray(position)
+    return position if position.dtype == jnp.int32 else as_position(position)
+
+
 def advanced(position, tokens: int) -> Int[Array, ""]:
     """The position after so many more tokens, an int32; END if there are not so many, or the position is none."""
     position = jnp.asarray(position, jnp.int32)
