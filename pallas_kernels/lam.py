@@ -43,15 +43,20 @@ class MlpSizes:
     activation: str
     precision: str  # "tf32" or "f32"
     interpret: bool
+    mlps: int = 1  # S
 
     @property
     def block(self) -> int:
         """Rows a program, or a step of one."""
-        return min(BLOCK_ELEMENTS // self.hidden, tile_for(self.rows))
+        return min(WARP_ELEMENTS * self.launch.warps // self.hidden, tile_for(self.rows))
+
+    @property
+    def launch(self) -> Launch:
+        # As timed: two warps for a language model alone, four for 8 and for 32 recall models at a time.
+        return Launch(heads=1, warps=2 if self.mlps == 1 else 4, stages=1)
 
 
-LAUNCH = Launch(heads=1, warps=2, stages=1)
-BLOCK_ELEMENTS = 2048  # of the hidden layer, at a time
+WARP_ELEMENTS = 1024  # of the hidden layer that a warp has at a time
 
 
 def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=None):
@@ -121,6 +126,7 @@ def _row_spec(sizes: MlpSizes):
 
 
 def _forward(d, w1, w2, b2, *, sizes: MlpSizes):
+    sizes = dataclasses.replace(sizes, mlps=d.shape[0])
     return call(
         functools.partial(_forward_kernel, sizes=sizes),
         "lam_mlp",
@@ -128,12 +134,13 @@ def _forward(d, w1, w2, b2, *, sizes: MlpSizes):
         [_row_spec(sizes), *_weight_specs(sizes)],
         _row_spec(sizes),
         jax.ShapeDtypeStruct(d.shape, jnp.float32),
-        LAUNCH,
+        sizes.launch,
         sizes.interpret,
     )(d, w1, w2, b2)
 
 
 def _backward(d, w1, w2, b2, dlam, *, sizes: MlpSizes):
+    sizes = dataclasses.replace(sizes, mlps=d.shape[0])
     programs = min(max(PROGRAMS, ALL_PROGRAMS // d.shape[0]), pl.cdiv(sizes.rows, sizes.block))
     dd, *weights = call(
         functools.partial(_backward_kernel, sizes=sizes, programs=programs),
@@ -145,7 +152,7 @@ def _backward(d, w1, w2, b2, dlam, *, sizes: MlpSizes):
             jax.ShapeDtypeStruct(d.shape, jnp.float32),
             *(jax.ShapeDtypeStruct((d.shape[0], programs, *x.shape[1:]), jnp.float32) for x in (w1, w2, b2)),
         ],
-        LAUNCH,
+        sizes.launch,
         sizes.interpret,
     )(d, w1, w2, b2, dlam)
     return dd, *(jnp.sum(x, axis=1) for x in weights)
