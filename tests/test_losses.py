@@ -68,6 +68,15 @@ def test_all_logits_never_exist_at_once():
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 64 * 1000 * 4  # one float32 of all logits
 
 
+@pytest.mark.parametrize(("dtype", "tokens"), [(jnp.float32, 4), (jnp.bfloat16, 8)])
+def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(dtype, tokens, monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 128)
+    x, kernel, targets = draw(0, 2, 16, 8, 128)
+    gradient = jax.make_jaxpr(jax.grad(lambda x: summed_loss(x, kernel, targets)))(x.astype(dtype))
+    [scan] = [equation for equation in gradient.jaxpr.eqns if equation.primitive.name == "scan"]
+    assert scan.params["length"] == 32 // tokens
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(

@@ -45,6 +45,18 @@ def test_ids_of_which_several_blocks_have_rows(counts, dtype):
     np.testing.assert_allclose(sums, expected_sums(rows, ids, len(counts)), atol=1e-4)
 
 
+def test_a_gpu_has_the_rows_that_are_added_up_token_by_token():
+    """Seeds are apart, then tokens, and the features of a token are neighbours in memory."""
+    operands = jnp.zeros((2, 100, 8), jnp.bfloat16), jnp.zeros((2, 100), jnp.int32)
+    form = jax.jit(jax.vmap(lambda rows, ids: sum_by_id_blocks(rows, ids, 5)))
+    [constraint] = [
+        line
+        for line in form.trace(*operands).lower(lowering_platforms=("cuda",)).as_text().splitlines()
+        if "@LayoutConstraint" in line
+    ]
+    assert "result_layouts = [dense<[2, 1, 0]>" in constraint and "(tensor<2x100x8xbf16>)" in constraint
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_lookup_has_a_gradient_for_each_seed_and_ids_of_any_shape(gpu, monkeypatch):
     monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)
