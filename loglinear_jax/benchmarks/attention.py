@@ -9,6 +9,7 @@ state by simple_gla of jax-linear-attention, where that is installed; and "fla",
 flash-linear-attention, where torch and fla are. The presets "delta" and "delta_recall" (64 seeds of a recall task at once) are
 of the gated delta rule, with keys of length 1, and have peers of their own: "log_linear_delta"; and with one state
 "gated_delta", "jla_delta" and "fla_delta".
+With --kernels, each kernel's time by a profile, too.
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
 
@@ -21,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ import numpy as np
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size, whole_number
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import unit
@@ -157,8 +158,16 @@ ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
-def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES) -> dict[str, float]:
-    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX. Raises Skip if it can't be timed here."""
+def time_jax(
+    name: str,
+    preset: dict,
+    length: int,
+    repeats: int = 10,
+    max_scores: int = MAX_SCORES,
+    profile: bool = False,
+) -> dict[str, Any]:
+    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
+    Raises Skip if it can't be timed here."""
     if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
@@ -178,14 +187,17 @@ def time_jax(name: str, preset: dict, length: int, repeats: int = 10, max_scores
     result = {}
     for kind, call in (("forward", forward), ("both", both)):
         result[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
-        result[f"{kind}_ms"] = timing.median_ms(timing.compile_over(call, inputs), len(inputs), repeats)
+        thunk = timing.compile_over(call, inputs)
+        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
+        if profile:
+            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
     return result
 
 
 # --- flash-linear-attention, in torch -----------------------------------------------------------------------------------
 
 
-def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
+def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False) -> dict[str, Any]:
     """The same of fla's kernel, in torch, in this process."""
     try:
         import torch
@@ -240,6 +252,8 @@ def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, float]:
             return Wait()
 
         result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
+        if profile:
+            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
     if length <= 4096:
         same = gated_delta if preset.get("delta") else log_linear_attention
         ours = same(*draw_inputs(preset, length, 0)[:-1])
@@ -269,12 +283,13 @@ def measure(
     repeats: int = 10,
     max_scores: int = MAX_SCORES,
     save: Callable[[dict], None] = lambda results: None,
+    profile: bool = False,
 ) -> tuple[dict[str, dict[int, dict]], bool]:
     """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
     all went well if that was only what `Skip` says.
 
     repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
-    called with what there is after each length.
+    called with what there is after each length. profile: print each kernel's time, too.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     well = True
@@ -282,12 +297,13 @@ def measure(
         for peer in peers:
             try:
                 if peer in ("fla", "fla_delta"):
-                    found = time_fla(preset, length, repeats)
+                    found = time_fla(preset, length, repeats, profile)
                 else:
-                    found = time_jax(peer, preset, length, repeats, max_scores)
+                    found = time_jax(peer, preset, length, repeats, max_scores, profile)
                 results[peer][length] = found
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
+                kernels.print_tables(f"T={length} {peer}", found)
             except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
                 if not isinstance(reason, Skip):
                     if not _of_peer(reason):
@@ -408,10 +424,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=MAX_SCORES,
         help="skip the parallel form above this many scores (B·H·T²)",
     )
+    kernels.add_kernels(parser)
     common.add_output(parser, (".json", ".png"))
 
 
 def run(args: argparse.Namespace) -> int:
+    kernels.check_kernels(args)
     preset, lengths = PRESETS[args.preset], sorted(args.lengths)
     delta = preset.get("delta", False)
     of_preset = PEERS_OF_DELTA if delta else PEERS
@@ -436,7 +454,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output:
             draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
 
-    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save)
+    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())

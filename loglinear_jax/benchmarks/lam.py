@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
@@ -27,8 +27,11 @@ HELP = "time of each λ with its attention"
 INPUT_SETS = 3
 
 
-def time_lam(lam: str, preset: dict, length: int, implementation: str | None = None) -> dict[str, float]:
-    """forward_ms and both_ms of the mixer with this λ; gradients in its parameters and every input."""
+def time_lam(
+    lam: str, preset: dict, length: int, implementation: str | None = None, profile: bool = False
+) -> dict[str, Any]:
+    """forward_ms and both_ms of the mixer with this λ, and with `profile` forward_kernels and both_kernels; gradients in its
+    parameters and every input."""
     levels = num_levels(length)
     mixer = TokenMixer(
         mixer="log_linear",
@@ -60,10 +63,13 @@ def time_lam(lam: str, preset: dict, length: int, implementation: str | None = N
         out, vjp = jax.vjp(lambda params, arrays: mixer.apply(params, *arrays), params, arrays)
         return out, vjp(cotangent)
 
-    return {
-        f"{kind}_ms": timing.median_ms(timing.compile_over(call, inputs), len(inputs))
-        for kind, call in (("forward", forward), ("both", both))
-    }
+    result = {}
+    for kind, call in (("forward", forward), ("both", both)):
+        thunk = timing.compile_over(call, inputs)
+        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs))
+        if profile:
+            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
+    return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,15 +86,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Implementation),
         help="form of the attention (default: the best that works)",
     )
+    kernels.add_kernels(parser)
     common.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    kernels.check_kernels(args)
     print(f"{provenance.machine()}; {args.preset}: {', '.join(f'{k}={v}' for k, v in PRESETS[args.preset].items())}")
     results, rows = {}, []
     for length in args.lengths:
         for lam in args.lams:
-            found = time_lam(lam, PRESETS[args.preset], length, args.implementation)
+            found = time_lam(lam, PRESETS[args.preset], length, args.implementation, args.kernels)
+            kernels.print_tables(f"T={length} {lam}", found)
             results.setdefault(lam, {})[length] = found
             rows.append([length, lam, found["forward_ms"], found["both_ms"]])
     print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))

@@ -19,7 +19,7 @@ import numpy as np
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common, timing
+from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.mixers import MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
@@ -47,8 +47,10 @@ def time_training(
     steps: int = 20,
     repeats: int = 3,
     precision: str | None = None,
-) -> dict[str, float]:
-    """Milliseconds of a step of all seeds, tokens per second, FLOP/s of the matrix products, and the devices used.
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Milliseconds of a step of all seeds, tokens per second, FLOP/s of the matrix products, and the devices used; with
+    `profile`, kernels.
 
     steps: in one dispatch, of which `repeats` are timed. precision: as train.precision; settings.dtype if None.
     """
@@ -75,7 +77,10 @@ def time_training(
         times.append(time.perf_counter() - start)
     seconds = float(np.median(times)) / steps
     rate = num_seeds * batch * length / seconds
-    return {"ms": 1e3 * seconds, "tokens_per_second": rate, "flops": rate * flops, "devices": many.mesh.size}
+    result = {"ms": 1e3 * seconds, "tokens_per_second": rate, "flops": rate * flops, "devices": many.mesh.size}
+    if profile:
+        result["kernels"] = kernels.profiled(lambda: many.train_steps(state, data, steps), steps)
+    return result
 
 
 def cache_shapes(settings: LanguageSettings, length: int) -> Any:
@@ -93,8 +98,10 @@ def size_in_bytes(shapes: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64) -> dict[str, float]:
-    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches.
+def time_decoding(
+    settings: LanguageSettings, length: int, *, decoded: int = 64, profile: bool = False
+) -> dict[str, Any]:
+    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches; with `profile`, kernels.
 
     decoded: tokens in one dispatch, of which five are timed.
     """
@@ -102,7 +109,7 @@ def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64)
     tokens = jnp.zeros((1, 1), jnp.int32)
     weights = decoding_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
     # What is remembered does not matter for the time, only its size and position.
-    first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
+    first = max(length - 7 * decoded, 0)  # seven dispatches, the first to compile and the last to profile
     shapes = cache_shapes(settings, length)
     caches = jax.tree.map(lambda x: jnp.full(x.shape, first if x.shape == () else 0, x.dtype), shapes)
 
@@ -121,7 +128,10 @@ def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64)
         start = time.perf_counter()
         caches = jax.block_until_ready(decode(weights, caches))
         times.append(time.perf_counter() - start)
-    return {"ms": 1e3 * float(np.median(times)) / decoded, "bytes": size_in_bytes(shapes)}
+    result = {"ms": 1e3 * float(np.median(times)) / decoded, "bytes": size_in_bytes(shapes)}
+    if profile:
+        result["kernels"] = kernels.profiled(lambda: decode(weights, caches), decoded)
+    return result
 
 
 # --- The command --------------------------------------------------------------------------------------------------------
@@ -162,6 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("steps", 20, "training steps in one dispatch, of which three are timed", type=size)
     add_list("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
     add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)
+    kernels.add_kernels(parser)
     common.add_output(parser)
 
 
@@ -172,6 +183,7 @@ def run(args: argparse.Namespace) -> int:
             dtype="bfloat16" if args.precision == "bfloat16" else "float32", remat=args.remat,
         )  # fmt: skip
 
+    kernels.check_kernels(args)
     for mixer in args.mixers:
         settings_of(mixer, max(args.lengths)).check()
     model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
@@ -189,20 +201,25 @@ def run(args: argparse.Namespace) -> int:
                     num_seeds=args.seeds,
                     steps=args.steps,
                     precision=args.precision,
+                    profile=args.kernels,
                 )
                 row["utilisation"] = row.pop("flops") / peak / row.pop("devices")
                 rows.append(row)
-                print(json.dumps(row), flush=True)
-        print("\n" + tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3g"))
+                print(json.dumps(kernels.left_out(row)), flush=True)
+                kernels.print_tables(f"{mixer} {shape}, a step", row)
+        print("\n" + tabulate(map(kernels.left_out, rows), headers="keys", tablefmt="github", floatfmt=".3g"))
     if "decoding" in args.what:
         rows = record["decoding"] = []
         for mixer in args.mixers:
             for length in args.lengths:
-                row = {"mixer": mixer, "T": length}
-                rows.append(row | time_decoding(settings_of(mixer, length), length, decoded=args.decoded))
-                print(json.dumps(rows[-1]), flush=True)
+                row = {"mixer": mixer, "T": length} | time_decoding(
+                    settings_of(mixer, length), length, decoded=args.decoded, profile=args.kernels
+                )
+                rows.append(row)
+                print(json.dumps(kernels.left_out(row)), flush=True)
+                kernels.print_tables(f"{mixer} T={length}, a token", row)
         print(f"\n{machine}; {model}; one sequence\n")
-        print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g", intfmt=","))
+        print(tabulate(map(kernels.left_out, rows), headers="keys", tablefmt="github", floatfmt=".4g", intfmt=","))
     common.write_record(args.output, record)
     return 0
 

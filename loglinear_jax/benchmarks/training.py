@@ -20,7 +20,7 @@ import numpy as np
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common
+from loglinear_jax.benchmarks import common, kernels
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
@@ -63,8 +63,9 @@ WAY_TITLES = {
 }
 
 
-def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> dict[str, float]:
-    """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step.
+def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, profile: bool = False) -> dict[str, Any]:
+    """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step; with `profile`, kernels of
+    a step of all seeds.
 
     steps: timed, in dispatches of train.steps_per_dispatch after one that compiles. rates: so many learning rates, each with
     the same seeds, in as many replicas as there are seeds in the experiment, a multiple of it.
@@ -78,7 +79,7 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> d
     many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)
     data = experiment.task.open_data(many, 0)
     sizes = [train.steps_per_dispatch] * (1 + -(-steps // train.steps_per_dispatch))
-    dispatches = data.dispatches(sizes)
+    dispatches = data.dispatches(sizes + sizes[:1] * profile)
     state = many.init(many.seeds)
 
     def dispatch(state):
@@ -99,9 +100,12 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> d
         state, elapsed = _timed(evaluate, state)
         evaluations.append(elapsed)
     evaluation_ms = 1e3 * float(np.median(evaluations))
-    data.close()
     together = (step_ms + evaluation_ms / train.eval_every) / len(seeds)
-    return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
+    result = {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
+    if profile:
+        result["kernels"] = kernels.profiled(lambda: dispatch(state), sizes[0])
+    data.close()
+    return result
 
 
 def _timed(compute, state):
@@ -131,10 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)
+    kernels.add_kernels(parser)
     common.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    kernels.check_kernels(args)
     for task in args.tasks:
         build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
     record = provenance.origin(args.called) | {"variant": args.variant}
@@ -151,10 +157,11 @@ def run(args: argparse.Namespace) -> int:
             sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
             given = [f"--config={workload.config}", *sizes, *WAYS[way]]
             experiment = build(read_config_arguments(given).config, args.variant)
-            measured = time_training(experiment, args.steps, RATES if way == "rates" else 1)
+            measured = time_training(experiment, args.steps, RATES if way == "rates" else 1, args.kernels)
             row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
             rows.append(row)
-            print(json.dumps(row), flush=True)
+            print(json.dumps(kernels.left_out(row)), flush=True)
+            kernels.print_tables(f"{task} {way}, a step of {seeds} seeds", row)
             common.write_record(args.output, record)
     print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")
     print(table(rows))

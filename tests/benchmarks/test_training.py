@@ -27,6 +27,16 @@ def test_a_step_and_an_evaluation_are_timed_apart():
     assert measured["ms_per_seed_and_step"] == pytest.approx(both) and both > 0
 
 
+def test_what_is_profiled_is_one_more_dispatch(monkeypatch):
+    steps = []
+    train_steps = training.ManySeeds.train_steps
+    monkeypatch.setattr(training.ManySeeds, "train_steps", lambda *args: steps.append(args[-1]) or train_steps(*args))
+    monkeypatch.setattr(training.kernels, "profiled", lambda compute, calls: [compute(), calls][1:])
+    experiment = build(read_config_arguments(SMALL).config, "linear")
+    assert training.time_training(experiment, steps=4, profile=True)["kernels"] == [3]
+    assert steps == [3] * 4  # to compile, four steps in two, and what is profiled
+
+
 def test_replicas_at_several_rates_are_as_many_as_the_seeds(monkeypatch):
     made = []
     many_seeds = training.ManySeeds
@@ -68,7 +78,7 @@ def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatc
         f"--output={tmp_path / 'out'}",
     ]
     assert main(arguments) == 0
-    given = [(e.train.num_seeds, e.train.batch_size, e.train.precision, rates) for e, _, rates in asked]
+    given = [(e.train.num_seeds, e.train.batch_size, e.train.precision, rates) for e, _, rates, _ in asked]
     assert given == [(30, 64, "float32", 1), (30, 64, "float32", 1), (30, 64, "tf32", 6)]
     assert [e.config.model.implementation for e, *_ in asked] == [None, "xla", None]
     line = capsys.readouterr().out.splitlines()[-1]

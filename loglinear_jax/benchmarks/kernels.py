@@ -1,0 +1,80 @@
+"""Which kernels a GPU runs for a call, and for how long, by JAX's profiler."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from tabulate import tabulate
+
+from loglinear_jax.command_line import BadInput
+
+
+class KernelTime(NamedTuple):
+    """Of the kernels of one name, for one call."""
+
+    launches: float
+    ms: float
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kernels", action="store_true", help="also the time of each kernel, by a profile (needs a GPU)"
+    )
+
+
+def check_kernels(args: argparse.Namespace) -> None:
+    """Raises BadInput if --kernels asks for what only a GPU has."""
+    if args.kernels and jax.default_backend() != "gpu":
+        raise BadInput(
+            f"--kernels: expected a GPU, got {jax.default_backend()}, of which the profiler knows no kernels"
+        )
+
+
+def profiled(compute: Callable[[], Any], calls: int) -> dict[str, KernelTime]:
+    """Kernels and copies that the GPUs run for `compute`, which makes so many calls, of one call each; the longest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(compute())
+        [trace] = Path(folder).rglob("*.xplane.pb")
+        return of_profile(jax.profiler.ProfileData.from_file(str(trace)), calls)
+
+
+def of_profile(data: jax.profiler.ProfileData, calls: int) -> dict[str, KernelTime]:
+    """The same of a profile. XLA numbers its kernels; those that differ in that alone are added up."""
+    found = collections.defaultdict(lambda: KernelTime(0, 0.0))
+    for plane in data.planes:
+        for line in plane.lines:
+            if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
+                for event in line.events:
+                    name = re.sub(r"(_\d+)+$", "", event.name)
+                    launches, ms = found[name]
+                    found[name] = KernelTime(launches + 1, ms + event.duration_ns / 1e6)
+    of_call = {name: KernelTime(time.launches / calls, time.ms / calls) for name, time in found.items()}
+    return dict(sorted(of_call.items(), key=lambda item: -item[1].ms))
+
+
+def print_tables(what: str, found: Mapping[str, Any]) -> None:
+    """The tables of `found`, where it has kernels, or forward_kernels and both_kernels."""
+    for name, title in (("kernels", ""), ("forward_kernels", ", forward"), ("both_kernels", ", forward + backward")):
+        if name in found:
+            print(f"\n{table(what + title, found[name])}\n", flush=True)
+
+
+def left_out(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a table without its kernels."""
+    return {name: value for name, value in row.items() if name != "kernels"}
+
+
+def table(title: str, times: Mapping[str, KernelTime]) -> str:
+    if not times:
+        return f"{title}: the profiler saw no kernels"
+    rows = [(name, *time) for name, time in times.items()]
+    rows.append(("together", *(sum(column) for column in zip(*times.values(), strict=True))))
+    return tabulate(rows, [title, "launches", "ms"], floatfmt=("", ".1f", ".4f"), tablefmt="github")

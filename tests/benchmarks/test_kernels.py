@@ -1,0 +1,88 @@
+"""Times of kernels: what is read of a profile, and that every benchmark profiles what it times."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from loglinear_jax.benchmarks import kernels, timing
+from loglinear_jax.benchmarks.kernels import KernelTime
+from loglinear_jax.commands.main import main
+
+EVENTS = (("sort", 1), ("loop_fusion", 4), ("loop_fusion_3", 5), ("gemm_tf32_12_1", 7))
+STREAM = " ".join(f"events {{ metadata_id: {i} duration_ps: {ms}000000000 }}" for i, (_, ms) in enumerate(EVENTS))
+NAMES = " ".join(
+    f'event_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}' for i, (name, _) in enumerate(EVENTS)
+)
+PROFILE = f"""
+planes {{ name: "/device:GPU:0" {NAMES}
+  lines {{ id: 1 name: "Stream #7(Compute)" {STREAM} }} lines {{ id: 2 name: "XLA Ops" {STREAM} }} }}
+planes {{ name: "/host:CPU" {NAMES} lines {{ id: 1 name: "Stream" {STREAM} }} }}"""
+FOUND = {"loop_fusion": KernelTime(1.0, 4.5), "gemm_tf32": KernelTime(0.5, 3.5), "sort": KernelTime(0.5, 0.5)}
+
+
+def test_of_a_profile_the_streams_of_gpus_count_once_and_numbers_of_names_do_not():
+    found = kernels.of_profile(jax.profiler.ProfileData.from_text_proto(PROFILE), calls=2)
+    assert list(found.items()) == list(FOUND.items())
+
+
+def test_a_profile_holds_what_was_computed():
+    """On a CPU, which has no kernels; on a GPU, one at least."""
+    add = jax.jit(lambda x: x + 1)
+    done = []
+    found = kernels.profiled(lambda: done.append(1) or add(jnp.ones(3)), 1)
+    assert done == [1] and bool(found) == (jax.default_backend() == "gpu")
+
+
+def test_the_table_adds_up():
+    lines = kernels.table("a step", FOUND).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0] == ["a step", "launches", "ms"]
+    assert cells[2:] == [
+        ["loop_fusion", "1.0", "4.5000"],
+        ["gemm_tf32", "0.5", "3.5000"],
+        ["sort", "0.5", "0.5000"],
+        ["together", "2.0", "8.5000"],
+    ]
+    assert kernels.table("a step", {}) == "a step: the profiler saw no kernels"
+
+
+COMMANDS = {
+    "attention": ["--lengths=16", "--peers=xla", "--repeats=1"],
+    "lam": ["--lengths=16", "--lams=fixed"],
+    "training": ["--tasks=mqar", "--ways=tf32", "--seeds=1", "--steps=1"],
+    "language": [
+        "--shapes=1x8",
+        "--lengths=16",
+        "--hidden=64",
+        "--layers=1",
+        "--vocab=32",
+        "--mixers=linear",
+        "--steps=1",
+    ],
+}
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_gpu_it_is_refused_before_anything_is_timed(command, capsys):
+    assert main([command, "--kernels", *COMMANDS[command]], command="benchmark") == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.endswith("--kernels: expected a GPU, got cpu, of which the profiler knows no kernels\n")
+
+
+@pytest.mark.parametrize("command", ["attention", "lam", "language"])
+def test_a_benchmark_profiles_what_it_times(command, capsys, monkeypatch):
+    computed = []
+
+    def profiled(compute, calls):
+        computed.append(jax.block_until_ready(compute()))
+        return {"a_kernel": KernelTime(calls, 1.0)}
+
+    for rate in ("copy_bandwidth", "matmul_rate"):
+        monkeypatch.setattr(timing, rate, lambda: 1e9)
+    monkeypatch.setattr(kernels, "check_kernels", lambda args: None)
+    monkeypatch.setattr(kernels, "profiled", profiled)
+    assert main([command, "--kernels", *COMMANDS[command]], command="benchmark") == 0
+    out = capsys.readouterr().out
+    assert len(computed) == 2 == out.count("| a_kernel")  # forward, and both ways; or training and decoding
+    assert "kernels" not in out
