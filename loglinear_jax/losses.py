@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
 
-# Logits of a chunk of one seed in float32 are this many at most, 1 GiB; in bfloat16 twice as many.
+# Logits of a chunk of one seed are this many at most, 1 GiB in float32; twice as many where they stay in bfloat16.
 CHUNK_ELEMENTS = 1 << 28
 ALIGNMENT = 128
 # From so many columns on, a row of logits fills a program of the kernel of cross-entropy.
@@ -54,10 +54,12 @@ def summed_loss(
     """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
     then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32.
 
+    chunk: as there; but the kernel's chunks, if None, have twice as many logits in bfloat16, as it keeps them so.
     pallas: take the GPU kernel of cross-entropy where it can run.
     """
     pallas = pallas and pallas_kernels.why_cross_entropy_unsupported() is None
-    return _summed(pallas, *_in_chunks(x, targets, chunk or _chunk_size(kernel, x.dtype)), kernel)
+    chunk = chunk or _chunk_size(kernel, x.dtype if pallas else jnp.float32)
+    return _summed(pallas, *_in_chunks(x, targets, chunk), kernel)
 
 
 def takes_kernel(vocab: int) -> bool:

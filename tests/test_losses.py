@@ -68,9 +68,17 @@ def test_all_logits_never_exist_at_once():
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 64 * 1000 * 4  # one float32 of all logits
 
 
-@pytest.mark.parametrize(("dtype", "tokens"), [(jnp.float32, 4), (jnp.bfloat16, 8)])
-def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(dtype, tokens, monkeypatch):
+@pytest.mark.parametrize(
+    ("pallas", "dtype", "tokens"),
+    [(True, jnp.float32, 4), (True, jnp.bfloat16, 8), (False, jnp.float32, 4), (False, jnp.bfloat16, 4)],
+)
+def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(pallas, dtype, tokens, monkeypatch):
+    """Without the kernel they become float32."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 128)
+    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: None if pallas else "no GPU")
+    monkeypatch.setattr(
+        pallas_kernels, "cross_entropy", lambda logits, targets, vocab: (jnp.zeros(len(logits)), logits)
+    )
     x, kernel, targets = draw(0, 2, 16, 8, 128)
     gradient = jax.make_jaxpr(jax.grad(lambda x: summed_loss(x, kernel, targets)))(x.astype(dtype))
     [scan] = [equation for equation in gradient.jaxpr.eqns if equation.primitive.name == "scan"]

@@ -57,7 +57,7 @@ HELP = "time and memory of the attention against T, beside peers"
 # Inputs take turns until they have at least this many bytes, more than any GPU's cache.
 ROTATED_BYTES, MAX_SETS = 256 << 20, 6
 MAX_SCORES = 1 << 26
-GROWTH = 8
+GROWTH = 4
 
 
 class Skip(Exception):
@@ -341,14 +341,14 @@ def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
 
 
 STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
-    "pallas": ("log-linear, Pallas (ours)", "#D55E00", "o"),
+    "pallas": ("log-linear, best kernels (ours)", "#D55E00", "o"),
     "xla": ("log-linear, XLA (ours)", "#E69F00", "s"),
     "fla": ("log-linear, flash-linear-attention", "#0072B2", "^"),
     "flash": ("softmax, cuDNN FlashAttention", "#009E73", "D"),
     "gated_linear": ("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v"),
     "copy": ("inputs and outputs moved once", "#000000", "_"),
     "parallel": ("log-linear, parallel (ours)", "#56B4E9", "x"),
-    "triton": ("log-linear, Pallas for Ampere (ours)", "#B07AA1", "P"),
+    "triton": ("log-linear, kernels by Triton (ours)", "#B07AA1", "P"),
     "jla": ("one state, jax-linear-attention", "#666666", "*"),
     "recurrent": ("log-linear, recurrent (ours)", "#F0E442", "+"),
     "log_linear_delta": ("log-linear delta rule (ours)", "#D55E00", "o"),

@@ -25,20 +25,19 @@ class KernelTime(NamedTuple):
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--kernels", action="store_true", help="also the time of each kernel, by a profile (needs a GPU)"
+        "--kernels", action="store_true", help="also each kernel's time, of all GPUs together (needs a GPU)"
     )
 
 
 def check_kernels(args: argparse.Namespace) -> None:
     """Raises BadInput if --kernels asks for what only a GPU has."""
     if args.kernels and jax.default_backend() != "gpu":
-        raise BadInput(
-            f"--kernels: expected a GPU, got {jax.default_backend()}, of which the profiler knows no kernels"
-        )
+        raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
 
 
 def profiled(compute: Callable[[], Any], calls: int) -> dict[str, KernelTime]:
-    """Kernels and copies that the GPUs run for `compute`, which makes so many calls, of one call each; the longest first."""
+    """Launches and time of each kernel and copy, of all GPUs together, for one of the `calls` that `compute` makes; the longest
+    first."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(compute())
@@ -53,7 +52,7 @@ def of_profile(data: jax.profiler.ProfileData, calls: int) -> dict[str, KernelTi
         for line in plane.lines:
             if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
                 for event in line.events:
-                    name = re.sub(r"(_\d+)+$", "", event.name)
+                    name = re.sub(r"(_+\d*)+$", "", event.name)
                     launches, ms = found[name]
                     found[name] = KernelTime(launches + 1, ms + event.duration_ns / 1e6)
     of_call = {name: KernelTime(time.launches / calls, time.ms / calls) for name, time in found.items()}

@@ -91,7 +91,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     if m.conv_width:
         qkv, rest = LinearMaps((qkv_size, sum(sizes)), init, m.dtype, name="in_proj")(x)
         qkv, _ = CausalConv(m.conv_width, implementation=m.implementation, name="conv")(qkv)
-    else:  # one product, as the gradients of queries, keys and values are put together anyway
+    else:  # the gradients of queries, keys and values are put together anyway, so one product saves doing it again
         together = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")(x)
         qkv, rest = jnp.split(together, [qkv_size], axis=-1)
     inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)

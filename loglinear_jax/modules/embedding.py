@@ -80,8 +80,8 @@ def sum_by_id_blocks(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: 
     of an id to the block where it starts. So rows that are not finite reach other ids.
     """
     order = jnp.argsort(ids)
-    # In memory row after row. Of a language model XLA would lay out the features of all layers the other way, and collect each
-    # row here from memory that is far apart.
+    # Each row in one piece of memory. Without this XLA stores a language model's features column by column in all layers, and
+    # each row here has to be collected from far apart.
     rows = with_layout_constraint(rows, Layout((0, 1)))
     blocks = -(-ids.size // BLOCK)
     padding = blocks * BLOCK - ids.size

@@ -16,7 +16,7 @@ class LinearMaps(nn.Module):
     """Linear maps without biases, to `sizes` features each, their weights side by side in one matrix `kernel`, as in Mamba-2.
 
     Each map is a matrix product of its own: with one product for all, training would write the maps' gradients a second time,
-    to put them together.
+    to put them together. That pays where each map's gradient comes whole, not in parts that are put together anyway.
 
     apart: keep XLA from making one product of them after all, which it does where they are large.
     """

@@ -23,8 +23,8 @@ def as_position(position, most: int = END) -> Int[Array, ""]:
 
 
 def as_int32(position) -> Int[Array, ""]:
-    """`as_position`, but an int32 is left as it is, so that there is nothing to compute before a kernel reads it: no negative
-    one has room."""
+    """`as_position`, but an int32 passes unchanged, so that XLA runs no kernel for it. Negative ones need no check here:
+    `have_room` and `advanced` refuse them."""
     position = jnp.asarray(position)
     return position if position.dtype == jnp.int32 else as_position(position)
 

@@ -250,6 +250,21 @@ def test_bad_settings_are_named(settings, message):
         RecallSettings(**(SMALL | settings)).check()
 
 
+@pytest.mark.parametrize(("conv_width", "widths"), [(0, [96 + 12]), (4, [96, 12])])
+def test_linear_maps_are_one_product_where_no_convolution_takes_its_own(conv_width, widths):
+    """To queries, keys and values; and to step sizes and λ's inputs, 5 levels, of two heads."""
+    settings = RecallSettings(
+        vocab_size=32, max_length=16, hidden=32, layers=1, heads=2, head_dim=16, key_dim=16, conv_width=conv_width
+    )
+    model, tokens = RecallModel(settings), jnp.zeros((1, 16), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    equations = jax.make_jaxpr(model.apply)(params, tokens).jaxpr.eqns
+    products = [
+        equation.outvars[0].aval.shape[-1] for equation in equations if equation.primitive.name == "dot_general"
+    ]
+    assert products[: len(widths)] == widths
+
+
 def test_losses_over_a_large_vocabulary_are_computed_in_parts(monkeypatch):
     model, params = build(vocab_size=37)
     targets = np.where(np.arange(24) % 3 == 0, TOKENS[:, ::-1], -1)

@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels
 from loglinear_jax import FenwickState, fenwick_step, init_fenwick_state, log_linear_attention
+from loglinear_jax.ops import delta
+from loglinear_jax.ops.continuation import take_step
+from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.positions import END, advanced, as_position, have_room
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
@@ -87,6 +91,19 @@ def test_positions_of_64_bits_do_not_wrap():
         for dtype in (np.int64, np.uint64):
             traced = jax.jit(lambda p: log_linear_attention(*inputs, initial_state=FenwickState(levels, p)))
             assert is_nan(traced(np.asarray(position % 2**64).astype(dtype))).all()
+
+
+@pytest.mark.parametrize("step", [recurrent.step, pallas.step, delta.recurrent.step])
+@pytest.mark.parametrize("position", [-1, -3, -(2**31), END])
+def test_a_step_at_no_position_is_nan_and_ends_the_state(step, position):
+    q, k, v, log_decay, lam = random_inputs(0, 1, 1, 1, 2, 16, 16, levels=4, dtype=np.float32)
+    beta = [] if step is not delta.recurrent.step else [jnp.ones_like(log_decay)]
+    inputs = [x[:, 0] for x in (q, k, v, log_decay, *beta, lam)]
+    state = FenwickState(jnp.ones((1, 2, 4, 16, 16)), jnp.asarray(position, jnp.int32))
+    with pallas_kernels.interpret():
+        for _ in range(2):
+            out, state = take_step(step, state, *inputs)
+            assert is_nan(out).all() and state.position == END
 
 
 def test_steps_past_a_traced_states_end_are_nan():

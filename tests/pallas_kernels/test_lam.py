@@ -15,7 +15,7 @@ from scipy import stats
 import pallas_kernels
 from loglinear_jax.lam import MANY_ROWS, make_lam
 from pallas_kernels import support
-from pallas_kernels.lam import normal_distribution
+from pallas_kernels.lam import MlpSizes, normal_distribution
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
@@ -85,6 +85,12 @@ def test_weights_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
     )  # fmt: skip
     results = jax.eval_shape(lambda *x: value_and_gradients(sharded, x), *inputs)
     assert [x.shape for x in results] == [x.shape for x in (inputs[0], *inputs)]
+
+
+@pytest.mark.parametrize(("mlps", "warps", "rows"), [(1, 2, 64), (2, 4, 128), (32, 4, 128)])
+def test_programs_of_several_mlps_are_larger(mlps, warps, rows):
+    sizes = MlpSizes(1000, 11, 16, 32, "softplus", "gelu", "tf32", interpret=True, mlps=mlps)
+    assert (sizes.launch.warps, sizes.block) == (warps, rows)
 
 
 def test_normal_distribution():
