@@ -22,7 +22,7 @@ beta = jax.random.uniform(keys[4], (2, 2, 32, 2))
 lam = jax.random.uniform(keys[5], (2, 2, 32, 2, 6))
 for attention, inputs in (
     (log_linear_attention, (q, k, v, log_decay, lam)),
-    (gated_delta_attention, (q, k, v, log_decay, beta)),
+    (gated_delta_attention, (q, k / jnp.linalg.norm(k, axis=-1, keepdims=True), v, log_decay, beta)),
 ):
     gradient = jax.grad(lambda *x: jnp.sum(attention(*x, implementation="xla") ** 2), argnums=range(5))
     together, alone = jax.jit(jax.vmap(gradient)), jax.jit(gradient)
