@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,14 @@ class Choices:
 
 
 def make_report(
-    workdirs: Sequence[str | os.PathLike], out: str | os.PathLike, choices: Choices | None = None
+    workdirs: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    choices: Choices | None = None,
+    curves_in: Mapping[str, Sequence[Path]] | None = None,
 ) -> tuple[Path, list[str]]:
     """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
+
+    curves_in: for the absolute path of a workdir whose variants were trained apart, the workdirs that hold their curves.
 
     Tracebacks of what failed are in report.log, which is there only if something did.
 
@@ -78,7 +83,7 @@ def make_report(
     runs, problems = [], []
     for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
         try:
-            runs.append(read_run(workdir))
+            runs.append(read_run(workdir, (curves_in or {}).get(workdir, ())))
             problems += runs[-1].problems
         except ConfigError as error:
             problems.append(str(error))

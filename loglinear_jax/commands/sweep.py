@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     print(end_report(cells))
     finished = [tracked for tracked in cells if tracked.state is State.FINISHED]
     if args.report is not None and finished and not stopped:
-        _report(list(dict.fromkeys(tracked.outcome_folder for tracked in finished)), args.report)
+        _report(finished, args.report)
     if len(finished) == len(cells):
         return 0
     return INTERRUPTED if stopped else FAILED
@@ -120,10 +120,15 @@ def _jobs(args: argparse.Namespace, cells: list):
     return SlurmJobs(cells, args.out, parameters)
 
 
-def _report(folders: list[Path], out: Path) -> None:
+def _report(finished: list, out: Path) -> None:
     from loglinear_jax.analysis.report import Choices, make_report
 
-    page, problems = make_report(folders, out, Choices(sections=("tables", "rates", "curves")))
+    curves_in: dict[str, list[Path]] = {}
+    for tracked in finished:
+        apart = curves_in.setdefault(os.path.abspath(tracked.outcome_folder), [])
+        if tracked.whole is not None and tracked.outcome_folder != tracked.workdir:
+            apart.append(tracked.workdir)
+    page, problems = make_report(list(curves_in), out, Choices(sections=("tables", "rates", "curves")), curves_in)
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
     print(f"Report: {page}")

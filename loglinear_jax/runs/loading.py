@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,13 +37,14 @@ log = logging.getLogger(__name__)
 class Run:
     """What a run wrote besides checkpoints: enough for its tables and curves. config: every field of its task filled in.
     summary: of the variants that are finished, None while there is none. label: tells it from other runs of the same task, in
-    titles."""
+    titles. curves_in: the workdirs that hold its curves, where its variants were trained apart; its own if empty."""
 
     workdir: Path
     config: ConfigDict
     task: BaseTask
     summary: RunSummary | None
     label: str = ""
+    curves_in: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,29 +63,36 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """What is wrong with its curves, a line each: damaged records, and missing evaluations of finished variants."""
-        directory = Workdir(self.workdir)
-        if not directory.metrics_file.exists():
-            return []
-        recorded = self._recorded
-        found = [f"{directory.metrics_file}, line {number}: not a record of a run" for number in recorded.damaged[:1]]
-        for variant, outcome in self.outcomes.items():
-            train = variant_config(self.config, variant).train
-            if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, outcome.last_step):
-                found.append(f"{directory.path}: {variant}: {missing}")
+        found = []
+        for folder, recorded in self._recorded.items():
+            metrics_file = Workdir(folder).metrics_file
+            if not metrics_file.exists():
+                continue
+            found += [f"{metrics_file}, line {number}: not a record of a run" for number in recorded.damaged[:1]]
+            for variant in recorded.by_variant if self.curves_in else self.outcomes:
+                if variant in self.outcomes:
+                    train, last_step = variant_config(self.config, variant).train, self.outcomes[variant].last_step
+                    if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, last_step):
+                        found.append(f"{folder}: {variant}: {missing}")
         return found
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
-        return _curves(Workdir(self.workdir), self._recorded, variant, self.config.train.num_seeds)
+        folders = self._recorded
+        holding = (folder for folder, recorded in folders.items() if variant in recorded.by_variant)
+        folder = next(holding, next(iter(folders)))
+        return _curves(Workdir(folder), folders[folder], variant, self.config.train.num_seeds)
 
     @functools.cached_property
-    def _recorded(self) -> Metrics:
-        """As it was when it was first asked for."""
-        return Workdir(self.workdir).read_all_metrics()
+    def _recorded(self) -> dict[Path, Metrics]:
+        """What each workdir with its curves held when it was first asked for."""
+        return {folder: Workdir(folder).read_all_metrics() for folder in self.curves_in or (self.workdir,)}
 
 
-def read_run(workdir: str | os.PathLike) -> Run:
-    """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
+def read_run(workdir: str | os.PathLike, curves_in: Sequence[Path] = ()) -> Run:
+    """What a run wrote besides checkpoints. curves_in: as in `Run`.
+
+    Raises ConfigError if there is none, or a file of it can't be read."""
     directory = Workdir(workdir)
     config = read_config(_config_file(directory))
     variant_names(config)
@@ -93,7 +102,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
     except SettingError as error:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
-    return Run(directory.path, config, task, summary)
+    return Run(directory.path, config, task, summary, curves_in=tuple(curves_in))
 
 
 def _config_file(directory: Workdir) -> Path:

@@ -279,7 +279,9 @@ def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys
     assert Workdir(kept).differences(whole.config, grown=False) == []
     assert summary["provenance"]["config_sha256"] == config_sha256(json.loads((kept / "config.json").read_text()))
     folders = {one.outcome_folder for one in track(read_grid(grid), read_grid(grid).cells, runs, split=True)}
-    assert folders == {kept}  # a report has them as one run
+    assert folders == {kept}  # a report has them as one run, with all curves
+    assert sweep(grid, "--split", f"--report={tmp_path / 'report'}") == 0
+    assert (tmp_path / "report" / "curves-short.png").exists() and "analysis:" not in capsys.readouterr().err
 
     # What is kept is enough, and what is missing there comes from the workdirs without training.
     shutil.rmtree(runs / "short@mlp_softplus")
