@@ -83,7 +83,7 @@ def make_report(
     runs, problems = [], []
     for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
         try:
-            runs.append(read_run(workdir, (curves_in or {}).get(workdir, ())))
+            runs.append(dataclasses.replace(read_run(workdir), curves_in=tuple((curves_in or {}).get(workdir, ()))))
             problems += runs[-1].problems
         except ConfigError as error:
             problems.append(str(error))

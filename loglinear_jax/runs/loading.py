@@ -11,7 +11,6 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,10 +88,8 @@ class Run:
         return {folder: Workdir(folder).read_all_metrics() for folder in self.curves_in or (self.workdir,)}
 
 
-def read_run(workdir: str | os.PathLike, curves_in: Sequence[Path] = ()) -> Run:
-    """What a run wrote besides checkpoints. curves_in: as in `Run`.
-
-    Raises ConfigError if there is none, or a file of it can't be read."""
+def read_run(workdir: str | os.PathLike) -> Run:
+    """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
     directory = Workdir(workdir)
     config = read_config(_config_file(directory))
     variant_names(config)
@@ -102,7 +99,7 @@ def read_run(workdir: str | os.PathLike, curves_in: Sequence[Path] = ()) -> Run:
     except SettingError as error:
         raise ConfigError(f"{directory.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
-    return Run(directory.path, config, task, summary, curves_in=tuple(curves_in))
+    return Run(directory.path, config, task, summary)
 
 
 def _config_file(directory: Workdir) -> Path:
