@@ -187,10 +187,7 @@ def time_jax(
     result = {}
     for kind, call in (("forward", forward), ("both", both)):
         result[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
-        thunk = timing.compile_over(call, inputs)
-        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
-        if profile:
-            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
+        result |= kernels.measured(kind, timing.compile_over(call, inputs), len(inputs), profile, repeats=repeats)
     return result
 
 
@@ -251,9 +248,7 @@ def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False
                 call(*arguments)
             return Wait()
 
-        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs), repeats)
-        if profile:
-            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
+        result |= kernels.measured(kind, thunk, len(inputs), profile, repeats=repeats)
     if length <= 4096:
         same = gated_delta if preset.get("delta") else log_linear_attention
         ours = same(*draw_inputs(preset, length, 0)[:-1])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from tabulate import tabulate
 
+from loglinear_jax.benchmarks import timing
 from loglinear_jax.command_line import BadInput
 
 
@@ -33,6 +34,13 @@ def check_kernels(args: argparse.Namespace) -> None:
     """Raises BadInput if --kernels asks for what only a GPU has."""
     if args.kernels and jax.default_backend() != "gpu":
         raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
+
+
+def measured(kind: str, thunk: Callable[[], Any], calls: int, profile: bool = False, **options: Any) -> dict[str, Any]:
+    """{kind}_ms of one of the `calls` that the thunk makes, by `timing.median_ms` with these options; with `profile` its
+    {kind}_kernels, too."""
+    found = {f"{kind}_ms": timing.median_ms(thunk, calls, **options)}
+    return found | {f"{kind}_kernels": profiled(thunk, calls)} if profile else found
 
 
 def profiled(compute: Callable[[], Any], calls: int) -> dict[str, KernelTime]:
@@ -66,7 +74,7 @@ def print_tables(what: str, found: Mapping[str, Any]) -> None:
             print(f"\n{table(what + title, found[name])}\n", flush=True)
 
 
-def left_out(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_kernels(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a table without its kernels."""
     return {name: value for name, value in row.items() if name != "kernels"}
 

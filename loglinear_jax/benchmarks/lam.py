@@ -65,10 +65,7 @@ def time_lam(
 
     result = {}
     for kind, call in (("forward", forward), ("both", both)):
-        thunk = timing.compile_over(call, inputs)
-        result[f"{kind}_ms"] = timing.median_ms(thunk, len(inputs))
-        if profile:
-            result[f"{kind}_kernels"] = kernels.profiled(thunk, len(inputs))
+        result |= kernels.measured(kind, timing.compile_over(call, inputs), len(inputs), profile)
     return result
 
 

@@ -205,9 +205,9 @@ def run(args: argparse.Namespace) -> int:
                 )
                 row["utilisation"] = row.pop("flops") / peak / row.pop("devices")
                 rows.append(row)
-                print(json.dumps(kernels.left_out(row)), flush=True)
+                print(json.dumps(kernels.without_kernels(row)), flush=True)
                 kernels.print_tables(f"{mixer} {shape}, a step", row)
-        print("\n" + tabulate(map(kernels.left_out, rows), headers="keys", tablefmt="github", floatfmt=".3g"))
+        print("\n" + tabulate(map(kernels.without_kernels, rows), headers="keys", tablefmt="github", floatfmt=".3g"))
     if "decoding" in args.what:
         rows = record["decoding"] = []
         for mixer in args.mixers:
@@ -216,10 +216,12 @@ def run(args: argparse.Namespace) -> int:
                     settings_of(mixer, length), length, decoded=args.decoded, profile=args.kernels
                 )
                 rows.append(row)
-                print(json.dumps(kernels.left_out(row)), flush=True)
+                print(json.dumps(kernels.without_kernels(row)), flush=True)
                 kernels.print_tables(f"{mixer} T={length}, a token", row)
         print(f"\n{machine}; {model}; one sequence\n")
-        print(tabulate(map(kernels.left_out, rows), headers="keys", tablefmt="github", floatfmt=".4g", intfmt=","))
+        print(
+            tabulate(map(kernels.without_kernels, rows), headers="keys", tablefmt="github", floatfmt=".4g", intfmt=",")
+        )
     common.write_record(args.output, record)
     return 0
 

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
             measured = time_training(experiment, args.steps, RATES if way == "rates" else 1, args.kernels)
             row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
             rows.append(row)
-            print(json.dumps(kernels.left_out(row)), flush=True)
+            print(json.dumps(kernels.without_kernels(row)), flush=True)
             kernels.print_tables(f"{task} {way}, a step of {seeds} seeds", row)
             common.write_record(args.output, record)
     print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")

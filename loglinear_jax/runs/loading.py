@@ -68,11 +68,12 @@ class Run:
             if not metrics_file.exists():
                 continue
             found += [f"{metrics_file}, line {number}: not a record of a run" for number in recorded.damaged[:1]]
-            for variant in recorded.by_variant if self.curves_in else self.outcomes:
-                if variant in self.outcomes:
-                    train, last_step = variant_config(self.config, variant).train, self.outcomes[variant].last_step
-                    if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, last_step):
-                        found.append(f"{folder}: {variant}: {missing}")
+            for variant, outcome in self.outcomes.items():
+                if self.curves_in and variant not in recorded.by_variant:
+                    continue  # trained in another workdir
+                train = variant_config(self.config, variant).train
+                if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, outcome.last_step):
+                    found.append(f"{folder}: {variant}: {missing}")
         return found
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
