@@ -331,6 +331,7 @@ OF_REPORT: dict[str, Callable[[Run], tables.Table | None]] = {
     "few seeds": tables.few_seeds_table,
     "parts": tables.parts,
     "best rates": lambda run: next(iter(tables.rates(run)[1:]), None),
+    "best differences": tables.differences_at_best_rates,
 }
 
 
