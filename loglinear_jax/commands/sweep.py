@@ -56,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
     from loglinear_jax.sweep.grid import read_grid
-    from loglinear_jax.sweep.states import State, track
+    from loglinear_jax.sweep.states import State, Tracked, track
     from loglinear_jax.sweep.supervise import counts, end_report, supervise
 
     changes = args.aside
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{tracked.shown_state:<{width}}  {tracked.command}")
             print(counts(cells))
             return 0
-        open_cells = [tracked for tracked in cells if tracked.state is not State.FINISHED]
+        open_cells = [tracked for tracked in cells if tracked.state not in (State.FINISHED, State.WAITING)]
         jobs = _jobs(args, open_cells) if open_cells else None
         check_folder(args.out, "--out")
         if args.report is not None:
@@ -83,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
         for tracked in cells:
             if tracked.state is State.FINISHED:
                 tracked.keep()
-        stopped = jobs is not None and supervise(cells, jobs)
+
+        def track_again(waiting: Tracked) -> list[Tracked]:
+            return track(
+                grid, [cell for cell in grid.cells if cell.name == waiting.cell.name], args.out, changes, args.split
+            )
+
+        stopped = jobs is not None and supervise(cells, jobs, track_again)
     except SettingError as error:
         raise BadInput(error) from error
     print(end_report(cells))

@@ -15,8 +15,16 @@
     model = ["text", "released"]
     settings.variants = "{paper}"
     settings.train.num_seeds = 64
+    settings.train.learning_rate = [0.001, 0.004]
 
-A cell is a call of `loglinear_jax train`: the file has its arguments, and nothing else decides what is trained.
+    [[grid]]
+    name = "mqar-best"
+    config = "configs/mqar.py"
+    best_of = "mqar-kv32-text"           # the variants of that cell, each at the rates that were best for it there
+    settings.train.first_seed = 64       # other seeds than those that choose
+
+A cell is a call of `loglinear_jax train`: the file has its arguments, and but for `best_of` nothing else decides what is
+trained.
 """
 
 from __future__ import annotations
@@ -36,16 +44,18 @@ from loglinear_jax.config import ConfigError, some_of
 
 NAME = re.compile(r"[\w=][\w.,+=@-]{0,199}")  # a folder's name, the same in every shell
 OF_FILE = {"keep_in": str, "values": dict, "settings": dict, "grid": list}
-OF_GRID = {"name": str, "config": str, "settings": dict}
+OF_GRID = {"name": str, "config": str, "best_of": str, "settings": dict}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages."""
+    """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages. best_of: the cell,
+    or kept run, whose variants are trained, each at the rates that were best for it there; then the arguments have none."""
 
     name: str
     arguments: tuple[str, ...]
     source: str
+    best_of: str = ""
 
     def error(self, message: object) -> ConfigError:
         return ConfigError(f"{self.source}, cell {self.name}: {message}")
@@ -113,8 +123,16 @@ def _cells_of(
         if axis in values:
             raise ConfigError(f"{source}: {axis} is an axis here and one of [values]: expected another name")
         _check_list(f"{source}: {axis}", points)
-    settings = _flat(f"{path}: settings", shared) | _flat(f"{source}: settings", grid.get("settings", {}))
-    templates = {"name": grid["name"], "config": grid["config"]}
+    own = _flat(f"{source}: settings", grid.get("settings", {}))
+    settings = _flat(f"{path}: settings", shared) | own
+    best_of = grid.get("best_of", "")
+    if best_of and "variants" in own:
+        raise ConfigError(
+            f"{source}: settings.variants={own['variants']!r} beside best_of={best_of!r}: expected one of them"
+        )
+    if best_of:
+        settings.pop("variants", None)
+    templates = {"name": grid["name"], "config": grid["config"], "best_of": best_of}
     templates |= {f"settings.{name}": text for name, text in settings.items()}
     used = set().union(*(_fields(source, what, text, {*axes, *values}) for what, text in templates.items()))
     if unused := sorted(set(axes) - used):
@@ -123,13 +141,13 @@ def _cells_of(
     for point in itertools.product(*axes.values()):
         known = dict(values) | dict(zip(axes, point, strict=True))
         texts = {name: _text(f"{source}: {name}", value) for name, value in known.items()}
-        name, config, *given = (text.format_map(texts) for text in templates.values())
+        name, config, best, *given = (text.format_map(texts) for text in templates.values())
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"{source}: the name {name!r}: expected up to 200 letters, digits and any of _ = - . , + @"
             )
         changes = [f"--config.{setting}={text}" for setting, text in zip(settings, given, strict=True)]
-        cells.append(Cell(name, (f"--config={config}", *changes), source))
+        cells.append(Cell(name, (f"--config={config}", *changes), source, best))
     return cells
 
 

@@ -28,10 +28,11 @@ from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.lock import one_at_a_time
-from loglinear_jax.runs.outcome import RunSummary, versions_of_all, with_commits
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_all, with_commits
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json, write_json, writing
 from loglinear_jax.settings import SettingError
+from loglinear_jax.sweep.best_rates import best_variants, check_has_rates, check_other_seeds
 from loglinear_jax.sweep.grid import Cell, Grid
 
 TAIL = 1 << 20  # bytes of metrics.jsonl in which its last line is looked for
@@ -45,6 +46,7 @@ class State(enum.StrEnum):
     IN_USE = "in use"  # another process trains in its workdir
     FAILED = "failed"
     NOT_STARTED = "not started"
+    WAITING = "waiting"  # for the run that chooses its variants' rates
 
 
 @dataclasses.dataclass
@@ -53,7 +55,8 @@ class Tracked:
 
     whole: set for one variant only: config and command of its cell. kept: the folder in which config.json and summary.json are
     left, of one variant those of the cell. num_finished: how many of its variants have their outcome in the workdir or there.
-    place: where it runs. why, log: of what failed.
+    place: where it runs. why, log: of what failed. A cell that is WAITING has its variants without the
+    rates that will be chosen.
     """
 
     cell: Cell
@@ -75,11 +78,14 @@ class Tracked:
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "run.py", *self.arguments])
+        """That of run.py; of a cell that is waiting its name, as nobody knows it yet."""
+        return self.cell.name if self.state is State.WAITING else shlex.join(["python", "run.py", *self.arguments])
 
     @property
     def shown_state(self) -> str:
         """ "interrupted, 3 of 10 variants finished": the state, with the number if only some variants are finished."""
+        if self.state is State.WAITING:
+            return f"{self.state} for {self.cell.best_of}"
         if self.state is State.FINISHED or not self.num_finished:
             return self.state
         return f"{self.state}, {self.num_finished} of {len(variant_names(self.config))} variants finished"
@@ -215,11 +221,20 @@ def track(
     """The cells with their configs and states. changes: more arguments, --config.field=value, of each of them. split: each
     variant of a cell in a workdir of its own, NAME@VARIANT, unless the cell has begun in one already.
 
+    A cell with best_of is WAITING until what it names is finished, and its config is tracked again after that.
+
     Raises ConfigError naming the first cell whose config can't be, or another one than that of its kept outcome.
     """
     tracked = []
     for cell in cells:
         cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
+        waits = False
+        if cell.best_of:
+            try:
+                variants, waits = _chosen_variants(grid, cell, out, changes, split)
+            except SettingError as error:
+                raise cell.error(f"best_of={cell.best_of}: {error}") from error
+            cell = dataclasses.replace(cell, arguments=(*cell.arguments, f"--config.variants={','.join(variants)}"))
         workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
         try:
             chosen = read_config_arguments(cell.arguments)
@@ -232,20 +247,64 @@ def track(
                 )
             if not any(folder.config_file.exists() for folder in known):
                 check_effects(chosen.config, chosen.given)
-            elif kept is not None and known[1].config_file.exists():
+            elif kept is not None and known[1].config_file.exists() and not waits:
                 _check_kept(known[1], chosen.config)
         except SettingError as error:
             raise cell.error(error) from error
         one = Tracked(cell, chosen.config, workdir, kept)
-        tracked += _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
+        if waits:
+            one.state = State.WAITING
+        tracked += _variants_of(one, out) if split and not waits and not known[0].config_file.exists() else [one]
     count = Counter(one.workdir for one in tracked)
     for one in tracked:
         if count[one.workdir] > 1:
             raise one.cell.error(
                 f"{count[one.workdir]} cells have the workdir {one.workdir}: expected another for each"
             )
-        one.look()
+        if one.state is not State.WAITING:
+            one.look()
     return tracked
+
+
+def _chosen_variants(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[list[str], bool]:
+    """(the variants that a cell's best_of stands for, False); without their rates, and True, until all are finished there.
+
+    Raises SettingError.
+    """
+    choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes, split)
+    check_has_rates(choosing)
+    variants = named_variants(choosing)
+    without_rates = (*cell.arguments, f"--config.variants={','.join(variants)}")
+    check_other_seeds(read_config_arguments(without_rates).config, choosing)
+    waits = not outcomes.keys() >= set(variant_names(choosing))
+    return variants if waits else best_variants(choosing, outcomes), waits
+
+
+def _choosing_run(
+    grid: Grid, name: str, out: Path, changes: Sequence[str], split: bool
+) -> tuple[ConfigDict, dict[str, VariantOutcome]]:
+    """Config and finished outcomes of the cell of this name, or else of the run that is kept or trained under it.
+
+    Raises SettingError.
+    """
+    named = next((cell for cell in grid.cells if cell.name == name), None)
+    if named is not None and named.best_of:
+        raise ConfigError("that cell has a best_of itself: expected one that is trained at several rates")
+    if named is not None:
+        parts = track(grid, [named], out, changes, split)
+        config = parts[0].config if parts[0].whole is None else parts[0].whole[0]
+        folders = [part.outcome_folder for part in parts if part.state is State.FINISHED]
+    else:
+        candidates = [folder / name for folder in (grid.keep_in, out) if folder is not None]
+        folders = [folder for folder in candidates if Workdir(folder).config_file.exists()][:1]
+        if not folders:
+            raise ConfigError(f"there is no such cell in the file, and no run in {' or '.join(map(str, candidates))}")
+        config = read_config(Workdir(folders[0]).config_file)
+    outcomes: dict[str, VariantOutcome] = {}
+    for folder in folders:
+        if (summary := Workdir(folder).read_summary()) is not None:
+            outcomes |= summary.variants
+    return config, outcomes
 
 
 def _check_kept(kept: Workdir, config: ConfigDict) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loglinear_jax.progress import LOG_FILE_SECONDS
+from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.sweep.jobs import Jobs
 from loglinear_jax.sweep.states import State, Tracked
@@ -21,30 +22,64 @@ REDRAW_SECONDS = 2.0
 MOST_ROWS = 30  # of the live table
 
 
-def supervise(cells: Sequence[Tracked], jobs: Jobs) -> bool:
-    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM."""
+def supervise(
+    cells: list[Tracked], jobs: Jobs, track_again: Callable[[Tracked], list[Tracked]] = lambda waiting: [waiting]
+) -> bool:
+    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM.
+
+    track_again: of a cell that is waiting, itself, or what stands in its place in `cells` once its rates are chosen.
+    """
     with StopOnSignal() as stop, LiveTable(cells) as table:
         began: dict[str, float] = {}
         while True:
             if stop.requested and not jobs.stopping:
                 table.line("Stopping: running cells save and end; a second Ctrl-C does not wait for them.")
                 jobs.stop()
+            finished = []
             for tracked in jobs.start():
                 began[tracked.cell.name] = time.monotonic()
-                if tracked.state is State.FINISHED:  # by another sweep, meanwhile
-                    tracked.keep()
+                finished += _keep_if_finished(tracked)  # by another sweep, meanwhile
                 table.changed(tracked)
             for tracked in jobs.poll():
                 tracked.seconds = time.monotonic() - began[tracked.cell.name]
-                if tracked.state is State.FINISHED:
-                    tracked.keep()
+                finished += _keep_if_finished(tracked)
                 table.changed(tracked)
+            if finished and not jobs.stopping:
+                jobs.waiting.extend(_no_longer_waiting(cells, track_again, table))
             for name, (tracked, _) in jobs.running.items():
                 tracked.seconds = time.monotonic() - began[name]
             if not jobs.running and not jobs.waiting:
                 return jobs.stopping
             table.count()
             time.sleep(POLL_SECONDS)
+
+
+def _no_longer_waiting(
+    cells: list[Tracked], track_again: Callable[[Tracked], list[Tracked]], table: LiveTable
+) -> list[Tracked]:
+    """What can be started of the cells that were waiting, now in their place in `cells`."""
+    found = []
+    for waiting in [tracked for tracked in cells if tracked.state is State.WAITING]:
+        try:
+            again = track_again(waiting)
+        except SettingError as error:
+            waiting.state, waiting.why = State.FAILED, str(error)
+            table.changed(waiting)
+            continue
+        if again[0].state is not State.WAITING:
+            table.line(f"{waiting.cell.name}: {waiting.cell.best_of} has chosen its rates")
+            index = cells.index(waiting)
+            cells[index : index + 1] = again
+            found += [tracked for tracked in again if not _keep_if_finished(tracked)]
+    return found
+
+
+def _keep_if_finished(tracked: Tracked) -> list[Tracked]:
+    """The cell, if it is."""
+    if tracked.state is not State.FINISHED:
+        return []
+    tracked.keep()
+    return [tracked]
 
 
 class LiveTable:
@@ -100,7 +135,7 @@ def end_report(cells: Sequence[Tracked]) -> str:
     """The cells by their state, and of each that failed why, and where its log is."""
     failed = [tracked for tracked in cells if tracked.state is State.FAILED]
     left = [t for t in cells if t.state not in (State.FAILED, State.FINISHED)]
-    lines = [f"{tracked.cell.name}: {tracked.why}\n    log: {tracked.log}" for tracked in failed]
+    lines = [f"{t.cell.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]
     lines += [f"{tracked.cell.name}: {tracked.shown_state}" for tracked in left]
     lines += [f"{t.cell.name}: {t.state}, {t.why}" for t in cells if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(cells)])

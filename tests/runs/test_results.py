@@ -1,5 +1,6 @@
 """That what results/ holds is what results/experiments.toml runs, and what its recorded commands say."""
 
+import contextlib
 import functools
 import json
 import shlex
@@ -11,22 +12,25 @@ from loglinear_jax.config import build, config_differences, read_config, variant
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.sweep.grid import read_grid
+from loglinear_jax.sweep.states import track
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary.json"))
 
 
 @functools.cache
-def listed_commands() -> dict[str, list[str]]:
+def listed_commands(file: str = "experiments.toml") -> dict[str, list[str]]:
     """run.py's arguments by the name of the experiment."""
-    cells = read_grid(ROOT / "results" / "experiments.toml").cells
-    return {cell.name: list(cell.arguments) for cell in cells}
+    with contextlib.chdir(ROOT):
+        grid = read_grid(Path("results") / file)
+        cells = [cell for cell in grid.cells if cell.best_of]
+        chosen = {tracked.cell.name: tracked.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
+    return {cell.name: list(chosen.get(cell.name, cell).arguments) for cell in grid.cells}
 
 
-@functools.cache
 def planned_commands() -> dict[str, list[str]]:
-    """The same of what is not run yet, or not to its end."""
-    return {cell.name: list(cell.arguments) for cell in read_grid(ROOT / "results" / "planned.toml").cells}
+    """The same of what is not run yet, or not to its end; without rates where they are not chosen yet."""
+    return listed_commands("planned.toml")
 
 
 @functools.cache

@@ -56,6 +56,15 @@ def test_a_list_of_settings_is_several_values(written):
     assert "--config.train.learning_rate=0.001,0.01" in grid.cells[0].arguments
 
 
+def test_the_cell_that_chooses_the_rates_has_the_axes_too(written):
+    text = GRID.replace("[settings]\n", '[settings]\nvariants = "linear"\n')
+    best = '[[grid]]\nname = "best{kv}"\nconfig = "mqar:kv={kv}"\nkv = [4, 8]\nbest_of = "kv{kv}-seq128"\n'
+    *others, first, second = read_grid(written(text + best)).cells
+    assert [cell.best_of for cell in others] == [""] * 5
+    assert (first.best_of, second.best_of) == ("kv4-seq128", "kv8-seq128")
+    assert second.arguments == ("--config=mqar:kv=8", "--config.train.precision=tf32")
+
+
 def test_patterns_choose_cells(written):
     grid = read_grid(written(GRID))
     assert [cell.name for cell in grid.only(["*-seq256", "al*"])] == ["kv4-seq256", "kv8-seq256", "alone"]
@@ -82,7 +91,7 @@ def test_patterns_choose_cells(written):
         (
             "kv = [4, 8]",
             "kv = 4",
-            "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, settings, or a list for an axis",
+            "(kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, best_of, settings, or a list for an axis",
         ),
         ("kv = [4, 8]", "kv = []", "grid 1 (kv{kv}-seq{seq}): kv is an empty list: expected at least one value"),
         ("kv = [4, 8]", "kv = [4, [8]]", "grid 1 (kv{kv}-seq{seq}): kv is [8]: expected a text, a number, true or"),
@@ -103,6 +112,16 @@ def test_patterns_choose_cells(written):
             "grid.toml: settings.train.precision is an empty list: expected at least one value",
         ),
         ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),
+        (
+            "kv = [4, 8]",
+            "kv = [4, 8]\nbest_of = 'other{kv}'",
+            "grid 1 (kv{kv}-seq{seq}): settings.variants='{paper}' beside best_of='other{kv}': expected one of them",
+        ),
+        (
+            'config = "mqar"',
+            'config = "mqar"\nbest_of = "{kb}"',
+            "grid 2 (alone): best_of = '{kb}': {kb} has no values: ",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(before, after, message, written):

@@ -14,16 +14,20 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import submitit
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from loglinear_jax.commands.main import main
+from loglinear_jax.config import variant_names
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json
+from loglinear_jax.sweep.best_rates import best_variants
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
@@ -327,6 +331,123 @@ def test_what_is_split(tmp_path):
     assert list(Workdir(cells[0].kept).read_summary().variants) == rates
 
 
+def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_seed=2):
+    """A grid in which the cell short-rates chooses the rates of short-best."""
+    grid = grid_file(folder, "short-rates", "short-best")
+    rates = f'settings.variants = "linear,fixed"\nsettings.train.learning_rate = {rates}\n'
+    best = f'best_of = "{best_of}"\nsettings.train.first_seed = {first_seed}\n'
+    first, second = (f'name = "short-{name}"\n' for name in ("rates", "best"))
+    grid.write_text(grid.read_text().replace(first, first + rates).replace(second, second + best))
+    return grid
+
+
+def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
+    """In one sweep; split, and with the second cell alone, once the first one is kept."""
+    grid, kept = with_best_of(tmp_path), tmp_path / "kept"
+    assert sweep(grid, "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.split("  +", lines[1]) == ["waiting for short-rates", "short-best"]
+    assert lines[2] == "2 cell(s): 1 not started, 1 waiting"
+    assert sweep(grid, "--only=short-best") == 1
+    assert capsys.readouterr().out == "short-best: waiting for short-rates\n1 cell(s): 1 waiting\n"
+
+    assert sweep(grid, "--split", "--workers=2") == 0
+    out, err = capsys.readouterr()
+    assert out == "4 cell(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
+    chosen = []
+    outcomes = json.loads((kept / "short-rates" / "summary.json").read_text())["variants"]
+    for variant in ("linear", "fixed"):
+        means = {
+            rate: np.mean(outcomes[f"{variant}+train.learning_rate={rate}"]["best_accuracy"]) for rate in (0.001, 0.01)
+        }
+        chosen.append(f"{variant}+train.learning_rate={max(means, key=means.get)}")
+    best = json.loads((kept / "short-best" / "summary.json").read_text())
+    assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
+    assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        ".sweep", *(f"short-rates@{name}" for name in ("linear", "fixed")), *(f"short-best@{name}" for name in chosen)
+    }  # fmt: skip
+
+    # Of a file without the cell that chose, what is kept says as much.
+    text = grid.read_text()
+    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :])
+    assert sweep(grid, "--list") == 0
+    assert capsys.readouterr().out.startswith("finished  python run.py ")
+
+
+def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
+    """As the one that should choose them fails; or as what is kept has others."""
+    grid = with_best_of(tmp_path)
+    (tmp_path / "runs" / "short-rates").mkdir(parents=True)
+    (tmp_path / "runs" / "short-rates" / "notes.txt").write_text("")
+    assert sweep(grid) == 1
+    out = capsys.readouterr().out
+    assert "\nshort-best: waiting for short-rates\n2 cell(s): 1 failed, 1 waiting\n" in out
+
+    shutil.rmtree(tmp_path / "runs")
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    jobs = LocalJobs(cells[:1], tmp_path / "runs", [None])
+    names = variant_names(cells[0].config)
+    outcomes = made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes
+    other = ConfigDict(cells[1].config.to_dict())
+    other.variants = "linear+train.learning_rate=0.5"
+    for tracked, config, variants in (cells[0], cells[0].config, outcomes), (cells[1], other, {}):  # meanwhile
+        kept = Workdir(tracked.kept)
+        kept.path.mkdir(parents=True)
+        kept.config_file.write_text(to_json(config.to_dict()))
+        kept.write_summary(RunSummary(variants))
+    again = lambda waiting: track(read_grid(grid), [waiting.cell], tmp_path / "runs")  # noqa: E731
+    assert not supervise(cells, jobs, again) and [cell.state for cell in cells] == [State.FINISHED, State.FAILED]
+    (line, counted) = end_report(cells).splitlines()
+    assert (
+        line.startswith("short-best: ") and f"{cells[1].kept} keeps the outcome of another config (variants: " in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"best_of": "none"}, "best_of=none: there is no such cell in the file, and no run in "),
+        (
+            {"best_of": "short-best"},
+            "best_of=short-best: that cell has a best_of itself: expected one that is trained at",
+        ),
+        (
+            {"rates": "[0.001]"},
+            "best_of=short-rates: that run has train.learning_rate=0.001 and train.weight_decay=0.0 alone: expected several",
+        ),
+        (
+            {"first_seed": 1},
+            "best_of=short-rates: seed 1 chooses the rates that it is trained at: expected other seeds than 0 to 1, such as "
+            "train.first_seed=2",
+        ),
+    ],
+)
+def test_what_can_choose_no_rates_is_one_line(changes, message, tmp_path, capsys):
+    assert sweep(with_best_of(tmp_path, **changes)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"(short-best), cell short-best: {message}" in err and err.count("\n") == 1
+
+
+def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
+    """Of equal ones it is the first; a seed without a value is worse than any; a perplexity is better where it is lower."""
+    rates = [f"linear+train.learning_rate={rate}" for rate in (0.1, 0.2, 0.3)]
+    equal, second = ([0.2, 0.4], [0.4, 0.2], [0.1, 0.1]), ([0.2, 0.2], [0.1, 0.9], [0.4, 0.4])
+    for values, best in ((equal, 0), (second, 1)):
+        accuracies = dict(zip(rates, values, strict=True))
+        worst = {name: [1 - x for x in values] for name, values in accuracies.items()}  # test accuracy has no say
+        run = made_run(tmp_path, accuracies=accuracies, test=worst)
+        run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear,fixed+train.learning_rate=0.2"
+        outcomes = run.outcomes | {"fixed+train.learning_rate=0.2": run.outcomes[rates[0]]}
+        assert best_variants(run.config, outcomes) == [rates[best], "fixed+train.learning_rate=0.2"]
+    run = made_run(
+        tmp_path, accuracies=dict(zip(rates, ([2.0, None], [4.0, 4.0], [3.0, 4.0]), strict=True)), task="text"
+    )
+    assert best_variants(run.config, run.outcomes) == rates
+    run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear"
+    assert best_variants(run.config, run.outcomes) == [rates[2]]
+
+
 def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
     grid = grid_file(tmp_path, "short")
     grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
@@ -458,7 +579,7 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     arguments = ["--cluster=slurm", "--partition=gpu", "--time=240", "--gpus=2", "--workers=2", "--slurm=account=ours"]
     made = []
     monkeypatch.setattr(
-        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append((cells, jobs)) or True
+        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs, _: made.append((cells, jobs)) or True
     )
     assert sweep(grid, *arguments) == 130
     ((cells, jobs),) = made
