@@ -42,12 +42,12 @@ def add_arguments(parser: Parser) -> None:
         "--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)"
     )
     parser.add_argument(
-        "--workers", type=size, help="cells at a time (default: here one for each GPU, or 1; under SLURM all)"
+        "--workers", type=size, help="cells at a time (default: here as many as have GPUs, or 1; under SLURM all)"
     )
+    parser.add_argument("--gpus", type=size, help="GPUs of each cell (default: 1)")
     slurm = parser.add_argument_group("under SLURM, for each cell")
     slurm.add_argument("--partition")
     slurm.add_argument("--time", type=size, help="minutes; a cell that needs more goes on after them (default: 60)")
-    slurm.add_argument("--gpus", type=size, help="how many GPUs (default: 1)")
     slurm.add_argument(
         "--slurm", action="append", metavar="KEY=VALUE", help="any of sbatch's, such as account=ours or cpus_per_task=8"
     )
@@ -104,13 +104,16 @@ def run(args: argparse.Namespace) -> int:
 def _jobs(args: argparse.Namespace, cells: list):
     from loglinear_jax.sweep.jobs import LocalJobs, SlurmJobs, gpus_here
 
-    given = [f"--{name}" for name in ("partition", "time", "gpus", "slurm") if getattr(args, name) is not None]
+    given = [f"--{name}" for name in ("partition", "time", "slurm") if getattr(args, name) is not None]
     if args.cluster == "local":
         if given:
             raise BadInput(f"{given[0]} is for --cluster=slurm: here --workers says how many cells run at a time")
-        gpus = gpus_here() or [None]
-        workers = args.workers or len(gpus)
-        return LocalJobs(cells, args.out, [gpus[i % len(gpus)] for i in range(workers)])
+        gpus, each = gpus_here(), args.gpus or 1
+        if args.gpus is not None and each > len(gpus):
+            raise BadInput(f"--gpus={each}: this machine has {len(gpus)} for all cells: expected no more than that")
+        places = [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)] or [None]
+        workers = args.workers or len(places)
+        return LocalJobs(cells, args.out, [places[i % len(places)] for i in range(workers)])
     parameters = {
         "name": args.file.stem,
         "timeout_min": args.time or 60,

@@ -110,7 +110,8 @@ MEMORY_SHARE = 0.9
 
 
 class LocalJobs(Jobs):
-    """On this machine: one process for each place. places: the GPU of each, or None; a GPU may be named several times."""
+    """On this machine: one process for each place. places: the GPU of each, or several with commas between them, or None; a
+    place may be named several times."""
 
     def __init__(self, cells: Sequence[Tracked], out: Path, places: Sequence[str | None]):
         super().__init__(cells, out)

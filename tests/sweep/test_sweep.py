@@ -547,6 +547,7 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     [
         (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
         (["--partition=gpu"], "--partition is for --cluster=slurm: here --workers says how many cells run at a time"),
+        (["--gpus=2"], "--gpus=2: this machine has 0 for all cells: expected no more than that"),
         (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
         (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
         (["--config.train.num_steps=x"], "cell short: train.num_steps: expected a whole number"),
@@ -631,6 +632,23 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert gpus_here() == gpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "places"),
+    [
+        ([], ["0", "1", "2", "3", "4"]),
+        (["--workers=2"], ["0", "1"]),
+        (["--gpus=2"], ["0,1", "2,3"]),
+        (["--gpus=2", "--workers=3"], ["0,1", "2,3", "0,1"]),
+    ],
+)
+def test_how_many_gpus_a_cell_has(arguments, places, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.gpus_here", lambda: ["0", "1", "2", "3", "4"])
+    monkeypatch.setattr("loglinear_jax.sweep.supervise.supervise", lambda cells, jobs, _: made.append(jobs) or True)
+    assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
+    assert made[0].free == places
 
 
 def test_the_live_table_shows_what_runs_below_a_line_for_each_change(tmp_path):
