@@ -225,36 +225,7 @@ def track(
 
     Raises ConfigError naming the first cell whose config can't be, or another one than that of its kept outcome.
     """
-    tracked = []
-    for cell in cells:
-        cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
-        waits = False
-        if cell.best_of:
-            try:
-                variants, waits = _chosen_variants(grid, cell, out, changes, split)
-            except SettingError as error:
-                raise cell.error(f"best_of={cell.best_of}: {error}") from error
-            cell = dataclasses.replace(cell, arguments=(*cell.arguments, f"--config.variants={','.join(variants)}"))
-        workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
-        try:
-            chosen = read_config_arguments(cell.arguments)
-            variant_names(chosen.config)
-            known = [Workdir(folder) for folder in (workdir, kept) if folder is not None]
-            if kept is not None and known[1].summary_file.exists() and not known[1].config_file.exists():
-                raise ConfigError(
-                    f"{kept} has a {known[1].summary_file.name} without the {known[1].config_file.name} that it was made with: "
-                    "expected both: put that file back, or move the folder away"
-                )
-            if not any(folder.config_file.exists() for folder in known):
-                check_effects(chosen.config, chosen.given)
-            elif kept is not None and known[1].config_file.exists() and not waits:
-                _check_kept(known[1], chosen.config)
-        except SettingError as error:
-            raise cell.error(error) from error
-        one = Tracked(cell, chosen.config, workdir, kept)
-        if waits:
-            one.state = State.WAITING
-        tracked += _variants_of(one, out) if split and not waits and not known[0].config_file.exists() else [one]
+    tracked = [one for cell in cells for one in _track(grid, cell, out, changes, split)]
     count = Counter(one.workdir for one in tracked)
     for one in tracked:
         if count[one.workdir] > 1:
@@ -266,18 +237,48 @@ def track(
     return tracked
 
 
-def _chosen_variants(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[list[str], bool]:
-    """(the variants that a cell's best_of stands for, False); without their rates, and True, until all are finished there.
+def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> list[Tracked]:
+    """A cell, or its variants; not looked at yet. Raises ConfigError naming it."""
+    cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
+    workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
+    try:
+        variants, waits = _chosen_variants(grid, cell, out, changes, split)
+        cell = dataclasses.replace(cell, arguments=(*cell.arguments, *variants))
+        chosen = read_config_arguments(cell.arguments)
+        variant_names(chosen.config)
+        known = [Workdir(folder) for folder in (workdir, kept) if folder is not None]
+        if kept is not None and known[1].summary_file.exists() and not known[1].config_file.exists():
+            raise ConfigError(
+                f"{kept} has a {known[1].summary_file.name} without the {known[1].config_file.name} that it was made with: "
+                "expected both: put that file back, or move the folder away"
+            )
+        if not any(folder.config_file.exists() for folder in known):
+            check_effects(chosen.config, chosen.given)
+        elif kept is not None and known[1].config_file.exists() and not waits:
+            _check_kept(known[1], chosen.config)
+    except SettingError as error:
+        raise cell.error(error) from error
+    one = Tracked(cell, chosen.config, workdir, kept, state=State.WAITING if waits else State.NOT_STARTED)
+    return _variants_of(one, out) if split and not waits and not known[0].config_file.exists() else [one]
 
-    Raises SettingError.
+
+def _chosen_variants(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[list[str], bool]:
+    """(the argument with the variants that a cell's best_of stands for, if it has one; whether they are without their rates, as
+    what chooses them is not finished).
+
+    Raises ConfigError.
     """
-    choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes, split)
-    check_has_rates(choosing)
-    variants = named_variants(choosing)
-    without_rates = (*cell.arguments, f"--config.variants={','.join(variants)}")
-    check_other_seeds(read_config_arguments(without_rates).config, choosing)
+    if not cell.best_of:
+        return [], False
+    try:
+        choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes, split)
+        check_has_rates(choosing)
+        argument = f"--config.variants={','.join(named_variants(choosing))}"
+        check_other_seeds(read_config_arguments((*cell.arguments, argument)).config, choosing)
+    except SettingError as error:
+        raise ConfigError(f"best_of={cell.best_of}: {error}") from error
     waits = not outcomes.keys() >= set(variant_names(choosing))
-    return variants if waits else best_variants(choosing, outcomes), waits
+    return [argument if waits else f"--config.variants={','.join(best_variants(choosing, outcomes))}"], waits
 
 
 def _choosing_run(
