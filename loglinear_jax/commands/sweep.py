@@ -19,7 +19,6 @@ from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, Parser, ch
 
 HELP = "train every cell of a grid file, here or under SLURM"
 EXTRA = "sweep"
-MOST_AT_ONCE = 1_000  # cells of a SLURM array, which may have more of them once rates are chosen
 
 
 def add_arguments(parser: Parser) -> None:
@@ -120,14 +119,13 @@ def _jobs(args: argparse.Namespace, cells: list):
         "timeout_min": args.time or 60,
         "gpus_per_node": args.gpus or 1,
         "slurm_partition": args.partition,
-        "slurm_array_parallelism": args.workers or MOST_AT_ONCE,
     }
     for item in args.slurm or []:
         key, equals, value = item.partition("=")
         if not (key and equals and value):
             raise BadInput(f"--slurm={item}: expected KEY=VALUE, such as account=ours")
         parameters[f"slurm_{key}"] = int(value) if value.isdecimal() else value
-    return SlurmJobs(cells, args.out, parameters)
+    return SlurmJobs(cells, args.out, parameters, args.workers)
 
 
 def _report(finished: list, out: Path) -> None:

@@ -8,46 +8,58 @@ from collections.abc import Mapping
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, named_variants, variant_names
+from loglinear_jax.config import SWEPT, ConfigError, has_several, named_variants, variant_names
 from loglinear_jax.runs.outcome import VariantOutcome
 
 
-def best_variants(config: ConfigDict, outcomes: Mapping[str, VariantOutcome]) -> list[str]:
-    """Each variant of a run with the learning rate and weight decay at which the mean over its seeds was best in validation;
-    of equal ones the first.
-
-    outcomes: of all `variant_names(config)`.
-    """
-    return [max(at_rates, key=lambda name: _goodness(outcomes[name])) for at_rates in _of_variants(config)]
-
-
-def check_has_rates(config: ConfigDict) -> None:
-    """Raises ConfigError if no variant of a run has several rates."""
-    if all(len(at_rates) == 1 for at_rates in _of_variants(config)):
-        raise ConfigError(
-            f"that run has train.learning_rate={config.train.learning_rate} and train.weight_decay={config.train.weight_decay} "
-            "alone: expected several of one of them"
-        )
-
-
-def check_other_seeds(config: ConfigDict, choosing: ConfigDict) -> None:
-    """Raises ConfigError if seeds of a config also choose its rates."""
-    ours, theirs = (range(c.train.first_seed, c.train.first_seed + c.train.num_seeds) for c in (config, choosing))
-    if common := sorted(set(ours) & set(theirs)):
-        raise ConfigError(
-            f"seed {common[0]} chooses the rates that it is trained at: expected other seeds than {theirs[0]} to {theirs[-1]}, "
-            f"such as train.first_seed={theirs[-1] + 1}"
-        )
-
-
-def _of_variants(config: ConfigDict) -> list[list[str]]:
-    """The names of each variant at its rates."""
+def variants_at_rates(config: ConfigDict) -> list[list[str]]:
+    """The names of each variant of a run, one for each of its learning rates and weight decays."""
     found = []
     for name in named_variants(config):
         one = ConfigDict(config.to_dict())
         one.variants = name
         found.append(variant_names(one))
     return found
+
+
+def best_variants(config: ConfigDict, outcomes: Mapping[str, VariantOutcome]) -> list[str]:
+    """Each variant of a run at the rates with the best mean over its seeds in validation; of equal ones the first.
+
+    outcomes: of all `variant_names(config)`. Raises ConfigError for a variant that has no such mean at any rate.
+    """
+    chosen = []
+    for at_rates in variants_at_rates(config):
+        best = max(at_rates, key=lambda name: _goodness(outcomes[name]))
+        if _goodness(outcomes[best]) == -math.inf:
+            raise ConfigError(
+                f"{best} and its other rates have no value in validation for all seeds: expected one that has"
+            )
+        chosen.append(best)
+    return chosen
+
+
+def swept_settings(config: ConfigDict) -> list[str]:
+    """Those with several rates, such as "train.learning_rate". Raises ConfigError if there are none."""
+    swept = [f"train.{name}" for name in SWEPT if has_several(config.train[name])]
+    if not swept:
+        alone = " and ".join(f"train.{name}={config.train[name]}" for name in SWEPT)
+        raise ConfigError(f"that run has {alone} alone: expected several of one of them")
+    return swept
+
+
+def check_reports(config: ConfigDict, choosing: ConfigDict) -> None:
+    """Raises ConfigError if a config has seeds of the run that chooses its rates, or other rates where nothing is chosen."""
+    ours, theirs = (range(c.train.first_seed, c.train.first_seed + c.train.num_seeds) for c in (config, choosing))
+    if common := sorted(set(ours) & set(theirs)):
+        raise ConfigError(
+            f"seed {common[0]} chooses the rates that it is trained at: expected other seeds than {theirs[0]} to {theirs[-1]}, "
+            f"such as train.first_seed={theirs[-1] + 1}"
+        )
+    for name in SWEPT:
+        if not has_several(choosing.train[name]) and config.train[name] != choosing.train[name]:
+            raise ConfigError(
+                f"train.{name}={config.train[name]} here, and {choosing.train[name]} where rates are chosen: expected one value"
+            )
 
 
 def _goodness(outcome: VariantOutcome) -> float:

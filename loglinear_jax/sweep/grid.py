@@ -50,12 +50,14 @@ OF_GRID = {"name": str, "config": str, "best_of": str, "settings": dict}
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages. best_of: the cell,
-    or kept run, whose variants are trained, each at the rates that were best for it there; then the arguments have none."""
+    or kept run, whose variants are trained, each at the rates that were best for it there; then the arguments have none.
+    own: the settings that its grid gives, rather than the whole file."""
 
     name: str
     arguments: tuple[str, ...]
     source: str
     best_of: str = ""
+    own: frozenset[str] = frozenset()
 
     def error(self, message: object) -> ConfigError:
         return ConfigError(f"{self.source}, cell {self.name}: {message}")
@@ -125,29 +127,31 @@ def _cells_of(
         _check_list(f"{source}: {axis}", points)
     own = _flat(f"{source}: settings", grid.get("settings", {}))
     settings = _flat(f"{path}: settings", shared) | own
-    best_of = grid.get("best_of", "")
-    if best_of and "variants" in own:
-        raise ConfigError(
-            f"{source}: settings.variants={own['variants']!r} beside best_of={best_of!r}: expected one of them"
-        )
-    if best_of:
+    templates = {"name": grid["name"], "config": grid["config"], "best_of": grid.get("best_of", "")}
+    if "best_of" in grid:
+        if "variants" in own:
+            raise ConfigError(
+                f"{source}: settings.variants={own['variants']!r} beside best_of={grid['best_of']!r}: expected one of them"
+            )
         settings.pop("variants", None)
-    templates = {"name": grid["name"], "config": grid["config"], "best_of": best_of}
     templates |= {f"settings.{name}": text for name, text in settings.items()}
     used = set().union(*(_fields(source, what, text, {*axes, *values}) for what, text in templates.items()))
     if unused := sorted(set(axes) - used):
-        raise ConfigError(f"{source}: nothing uses {{{unused[0]}}}: expected it in the name and the config or settings")
+        raise ConfigError(
+            f"{source}: nothing uses {{{unused[0]}}}: expected it in the name and the config or settings, or best_of"
+        )
     cells = []
     for point in itertools.product(*axes.values()):
         known = dict(values) | dict(zip(axes, point, strict=True))
         texts = {name: _text(f"{source}: {name}", value) for name, value in known.items()}
         name, config, best, *given = (text.format_map(texts) for text in templates.values())
-        if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"{source}: the name {name!r}: expected up to 200 letters, digits and any of _ = - . , + @"
-            )
+        for what, one in (("the name", name), ("best_of", best)):
+            if not NAME.fullmatch(one) and (what == "the name" or "best_of" in grid):
+                raise ConfigError(
+                    f"{source}: {what} {one!r}: expected up to 200 letters, digits and any of _ = - . , + @"
+                )
         changes = [f"--config.{setting}={text}" for setting, text in zip(settings, given, strict=True)]
-        cells.append(Cell(name, (f"--config={config}", *changes), source, best))
+        cells.append(Cell(name, (f"--config={config}", *changes), source, best, frozenset(own)))
     return cells
 
 

@@ -21,6 +21,7 @@ from loglinear_jax.sweep.states import State, Tracked
 from loglinear_jax.sweep.worker import Worker
 
 YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
+MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
 
 
@@ -159,24 +160,28 @@ class LocalJobs(Jobs):
 
 
 class SlurmJobs(Jobs):
-    """As one array. parameters: of submitit's AutoExecutor, such as slurm_partition.
+    """As one array, and another one of the cells that come later. parameters: of submitit's AutoExecutor, such as
+    slurm_partition. at_once: how many cells run at a time, in all arrays together; None: all.
 
     Raises ConfigError for parameters that submitit does not know, or without SLURM.
     """
 
-    def __init__(self, cells: Sequence[Tracked], out: Path, parameters: Mapping[str, Any]):
+    def __init__(self, cells: Sequence[Tracked], out: Path, parameters: Mapping[str, Any], at_once: int | None = None):
         super().__init__(cells, out)
+        self.at_once = at_once
         try:
             self.executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=MOST_TIMEOUTS)
-            self.executor.update_parameters(**parameters)
+            self.executor.update_parameters(slurm_array_parallelism=at_once or MOST_OF_ARRAY, **parameters)
         except RuntimeError as error:
             raise ConfigError(f"--cluster=slurm: {error}") from error
         except (NameError, ValueError) as error:
             raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from error
 
     def start(self) -> list[Tracked]:
-        cells = list(self.waiting)
-        self.waiting.clear()
+        room = len(self.waiting)
+        if self.at_once and self.running:  # SLURM counts each array by itself
+            room = min(room, max(self.at_once - len(self.running), 0))
+        cells = [self.waiting.popleft() for _ in range(room)]
         if not cells:
             return []
         for tracked in cells:

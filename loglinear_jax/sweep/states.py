@@ -32,7 +32,7 @@ from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_a
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json, write_json, writing
 from loglinear_jax.settings import SettingError
-from loglinear_jax.sweep.best_rates import best_variants, check_has_rates, check_other_seeds
+from loglinear_jax.sweep.best_rates import best_variants, check_reports, swept_settings, variants_at_rates
 from loglinear_jax.sweep.grid import Cell, Grid
 
 TAIL = 1 << 20  # bytes of metrics.jsonl in which its last line is looked for
@@ -55,8 +55,8 @@ class Tracked:
 
     whole: set for one variant only: config and command of its cell. kept: the folder in which config.json and summary.json are
     left, of one variant those of the cell. num_finished: how many of its variants have their outcome in the workdir or there.
-    place: where it runs. why, log: of what failed. A cell that is WAITING has its variants without the
-    rates that will be chosen.
+    place: where it runs. why, log: of what failed. A cell that is WAITING has its variants at the first
+    of their rates, until they are chosen.
     """
 
     cell: Cell
@@ -78,7 +78,7 @@ class Tracked:
 
     @property
     def command(self) -> str:
-        """That of run.py; of a cell that is waiting its name, as nobody knows it yet."""
+        """That of run.py; of a cell that is waiting its name, as its command is not known yet."""
         return self.cell.name if self.state is State.WAITING else shlex.join(["python", "run.py", *self.arguments])
 
     @property
@@ -242,8 +242,9 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: boo
     cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
     workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
     try:
-        variants, waits = _chosen_variants(grid, cell, out, changes, split)
-        cell = dataclasses.replace(cell, arguments=(*cell.arguments, *variants))
+        waits = False
+        if cell.best_of:
+            cell, waits = _with_best_rates(grid, cell, out, changes, split)
         chosen = read_config_arguments(cell.arguments)
         variant_names(chosen.config)
         known = [Workdir(folder) for folder in (workdir, kept) if folder is not None]
@@ -254,63 +255,90 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: boo
             )
         if not any(folder.config_file.exists() for folder in known):
             check_effects(chosen.config, chosen.given)
-        elif kept is not None and known[1].config_file.exists() and not waits:
-            _check_kept(known[1], chosen.config)
+        elif kept is not None and known[1].config_file.exists():
+            _check_kept(known[1], chosen.config, but_variants=waits)
     except SettingError as error:
         raise cell.error(error) from error
-    one = Tracked(cell, chosen.config, workdir, kept, state=State.WAITING if waits else State.NOT_STARTED)
-    return _variants_of(one, out) if split and not waits and not known[0].config_file.exists() else [one]
+    one = Tracked(cell, chosen.config, workdir, kept)
+    parts = _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
+    if waits:
+        one.state = State.WAITING
+        return [one]
+    return parts
 
 
-def _chosen_variants(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[list[str], bool]:
-    """(the argument with the variants that a cell's best_of stands for, if it has one; whether they are without their rates, as
-    what chooses them is not finished).
+def _with_best_rates(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[Cell, bool]:
+    """(the cell with the variants that its best_of stands for, and without the rates that these have themselves; whether it
+    waits, as what chooses them is not finished: until then each is at its first rate).
 
     Raises ConfigError.
     """
-    if not cell.best_of:
-        return [], False
     try:
         choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes, split)
-        check_has_rates(choosing)
-        argument = f"--config.variants={','.join(named_variants(choosing))}"
-        check_other_seeds(read_config_arguments((*cell.arguments, argument)).config, choosing)
+        swept = swept_settings(choosing)
+        if given := sorted(cell.own.intersection(swept)):
+            raise ConfigError(f"it chooses {given[0]}: expected no settings.{given[0]} beside it")
+        waits = not outcomes.keys() >= set(variant_names(choosing))
+        variants = (
+            [at_rates[0] for at_rates in variants_at_rates(choosing)] if waits else best_variants(choosing, outcomes)
+        )
+        kept = [
+            argument
+            for argument in cell.arguments
+            if argument.partition("=")[0] not in {f"--config.{s}" for s in swept}
+        ]
+        cell = dataclasses.replace(cell, arguments=(*kept, f"--config.variants={','.join(variants)}"))
+        check_reports(read_config_arguments(cell.arguments).config, choosing)
     except SettingError as error:
         raise ConfigError(f"best_of={cell.best_of}: {error}") from error
-    waits = not outcomes.keys() >= set(variant_names(choosing))
-    return [argument if waits else f"--config.variants={','.join(best_variants(choosing, outcomes))}"], waits
+    return cell, waits
 
 
 def _choosing_run(
     grid: Grid, name: str, out: Path, changes: Sequence[str], split: bool
 ) -> tuple[ConfigDict, dict[str, VariantOutcome]]:
-    """Config and finished outcomes of the cell of this name, or else of the run that is kept or trained under it.
+    """Config and finished outcomes of the cell of this name, or else of the run that is kept or trained under it, all of which
+    are finished.
 
     Raises SettingError.
     """
     named = next((cell for cell in grid.cells if cell.name == name), None)
-    if named is not None and named.best_of:
+    if named is None:
+        return _finished_run([folder / name for folder in (grid.keep_in, out) if folder is not None])
+    if named.best_of:
         raise ConfigError("that cell has a best_of itself: expected one that is trained at several rates")
-    if named is not None:
-        parts = track(grid, [named], out, changes, split)
-        config = parts[0].config if parts[0].whole is None else parts[0].whole[0]
-        folders = [part.outcome_folder for part in parts if part.state is State.FINISHED]
-    else:
-        candidates = [folder / name for folder in (grid.keep_in, out) if folder is not None]
-        folders = [folder for folder in candidates if Workdir(folder).config_file.exists()][:1]
-        if not folders:
-            raise ConfigError(f"there is no such cell in the file, and no run in {' or '.join(map(str, candidates))}")
-        config = read_config(Workdir(folders[0]).config_file)
+    parts = track(grid, [named], out, changes, split)
     outcomes: dict[str, VariantOutcome] = {}
-    for folder in folders:
-        if (summary := Workdir(folder).read_summary()) is not None:
+    for part in parts:
+        if part.state is State.FINISHED and (summary := Workdir(part.outcome_folder).read_summary()) is not None:
             outcomes |= summary.variants
-    return config, outcomes
+    return parts[0].config if parts[0].whole is None else parts[0].whole[0], outcomes
 
 
-def _check_kept(kept: Workdir, config: ConfigDict) -> None:
-    """Raises ConfigError if what is kept is the outcome of another config."""
-    if found := kept.differences(config):
+def _finished_run(folders: Sequence[Path]) -> tuple[ConfigDict, dict[str, VariantOutcome]]:
+    """Config and outcomes of the first folder that has all of them. Raises ConfigError if none has."""
+    unfinished = []
+    for run in map(Workdir, folders):
+        if run.config_file.exists():
+            config, summary = read_config(run.config_file), run.read_summary()
+            names, outcomes = variant_names(config), {} if summary is None else summary.variants
+            if outcomes.keys() >= set(names):
+                return config, dict(outcomes)
+            unfinished.append(
+                f"in {run.path} {len(outcomes.keys() & set(names))} of {len(names)} variants are finished"
+            )
+    raise ConfigError(
+        "there is no such cell in the file, and "
+        + (", ".join(unfinished) if unfinished else f"no run in {' or '.join(map(str, folders))}")
+    )
+
+
+def _check_kept(kept: Workdir, config: ConfigDict, but_variants: bool = False) -> None:
+    """Raises ConfigError if what is kept is the outcome of another config. but_variants: others of them do not count."""
+    found = kept.differences(config)
+    if but_variants:
+        found = [line for line in found if not line.startswith("variants: ")]
+    if found:
         raise ConfigError(
             f"{kept.path} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
         )

@@ -20,6 +20,7 @@ from loglinear_jax.sweep.states import State, Tracked
 POLL_SECONDS = 0.5
 REDRAW_SECONDS = 2.0
 MOST_ROWS = 30  # of the live table
+OUTCOME_SECONDS = 60  # after which a finished cell's outcome is to be seen by all machines
 
 
 def supervise(
@@ -31,6 +32,7 @@ def supervise(
     """
     with StopOnSignal() as stop, LiveTable(cells) as table:
         began: dict[str, float] = {}
+        last_end = time.monotonic()
         while True:
             if stop.requested and not jobs.stopping:
                 table.line("Stopping: running cells save and end; a second Ctrl-C does not wait for them.")
@@ -45,11 +47,14 @@ def supervise(
                 finished += _keep_if_finished(tracked)
                 table.changed(tracked)
             if finished and not jobs.stopping:
+                last_end = time.monotonic()
                 jobs.waiting.extend(_no_longer_waiting(cells, track_again, table))
             for name, (tracked, _) in jobs.running.items():
                 tracked.seconds = time.monotonic() - began[name]
             if not jobs.running and not jobs.waiting:
-                return jobs.stopping
+                if jobs.stopping or not _is_late(cells, last_end):
+                    return jobs.stopping
+                jobs.waiting.extend(_no_longer_waiting(cells, track_again, table))
             table.count()
             time.sleep(POLL_SECONDS)
 
@@ -72,6 +77,18 @@ def _no_longer_waiting(
             cells[index : index + 1] = again
             found += [tracked for tracked in again if not _keep_if_finished(tracked)]
     return found
+
+
+def _is_late(cells: Sequence[Tracked], last_end: float) -> bool:
+    """Whether what a cell waits for has finished here so lately that its outcome may not be seen yet, in a folder of several
+    machines. last_end: when a cell finished last."""
+
+    def has_finished(name: str) -> bool:
+        parts = [cell for cell in cells if cell.cell.name.partition("@")[0] == name]
+        return bool(parts) and all(part.state is State.FINISHED for part in parts)
+
+    late = time.monotonic() - last_end < OUTCOME_SECONDS
+    return late and any(cell.state is State.WAITING and has_finished(cell.cell.best_of) for cell in cells)
 
 
 def _keep_if_finished(tracked: Tracked) -> list[Tracked]:

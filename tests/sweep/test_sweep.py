@@ -1,6 +1,7 @@
 """Sweeps as a user starts them, with submitit's own executors: cells that are killed, fail, are stopped, preempted, kept."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from loglinear_jax.commands.main import main
-from loglinear_jax.config import variant_names
+from loglinear_jax.config import ConfigError, variant_names
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
@@ -341,6 +342,13 @@ def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_see
     return grid
 
 
+def keep(tracked, config, outcomes):
+    kept = Workdir(tracked.kept)
+    kept.path.mkdir(parents=True)
+    kept.config_file.write_text(to_json(config.to_dict()))
+    kept.write_summary(RunSummary(outcomes))
+
+
 def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     """In one sweep; split, and with the second cell alone, once the first one is kept."""
     grid, kept = with_best_of(tmp_path), tmp_path / "kept"
@@ -391,11 +399,8 @@ def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
     outcomes = made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes
     other = ConfigDict(cells[1].config.to_dict())
     other.variants = "linear+train.learning_rate=0.5"
-    for tracked, config, variants in (cells[0], cells[0].config, outcomes), (cells[1], other, {}):  # meanwhile
-        kept = Workdir(tracked.kept)
-        kept.path.mkdir(parents=True)
-        kept.config_file.write_text(to_json(config.to_dict()))
-        kept.write_summary(RunSummary(variants))
+    keep(cells[0], cells[0].config, outcomes)  # meanwhile
+    keep(cells[1], other, {})
     again = lambda waiting: track(read_grid(grid), [waiting.cell], tmp_path / "runs")  # noqa: E731
     assert not supervise(cells, jobs, again) and [cell.state for cell in cells] == [State.FINISHED, State.FAILED]
     (line, counted) = end_report(cells).splitlines()
@@ -417,6 +422,14 @@ def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
             "best_of=short-rates: that run has train.learning_rate=0.001 and train.weight_decay=0.0 alone: expected several",
         ),
         (
+            {"rates": "[0.001, 0.01]\nsettings.train.weight_decay = 0.1"},
+            "best_of=short-rates: train.weight_decay=0.0 here, and 0.1 where rates are chosen: expected one value",
+        ),
+        (
+            {"first_seed": "2\nsettings.train.learning_rate = 0.1"},
+            "best_of=short-rates: it chooses train.learning_rate: expected no settings.train.learning_rate beside it",
+        ),
+        (
             {"first_seed": 1},
             "best_of=short-rates: seed 1 chooses the rates that it is trained at: expected other seeds than 0 to 1, such as "
             "train.first_seed=2",
@@ -427,6 +440,58 @@ def test_what_can_choose_no_rates_is_one_line(changes, message, tmp_path, capsys
     assert sweep(with_best_of(tmp_path, **changes)) == 2
     out, err = capsys.readouterr()
     assert out == "" and f"(short-best), cell short-best: {message}" in err and err.count("\n") == 1
+
+
+def test_rates_of_all_cells_are_those_of_the_one_that_chooses(tmp_path):
+    """Given on the command line or in the file's [settings], they are not settings of the cell that reports; it is checked as
+    it will be."""
+    grid, rates = with_best_of(tmp_path), "--config.train.learning_rate=0.002,0.02"
+    both, best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", [rates])
+    assert rates in both.arguments and rates not in best.arguments and best.state is State.WAITING
+    assert variant_names(best.config) == ["linear+train.learning_rate=0.002", "fixed+train.learning_rate=0.002"]
+    accuracies = {name: [0.5, 0.6 if name.endswith("0.02") else 0.4] for name in variant_names(both.config)}
+    keep(both, both.config, made_run(tmp_path, accuracies=accuracies).outcomes)
+    text = grid.read_text().replace("settings.train.learning_rate = [0.001, 0.01]\n", "")
+    grid.write_text(text.replace("[settings]\n", "[settings]\ntrain.learning_rate = [0.002, 0.02]\n"))
+    for split, chosen in (False, [["linear", "fixed"]]), (True, [["linear"], ["fixed"]]):
+        best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=split)[-len(chosen) :]
+        names = [[f"{name}+train.learning_rate=0.02" for name in of_cell] for of_cell in chosen]
+        assert [variant_names(one.config) for one in best] == names
+        assert all(one.state is State.NOT_STARTED and "learning_rate=[" not in one.command for one in best)
+
+
+def test_a_run_beside_the_file_chooses_if_all_of_it_is_there(tmp_path):
+    """The one that is kept has a part, that in --out all."""
+    grid = with_best_of(tmp_path)
+    both, _ = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    made = made_run(tmp_path, accuracies={name: [0.5, 0.6] for name in variant_names(both.config)}).outcomes
+    keep(both, both.config, dict(list(made.items())[:3]))
+    text = grid.read_text()
+    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :])
+    with pytest.raises(
+        ConfigError, match=r"no such cell in the file, and in .*kept/short-rates 3 of 4 variants are fin"
+    ):
+        track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    keep(dataclasses.replace(both, kept=both.workdir), both.config, made)
+    (best,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    assert best.state is State.NOT_STARTED and variant_names(best.config) == list(made)[::2]
+
+
+def test_an_outcome_that_is_not_seen_at_once_is_waited_for(tmp_path):
+    """As in a folder of several machines: the cell that chose has ended, its outcome comes later."""
+    grid = with_best_of(tmp_path)
+    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    names = variant_names(cells[0].config)
+    keep(cells[0], cells[0].config, made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes)
+    looked = []
+
+    def again(waiting):
+        looked.append(waiting)
+        finished = dataclasses.replace(waiting, state=State.FINISHED, kept=None)
+        return [waiting if len(looked) < 3 else finished]
+
+    assert not supervise(cells, LocalJobs(cells[:1], tmp_path / "runs", [None]), again)
+    assert len(looked) == 3 and [cell.state for cell in cells] == [State.FINISHED] * 2
 
 
 def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
@@ -440,10 +505,12 @@ def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
         run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear,fixed+train.learning_rate=0.2"
         outcomes = run.outcomes | {"fixed+train.learning_rate=0.2": run.outcomes[rates[0]]}
         assert best_variants(run.config, outcomes) == [rates[best], "fixed+train.learning_rate=0.2"]
-    run = made_run(
-        tmp_path, accuracies=dict(zip(rates, ([2.0, None], [4.0, 4.0], [3.0, 4.0]), strict=True)), task="text"
-    )
-    assert best_variants(run.config, run.outcomes) == rates
+    perplexities = dict(zip(rates, ([2.0, None], [4.0, 4.0], [3.0, 4.0]), strict=True))
+    run = made_run(tmp_path, accuracies=perplexities, task="text")
+    with pytest.raises(
+        ConfigError, match=f"^{re.escape(rates[0])} and its other rates have no value in validation for all"
+    ):
+        best_variants(run.config, run.outcomes)
     run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear"
     assert best_variants(run.config, run.outcomes) == [rates[2]]
 
@@ -609,8 +676,12 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     job.paths.stderr.write_text("something\nrun.py: no memory\n\n")
     (ended,) = jobs.poll()
     assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
+    jobs.waiting.extend(cells)  # which waited for their rates: SLURM limits each array by itself
+    assert jobs.start() == [] and len(jobs.waiting) == 3
+    jobs.running.pop("short-a")
+    assert jobs.start() == cells[:1] and len(jobs.waiting) == 2
     jobs.stop()
-    assert (slurm / "scancel.log").read_text().split() == ["12_0", "12_2"]
+    assert (slurm / "scancel.log").read_text().split() == ["12_2", "12"]
 
 
 @pytest.mark.parametrize(
