@@ -70,7 +70,7 @@ def get_config(argument=None):
     names = [item for item in items if item in TASKS]
     if len(names) != 1:
         raise ConfigError(
-            f"name one of MAD's tasks, as in --config=configs/mad.py:recall: there are {', '.join(TASKS)}"
+            f"name one of MAD's tasks, as in --config=mad:recall: there are {', '.join(TASKS)}"
             + (f", got {', '.join(names or items)}" if items else "")
         )
     module, settings = TASKS[names[0]]

@@ -19,7 +19,7 @@ from loglinear_jax.config import (
 def get_config(argument=None):
     name, _, presets = (argument or "").partition(",")
     if not name:
-        raise ConfigError("name the task's module: --config=configs/task.py:my_package.my_task")
+        raise ConfigError("name the task's module: --config=task:my_package.my_task")
     return apply_presets(default_config(task=name), presets, PRESETS)
 
 

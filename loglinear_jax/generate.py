@@ -27,10 +27,26 @@ SCORES = 1 << 28  # of softmax attention, that are held at a time: 1 GiB
 
 
 def generate(
-    model: LanguageModel, params: Any, prompt: Int[Array, "B T"], num_tokens: int, **kwargs: Any
+    model: LanguageModel,
+    params: Any,
+    prompt: Int[Array, "B T"],
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop_token: int | Sequence[int] | None = None,
+    max_length: int | None = None,
+    num_ids: int | None = None,
 ) -> Int[np.ndarray, "B N"]:
-    """What `stream` (see there) yields, together: up to num_tokens tokens, fewer if every sequence has stopped."""
-    return np.stack(list(stream(model, params, prompt, num_tokens, **kwargs)), axis=1)
+    """What `stream` yields, together: up to num_tokens tokens, fewer if every sequence has stopped. Arguments and errors as
+    there."""
+    tokens = stream(
+        model, params, prompt, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        stop_token=stop_token, max_length=max_length, num_ids=num_ids,
+    )  # fmt: skip
+    return np.stack(list(tokens), axis=1)
 
 
 def stream(

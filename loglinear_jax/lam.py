@@ -14,6 +14,7 @@ more:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -28,6 +29,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 import pallas_kernels
+from loglinear_jax.ops.checks import Implementation, check_implementation
 from loglinear_jax.settings import SettingError
 
 INITS = ("text", "released")
@@ -253,6 +255,9 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+SETTINGS_OF_LAM = ("hidden", "activation", "init_scheme", "implementation", "name")  # of make_lam
+
+
 def find_lam(lam: str) -> Callable[..., nn.Module]:
     """The λ module called `lam` in `LAMS`, or the class that "module:Class" names.
 
@@ -290,10 +295,17 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
 
-    Raises SettingError for an unknown λ, activation or init_scheme, a hidden width below 1, and a λ with a field that is none
-    of these and has no default.
+    Raises SettingError for an unknown λ, setting, activation or init_scheme, a hidden width below 1, and a λ with a field that
+    is none of these and has no default; ValueError for an unknown implementation.
     """
     module = find_lam(lam)
+    if unknown := sorted(set(settings) - set(SETTINGS_OF_LAM)):
+        close = difflib.get_close_matches(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM, n=1)
+        raise SettingError(
+            f"a λ has no setting {unknown[0]}: expected some of {', '.join(SETTINGS_OF_LAM)}"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    check_implementation(settings.get("implementation"), Implementation)
     for argument, known in (("activation", ACTIVATIONS), ("init_scheme", INITS)):
         if argument in settings and settings[argument] not in known:
             shown = "lam_activation" if argument == "activation" else argument

@@ -453,8 +453,8 @@ class MixerSettings:
         """Raises SettingError naming the first invalid setting."""
         check_fields(self, "model")
         try:
-            make_lam(**self.lam_settings)
             _check_attention(self.chunk_size, self.implementation)
+            make_lam(**self.lam_settings)
         except SettingError as error:
             raise SettingError(f"model.{error}") from error
         if self.traits.erases and self.beta_max > 2:

@@ -43,6 +43,22 @@ def test_shape_dtype_and_sign(name):
     assert (lam >= 0).all() if lam_traits(name).needs_scores else (lam > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lam_hidden": 8}, "a λ has no setting lam_hidden: expected some of hidden, .*; did you mean hidden?"),
+        (
+            {"width": 8},
+            "a λ has no setting width: expected some of hidden, activation, init_scheme, implementation, name$",
+        ),
+        ({"implementation": "triton"}, "implementation must be one of 'parallel', .* or None, got 'triton'"),
+    ],
+)
+def test_a_setting_that_no_lam_has_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_lam("fixed", **settings)
+
+
 @pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "content_mlp"])
 def test_few_tokens_are_as_many(name):
     """Few go another way through the MLP."""

@@ -198,7 +198,8 @@ def _check_exists(config: ConfigDict, name: str) -> None:
     """Raises ConfigError for an unknown setting, and names the nearest one."""
     known = list(_names_of(config))
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
+        sections = {name.rpartition(".")[0] for name in known}
+        close = difflib.get_close_matches(name, [one for one in known if one not in sections], n=1)
         raise ConfigError(f"there is no setting {name}" + (f": did you mean {close[0]}?" if close else ""))
 
 

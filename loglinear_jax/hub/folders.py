@@ -68,8 +68,9 @@ def save_model(
 ) -> None:
     """Writes config.json and model.safetensors, in float32, what `load_model` undoes.
 
-    folder: made if it is not there. eos_token_id: the tokens that end a text, as config.json is to say; none if None, where the
-    code of others would take an id of its own. Other arguments and errors as in `export_params`.
+    folder: made if it is not there; files of these names in it are replaced. eos_token_id: the tokens that end a text, as
+    config.json is to say; none if None, where the code of others would take an id of its own. Other arguments and errors as in
+    `export_params`.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

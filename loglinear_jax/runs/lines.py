@@ -58,6 +58,8 @@ def check_process(record: Any) -> None:
         raise ValueError("variant or commit")
     if "text" in record:
         record["text"]["splits"], record["text"]["tokenizer_sha256"]
+    if not isinstance(record.get("modules", {}), dict):
+        raise ValueError("modules")
 
 
 def _is_number(value: Any) -> bool:

@@ -23,6 +23,7 @@ from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.lines import CURVES, missing_evaluations
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.runs.workdir import Metrics, Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
@@ -77,7 +78,11 @@ class Run:
         return found
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
-        """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds]."""
+        """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds].
+
+        Raises ConfigError if the run has no such variant."""
+        if variant not in self.variants:
+            raise ConfigError(f"{self.workdir} holds no variant {variant!r}: there are {some_of(self.variants)}")
         folders = self._recorded
         holding = (folder for folder, recorded in folders.items() if variant in recorded.by_variant)
         folder = next(holding, next(iter(folders)))
@@ -184,6 +189,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
 
     corpus = directory.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
+    for change in changed_modules(own_modules(experiment), directory.read_processes()):
+        log.warning("%s: %s: %s", directory.path, variant, change)
     model = experiment.model
     if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
         model = type(model)(dataclasses.replace(model.settings, implementation=None))

@@ -26,6 +26,7 @@ from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.loop import TrainingLoop
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_all, with_commits
+from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
@@ -91,6 +92,10 @@ def _train_variants(
         "device": device(),
         "versions": versions(),
     }
+    if modules := own_modules(*experiments.values()):
+        process["modules"] = modules
+        for change in changed_modules(modules, directory.read_processes()):
+            log.warning("%s", change)
     corpus = next(iter(experiments.values())).task.corpus_read
     if corpus is not None:
         process["text"] = {name: corpus.manifest[name] for name in ("splits", "tokenizer_sha256")}

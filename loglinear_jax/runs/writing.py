@@ -16,11 +16,16 @@ from loglinear_jax.files import to_disk
 from loglinear_jax.runs.errors import RunFailed
 
 
+_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class CannotWrite(RunFailed):
-    """The file system did not take a file; the message is one line with its path, the reason and the space that is free."""
+    """The file system did not take a file; the message is one line with its path, the reason and, if that is about space, what is
+    free."""
 
     def __init__(self, path: Path, reason: str):
-        super().__init__(f"{path} can't be written: {reason} ({_free_space(path)}); what was saved before is kept")
+        free = f" ({_free_space(path)})" if reason in map(os.strerror, _OF_SPACE) else ""
+        super().__init__(f"{path} can't be written: {reason}{free}; what was saved before is kept")
 
 
 @contextlib.contextmanager

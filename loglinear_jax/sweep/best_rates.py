@@ -48,7 +48,12 @@ def swept_settings(config: ConfigDict) -> list[str]:
 
 
 def check_reports(config: ConfigDict, choosing: ConfigDict) -> None:
-    """Raises ConfigError if a config has seeds of the run that chooses its rates, or other rates where nothing is chosen."""
+    """Raises ConfigError if a config has another task than the run that chooses its rates, or seeds of it, or other rates where
+    nothing is chosen."""
+    if config.task.name != choosing.task.name:
+        raise ConfigError(
+            f"task {config.task.name} here, and {choosing.task.name} where rates are chosen: expected one task"
+        )
     ours, theirs = (range(c.train.first_seed, c.train.first_seed + c.train.num_seeds) for c in (config, choosing))
     if common := sorted(set(ours) & set(theirs)):
         raise ConfigError(

@@ -255,7 +255,9 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: boo
             )
         if not any(folder.config_file.exists() for folder in known):
             check_effects(chosen.config, chosen.given)
-        elif kept is not None and known[1].config_file.exists():
+        if known[0].config_file.exists() and not waits:
+            _check_begun(known[0], chosen.config)
+        if kept is not None and known[1].config_file.exists():
             _check_kept(known[1], chosen.config, but_variants=waits)
     except SettingError as error:
         raise cell.error(error) from error
@@ -273,6 +275,7 @@ def _with_best_rates(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], 
 
     Raises ConfigError.
     """
+    read_config_arguments(cell.arguments)  # what is wrong with its own settings has nothing to do with the other run
     try:
         choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes, split)
         swept = swept_settings(choosing)
@@ -333,6 +336,18 @@ def _finished_run(folders: Sequence[Path]) -> tuple[ConfigDict, dict[str, Varian
     )
 
 
+def _check_begun(run: Workdir, config: ConfigDict) -> None:
+    """Raises ConfigError if the workdir has a run of another config."""
+    try:
+        found = run.differences(config)
+    except ConfigError:  # the run says what is wrong with its config.json, or makes it again
+        return
+    if found:
+        raise ConfigError(
+            f"{run.path} holds a run with another config ({'; '.join(found)}): give the same settings, or another --out"
+        )
+
+
 def _check_kept(kept: Workdir, config: ConfigDict, but_variants: bool = False) -> None:
     """Raises ConfigError if what is kept is the outcome of another config. but_variants: others of them do not count."""
     found = kept.differences(config)
@@ -362,6 +377,11 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
                 f"{MOST_BYTES_OF_NAME}"
             )
         config = read_config_arguments(cell.arguments).config
+        if (begun := Workdir(out / cell.name)).config_file.exists():
+            try:
+                _check_begun(begun, config)
+            except ConfigError as error:
+                raise tracked.cell.error(error) from error
         parts.append(
             dataclasses.replace(
                 tracked, cell=cell, config=config, workdir=out / cell.name, whole=(tracked.config, tracked.command)

@@ -153,7 +153,10 @@ def end_report(cells: Sequence[Tracked]) -> str:
     failed = [tracked for tracked in cells if tracked.state is State.FAILED]
     left = [t for t in cells if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{t.cell.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]
-    lines += [f"{tracked.cell.name}: {tracked.shown_state}" for tracked in left]
+    names = {tracked.cell.name.partition("@")[0] for tracked in cells}
+    for tracked in left:
+        is_alone = tracked.state is State.WAITING and tracked.cell.best_of not in names
+        lines.append(f"{tracked.cell.name}: {tracked.shown_state}" + ", which is not among these cells" * is_alone)
     lines += [f"{t.cell.name}: {t.state}, {t.why}" for t in cells if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(cells)])
 

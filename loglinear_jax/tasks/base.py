@@ -206,9 +206,11 @@ class Task(BaseTask):
         return self.sample(key, num)
 
     def check_sequences(self) -> None:
-        """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored."""
+        """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored, or
+        if they are the same for two keys."""
         for part in self.trained_on.parts:
             check_sample(part)
+            check_keys(part)
         if type(self).sample_evaluation is not Task.sample_evaluation:
             for part in self.evaluated_on.parts:
                 check_sample(part, method="sample_evaluation")
@@ -350,6 +352,15 @@ def check_sample(task: Task, num: int = 4, method: str = "sample") -> None:
         raise SettingError(
             f"{method} has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
         )
+
+
+def check_keys(task: Task, num: int = 64) -> None:
+    """Draws `num` sequences with each of two keys; raises SettingError if they are the same: then training, validation and test
+    would have the same ones."""
+    draw = jax.jit(task.sample, static_argnums=1)
+    first, second = (draw(jax.random.key(key), num) for key in range(2))
+    if all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise SettingError(f"sample draws the same {num} sequences with two keys: expected it to draw from `key` alone")
 
 
 def _exists(path: str) -> bool:

@@ -2,10 +2,17 @@
 
 import dataclasses
 import json
+import logging
 
 import numpy as np
+import pytest
 
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs import load_run
+from loglinear_jax.runs.workdir import Workdir
 from tests.analysis.made_runs import made_run
+from tests.runs.tiny import TINY
 
 
 def record(variant, step):
@@ -33,6 +40,45 @@ def test_curves_come_from_where_each_variant_was_trained(tmp_path):
     np.testing.assert_array_equal(run.metrics("mlp_softplus")["step"], [2])
     (problem,) = run.problems
     assert problem.startswith(f"{folders[1]}: mlp_softplus: metrics.jsonl lacks the evaluations at step 1 ")
+
+
+def test_a_variant_that_a_run_has_not_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="kv4 holds no variant 'fixed': there are linear, mlp_softplus"):
+        made_run(tmp_path).metrics("fixed")
+
+
+MY_LAM = """
+import flax.linen as nn
+import jax.numpy as jnp
+from loglinear_jax.lam import FixedLam
+
+class Mine(FixedLam):
+    def __call__(self, d):
+        return jnp.ones_like(d)
+"""
+
+
+def test_a_module_of_ones_own_that_has_changed_is_said(tmp_path, monkeypatch, caplog, capsys):
+    """When a run goes on, and when its parameters are loaded."""
+    (tmp_path / "changing_lam.py").write_text(MY_LAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = "train", *TINY, "--config.variants=changing_lam:Mine,fixed", "--config.train.num_steps=5"
+    assert main([*arguments, f"--workdir={tmp_path / 'run'}"]) == 0
+    monkeypatch.setattr(logging.getLogger("loglinear_jax"), "propagate", True)
+    load_run(tmp_path / "run", "changing_lam:Mine")
+    assert "changing_lam" not in caplog.text
+    (tmp_path / "changing_lam.py").write_text(MY_LAM.replace("ones_like", "zeros_like"))
+    load_run(tmp_path / "run", "fixed")
+    assert "has changed" not in caplog.text
+    load_run(tmp_path / "run", "changing_lam:Mine")
+    said = "the file of changing_lam has changed since this was trained"
+    assert caplog.text.count(said) == 1
+    further = [argument.replace(":Mine,fixed", ":Mine,fixed,linear") for argument in arguments]
+    capsys.readouterr()
+    assert main([*further, f"--workdir={tmp_path / 'run'}"]) == 0
+    assert said in capsys.readouterr().err
+    first, second = (process["modules"] for process in Workdir(tmp_path / "run").read_processes()[::2])
+    assert first.keys() == second.keys() == {"changing_lam"} and first != second
 
 
 def test_damage_is_said_of_the_file_that_has_it(tmp_path):

@@ -332,13 +332,14 @@ def test_what_is_split(tmp_path):
     assert list(Workdir(cells[0].kept).read_summary().variants) == rates
 
 
-def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_seed=2):
+def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_seed=2, config="mqar"):
     """A grid in which the cell short-rates chooses the rates of short-best."""
     grid = grid_file(folder, "short-rates", "short-best")
     rates = f'settings.variants = "linear,fixed"\nsettings.train.learning_rate = {rates}\n'
     best = f'best_of = "{best_of}"\nsettings.train.first_seed = {first_seed}\n'
     first, second = (f'name = "short-{name}"\n' for name in ("rates", "best"))
-    grid.write_text(grid.read_text().replace(first, first + rates).replace(second, second + best))
+    text = grid.read_text().replace(f'{first}config = "mqar"', f'{first}config = "{config}"')
+    grid.write_text(text.replace(first, first + rates).replace(second, second + best))
     return grid
 
 
@@ -357,7 +358,9 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     assert re.split("  +", lines[1]) == ["waiting for short-rates", "short-best"]
     assert lines[2] == "2 cell(s): 1 not started, 1 waiting"
     assert sweep(grid, "--only=short-best") == 1
-    assert capsys.readouterr().out == "short-best: waiting for short-rates\n1 cell(s): 1 waiting\n"
+    assert capsys.readouterr().out == (
+        "short-best: waiting for short-rates, which is not among these cells\n1 cell(s): 1 waiting\n"
+    )
 
     assert sweep(grid, "--split", "--workers=2") == 0
     out, err = capsys.readouterr()
@@ -420,6 +423,10 @@ def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
         (
             {"rates": "[0.001]"},
             "best_of=short-rates: that run has train.learning_rate=0.001 and train.weight_decay=0.0 alone: expected several",
+        ),
+        (
+            {"config": "interleaved"},
+            "best_of=short-rates: task mqar here, and interleaved where rates are chosen: expected one task",
         ),
         (
             {"rates": "[0.001, 0.01]\nsettings.train.weight_decay = 0.1"},
@@ -607,6 +614,22 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
         f"{tmp_path}/kept/short keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
     )
     assert expected in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_a_workdir_with_a_run_of_another_config_is_named_before_anything_starts(tmp_path, capsys):
+    grid, runs = grid_file(tmp_path, "short", "short-b"), tmp_path / "runs"
+    (cell, _) = track(read_grid(grid), read_grid(grid).cells, runs)
+    for name, split in ("short", []), ("short-b@fixed", ["--split", "--config.variants=linear,fixed"]):
+        other = ConfigDict(cell.config.to_dict())
+        other.train.num_steps, other.variants = 30, name.partition("@")[2] or "linear"
+        (runs / name).mkdir(parents=True)
+        (runs / name / "config.json").write_text(to_json(other.to_dict()))
+        for more in [], ["--list"]:
+            assert sweep(grid, *split, *more) == 2
+            out, err = capsys.readouterr()
+            assert f"{runs / name} holds a run with another config (train.num_steps: 30 → 20): give the same" in err
+            assert out == "" and err.count("\n") == 1 and [path.name for path in runs.iterdir()] == [name]
+        shutil.rmtree(runs)
 
 
 @pytest.mark.parametrize(

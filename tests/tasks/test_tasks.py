@@ -218,10 +218,19 @@ def test_targets_outside_of_what_is_scored_are_refused():
 
 
 def test_what_is_drawn_for_evaluation_is_checked_too():
-    task = drawing(lambda self, key, num: (ids(num), ids(num)))
+    task = drawing(lambda self, key, num: (jax.random.randint(key, (num, 8), 0, 10), ids(num)))
     task.check_sequences()
     type(task).sample_evaluation = lambda self, key, num: (ids(num, 10), ids(num))
     with pytest.raises(SettingError, match="sample_evaluation returns tokens from 10 to 10"):
+        task.check_sequences()
+
+
+def test_a_sample_that_does_not_use_its_key_is_refused():
+    """As validation and test would have the sequences of the training."""
+    task = drawing(lambda self, key, num: (jax.random.randint(jax.random.key(3), (num, 8), 0, 10), ids(num)))
+    with pytest.raises(
+        SettingError, match="sample draws the same 64 sequences with two keys: expected it to draw from `key`"
+    ):
         task.check_sequences()
 
 
