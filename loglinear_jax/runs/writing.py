@@ -15,13 +15,12 @@ from typing import IO, Any
 from loglinear_jax.files import to_disk
 from loglinear_jax.runs.errors import RunFailed
 
-
 _OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CannotWrite(RunFailed):
-    """The file system did not take a file; the message is one line with its path, the reason and, if that is about space, what is
-    free."""
+    """The file system did not take a file; the message is one line with its path, the reason and, if that is about space, what
+    is free."""
 
     def __init__(self, path: Path, reason: str):
         free = f" ({_free_space(path)})" if reason in map(os.strerror, _OF_SPACE) else ""
