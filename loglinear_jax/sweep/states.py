@@ -81,6 +81,10 @@ class Tracked:
         """That of run.py; of a cell that is waiting its name, as its command is not known yet."""
         return self.cell.name if self.state is State.WAITING else shlex.join(["python", "run.py", *self.arguments])
 
+    def is_of(self, name: str) -> bool:
+        """Whether it is the cell of this name, or a variant of it that is trained by itself."""
+        return self.cell.name == name or (self.whole is not None and self.cell.name.startswith(f"{name}@"))
+
     @property
     def shown_state(self) -> str:
         """ "interrupted, 3 of 10 variants finished": the state, with the number if only some variants are finished."""

@@ -84,7 +84,7 @@ def _is_late(cells: Sequence[Tracked], last_end: float) -> bool:
     machines. last_end: when a cell finished last."""
 
     def has_finished(name: str) -> bool:
-        parts = [cell for cell in cells if cell.cell.name.partition("@")[0] == name]
+        parts = [cell for cell in cells if cell.is_of(name)]
         return bool(parts) and all(part.state is State.FINISHED for part in parts)
 
     late = time.monotonic() - last_end < OUTCOME_SECONDS
@@ -153,9 +153,8 @@ def end_report(cells: Sequence[Tracked]) -> str:
     failed = [tracked for tracked in cells if tracked.state is State.FAILED]
     left = [t for t in cells if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{t.cell.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]
-    names = {tracked.cell.name.partition("@")[0] for tracked in cells}
     for tracked in left:
-        is_alone = tracked.state is State.WAITING and tracked.cell.best_of not in names
+        is_alone = tracked.state is State.WAITING and not any(other.is_of(tracked.cell.best_of) for other in cells)
         lines.append(f"{tracked.cell.name}: {tracked.shown_state}" + ", which is not among these cells" * is_alone)
     lines += [f"{t.cell.name}: {t.state}, {t.why}" for t in cells if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(cells)])
