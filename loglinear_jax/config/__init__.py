@@ -30,7 +30,7 @@ from loglinear_jax.config.reading import (
     flat_settings,
     read_config,
 )
-from loglinear_jax.config.variants import named_variants, variant_config, variant_names
+from loglinear_jax.config.variants import named_variants, variant_config, variant_names, variants_at_rates
 
 __all__ = [
     "SWEPT",
@@ -62,5 +62,6 @@ __all__ = [
     "task_of",
     "variant_config",
     "variant_names",
+    "variants_at_rates",
     "with_none",
 ]

@@ -20,9 +20,7 @@ def variant_names(config: ConfigDict) -> list[str]:
 
     Raises ConfigError if there are none, or one appears twice.
     """
-    names = named_variants(config)
-    for swept in SWEPT:
-        names = [each for name in names for each in _at_every_value(name, f"train.{swept}", config.train[swept])]
+    names = [name for at_rates in variants_at_rates(config) for name in at_rates]
     if names == [""]:
         raise ConfigError(f"variants={config.variants!r} names none: expected at least one, such as 'mlp_softplus'")
     if "" in names:
@@ -30,6 +28,17 @@ def variant_names(config: ConfigDict) -> list[str]:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"variants names {repeated[0]!r} twice")
     return names
+
+
+def variants_at_rates(config: ConfigDict) -> list[list[str]]:
+    """`variant_names` of each variant, one for each of its learning rates and weight decays. Not checked.
+
+    Raises ConfigError for rates that can't be."""
+    found = [[name] for name in named_variants(config)]
+    for swept in SWEPT:
+        path, value = f"train.{swept}", config.train[swept]
+        found = [[each for name in names for each in _at_every_value(name, path, value)] for names in found]
+    return found
 
 
 def named_variants(config: ConfigDict) -> list[str]:

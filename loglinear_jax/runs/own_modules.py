@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from loglinear_jax.config import Experiment
+from loglinear_jax.files import file_sha256
 
 
 def own_modules(*experiments: Experiment) -> dict[str, str]:
@@ -37,7 +38,6 @@ def _sha256(name: str) -> str | None:
     if spec is None or not spec.has_location:
         return None
     try:
-        with open(spec.origin, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(Path(spec.origin))
     except OSError:  # as of a module in an archive
         return None

@@ -8,18 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import SWEPT, ConfigError, has_several, named_variants, variant_names
+from loglinear_jax.config import SWEPT, ConfigError, has_several, variants_at_rates
 from loglinear_jax.runs.outcome import VariantOutcome
-
-
-def variants_at_rates(config: ConfigDict) -> list[list[str]]:
-    """The names of each variant of a run, one for each of its learning rates and weight decays."""
-    found = []
-    for name in named_variants(config):
-        one = ConfigDict(config.to_dict())
-        one.variants = name
-        found.append(variant_names(one))
-    return found
 
 
 def best_variants(config: ConfigDict, outcomes: Mapping[str, VariantOutcome]) -> list[str]:

@@ -23,6 +23,7 @@ from loglinear_jax.config import (
     read_config,
     variant_config,
     variant_names,
+    variants_at_rates,
 )
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
@@ -32,7 +33,7 @@ from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_a
 from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.runs.writing import to_json, write_json, writing
 from loglinear_jax.settings import SettingError
-from loglinear_jax.sweep.best_rates import best_variants, check_reports, swept_settings, variants_at_rates
+from loglinear_jax.sweep.best_rates import best_variants, check_reports, swept_settings
 from loglinear_jax.sweep.grid import Cell, Grid
 
 TAIL = 1 << 20  # bytes of metrics.jsonl in which its last line is looked for
@@ -263,14 +264,11 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: boo
             _check_begun(known[0], chosen.config)
         if kept is not None and known[1].config_file.exists():
             _check_kept(known[1], chosen.config, but_variants=waits)
+        one = Tracked(cell, chosen.config, workdir, kept, state=State.WAITING if waits else State.NOT_STARTED)
+        parts = _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
     except SettingError as error:
         raise cell.error(error) from error
-    one = Tracked(cell, chosen.config, workdir, kept)
-    parts = _variants_of(one, out) if split and not known[0].config_file.exists() else [one]
-    if waits:
-        one.state = State.WAITING
-        return [one]
-    return parts
+    return [one] if waits else parts
 
 
 def _with_best_rates(grid: Grid, cell: Cell, out: Path, changes: Sequence[str], split: bool) -> tuple[Cell, bool]:
@@ -364,7 +362,7 @@ def _check_kept(kept: Workdir, config: ConfigDict, but_variants: bool = False) -
 
 
 def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
-    """One for each variant of a cell; at all rates, if it has several."""
+    """One for each variant of a cell; at all rates, if it has several. Raises ConfigError."""
     names = named_variants(tracked.config)
     if len(names) == 1:
         return [tracked]
@@ -376,16 +374,13 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
             arguments=(*arguments, f"--config.variants={name}"),
         )
         if len(cell.name.encode()) > MOST_BYTES_OF_NAME:
-            raise tracked.cell.error(
+            raise ConfigError(
                 f"--split: {cell.name} has {len(cell.name.encode())} bytes: expected a folder's name of no more than "
                 f"{MOST_BYTES_OF_NAME}"
             )
         config = read_config_arguments(cell.arguments).config
         if (begun := Workdir(out / cell.name)).config_file.exists():
-            try:
-                _check_begun(begun, config)
-            except ConfigError as error:
-                raise tracked.cell.error(error) from error
+            _check_begun(begun, config)
         parts.append(
             dataclasses.replace(
                 tracked, cell=cell, config=config, workdir=out / cell.name, whole=(tracked.config, tracked.command)

@@ -209,8 +209,7 @@ class Task(BaseTask):
         """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored, or
         if they are the same for two keys."""
         for part in self.trained_on.parts:
-            check_sample(part)
-            check_keys(part)
+            check_sample(part, num=64, of_two_keys=True)
         if type(self).sample_evaluation is not Task.sample_evaluation:
             for part in self.evaluated_on.parts:
                 check_sample(part, method="sample_evaluation")
@@ -316,14 +315,16 @@ def load_task(name: str, **settings: Any) -> BaseTask:
     return task
 
 
-def check_sample(task: Task, num: int = 4, method: str = "sample") -> None:
+def check_sample(task: Task, num: int = 4, method: str = "sample", of_two_keys: bool = False) -> None:
     """Draws `num` sequences; raises SettingError if they are not what `Task.sample` promises, or nothing in them is scored.
 
-    method: `sample` or `sample_evaluation`. What it raises itself is not caught.
+    method: `sample` or `sample_evaluation`. What it raises itself is not caught. of_two_keys: raises SettingError if another
+    key draws the same: then training, validation and test would have the same sequences.
     """
     if type(task).sample is Task.sample:
         raise SettingError(f"{type(task).__name__} has no method sample(key, num)")
-    drawn = jax.jit(getattr(task, method), static_argnums=1)(jax.random.key(0), num)
+    draw = jax.jit(getattr(task, method), static_argnums=1)
+    drawn = draw(jax.random.key(0), num)
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
         raise SettingError(f"{method} returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
     for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
@@ -352,15 +353,10 @@ def check_sample(task: Task, num: int = 4, method: str = "sample") -> None:
         raise SettingError(
             f"{method} has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
         )
-
-
-def check_keys(task: Task, num: int = 64) -> None:
-    """Draws `num` sequences with each of two keys; raises SettingError if they are the same: then training, validation and test
-    would have the same ones."""
-    draw = jax.jit(task.sample, static_argnums=1)
-    first, second = (draw(jax.random.key(key), num) for key in range(2))
-    if all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
-        raise SettingError(f"sample draws the same {num} sequences with two keys: expected it to draw from `key` alone")
+    if of_two_keys and all(map(np.array_equal, drawn, draw(jax.random.key(1), num))):
+        raise SettingError(
+            f"{method} draws the same {num} sequences with two keys: expected it to draw from `key` alone"
+        )
 
 
 def _exists(path: str) -> bool:

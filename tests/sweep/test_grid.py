@@ -91,7 +91,8 @@ def test_patterns_choose_cells(written):
         (
             "kv = [4, 8]",
             "kv = 4",
-            "(kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, best_of, settings, or a list for an axis",
+            "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): "
+            "expected name, config, best_of, settings, or a list for an axis",
         ),
         ("kv = [4, 8]", "kv = []", "grid 1 (kv{kv}-seq{seq}): kv is an empty list: expected at least one value"),
         ("kv = [4, 8]", "kv = [4, [8]]", "grid 1 (kv{kv}-seq{seq}): kv is [8]: expected a text, a number, true or"),

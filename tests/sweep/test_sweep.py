@@ -699,12 +699,13 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     job.paths.stderr.write_text("something\nrun.py: no memory\n\n")
     (ended,) = jobs.poll()
     assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
-    jobs.waiting.extend(cells)  # which waited for their rates: SLURM limits each array by itself
+    jobs.stop()
+    assert (slurm / "scancel.log").read_text().split() == ["12_0", "12_2"]
+
+    jobs.waiting.extend(cells)  # as if they had waited for their rates: SLURM limits each array by itself
     assert jobs.start() == [] and len(jobs.waiting) == 3
     jobs.running.pop("short-a")
     assert jobs.start() == cells[:1] and len(jobs.waiting) == 2
-    jobs.stop()
-    assert (slurm / "scancel.log").read_text().split() == ["12_2", "12"]
 
 
 @pytest.mark.parametrize(
