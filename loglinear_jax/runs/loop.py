@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
@@ -304,10 +305,17 @@ class TrainingLoop:
 
     def outcomes(self, states: dict[str, SeedState]) -> dict[str, VariantOutcome]:
         """The outcomes of the trained variants, from what `run` returned."""
-        return {variant: self._outcome(variant, state) for variant, state in states.items()}
+        best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(state.best_params for state in states.values()))
+        tested = self._despite_signal(self.task.test, self.many, jax.device_put(best, self.many.sharding))
+        return {
+            member.variant: self._outcome(member.variant, states[member.variant], of_rows(tested, member.rows))
+            for member in self.members
+        }
 
-    def _outcome(self, variant: str, state: SeedState) -> VariantOutcome:
-        """Its seconds are those of training and evaluating, in this and earlier processes; steps after the last evaluation
+    def _outcome(self, variant: str, state: SeedState, tested: dict[str, Any]) -> VariantOutcome:
+        """tested: what the task's test measured of it.
+
+        Its seconds are those of training and evaluating, in this and earlier processes; steps after the last evaluation
         before an interruption are not in them, compilation is, also in the first rate of each process. A rate is of all seeds
         that steps were computed for, also of those among them that had stopped, and of all variants in the same program; these
         share the seconds evenly.
@@ -319,9 +327,18 @@ class TrainingLoop:
         }
         whole = missing_evaluations(records, self.settings, step_of(state)) is None
         seconds = sum(record["seconds"] for record in records) if whole else None
-        best = jax.device_put(state.best_params, self._of_one.sharding)
-        tested = self._despite_signal(self.task.test, self._of_one, best)
         return outcome_of(state, self.task.score.metric, seconds=seconds, **rates, **tested)
+
+
+def of_rows(tested: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """Of what a task's test measured, the rows in every list."""
+    found = {}
+    for name, value in tested.items():
+        if isinstance(value, dict):
+            found[name] = of_rows(value, rows)
+        else:
+            found[name] = value[rows] if isinstance(value, list) else value
+    return found
 
 
 def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sharding.Mesh:

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from loglinear_jax.distributed import to_host
 from loglinear_jax.settings import SettingError, check_fields, setting
 from loglinear_jax.tasks.data import Data, DrawnData
 from loglinear_jax.tasks.mixture import Mixture
@@ -104,7 +103,8 @@ class BaseTask:
         raise NotImplementedError(f"{type(self).__name__} has no method open_data(seeds, first_step)")
 
     def test(self, seeds: ManySeeds, params: Any) -> dict[str, Any]:
-        """Measurements of trained parameters [seeds, ...] for their outcome, besides validation; by its fields' names."""
+        """Measurements of trained parameters [seeds, ...] for their outcome, besides validation; by its fields' names. A list
+        has an entry for each of the seeds, of which replicas at several rates are some."""
         return {}
 
     def inspection_sequences(
@@ -219,7 +219,7 @@ class Task(BaseTask):
 
     def test(self, seeds, params):
         """Loss and accuracy on the test sequences of each seed, and the accuracy on each part of them if there are several."""
-        loss, accuracy = (to_host(x).astype(np.float64) for x in seeds.test(params))
+        loss, accuracy = seeds.test(params)
         found = {"test_loss": loss.mean(axis=1).tolist(), "test_accuracy": accuracy.mean(axis=1).tolist()}
         if len(names := self.evaluated_on.names) > 1:
             found["test_accuracy_of_parts"] = dict(zip(names, accuracy.T.tolist(), strict=True))

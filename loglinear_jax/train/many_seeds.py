@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.distributed import to_host
 from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer
 from loglinear_jax.train.settings import PRECISIONS
 
@@ -95,14 +96,13 @@ class ManySeeds:
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
-            self._draw = other._draw
+            self._draw, self._draw_test = other._draw, other._draw_test
         else:
             self._draw = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
+            self._draw_test = self._jit(jax.vmap(trainer.test_data), _SEED, returns=windows)
         self._sums_by_position = self._jit(_over_seeds(self.trainer.sums_by_position), _SEED, windows, _SEED)
-        self._test = self._jit(jax.vmap(self.trainer.test), _SEED, _SEED)
-        self._evaluate_and_record = self._jit(
-            _over_seeds(self.trainer.evaluate_and_record), _SEED, {"validation": windows}, _SEED, donate=True
-        )
+        self._sums_of_parts = self._jit(_over_seeds(self.trainer.sums_of_parts), _SEED, windows, _SEED)
+        self._record = self._jit(jax.vmap(self.trainer.record), _SEED, _SEED, donate=True)
         self._train_steps: dict[Any, Callable] = {}
 
     def data(self, seeds: Int[Array, " S"] | None = None) -> dict[str, Any]:
@@ -152,16 +152,18 @@ class ManySeeds:
         return jax.make_array_from_callback(rows.shape, self.sharding, lambda at: rows[at])
 
     def evaluate_and_record(self, state: SeedState, data: dict[str, Any]) -> tuple[SeedState, Array, Array]:
-        """`SeedTrainer.evaluate_and_record` for every seed."""
-        return self._evaluate_and_record(state, {"validation": data["validation"]}, self.rows_of_data)
+        """Validation loss and accuracy of every seed, and the state with them by `SeedTrainer.record`."""
+        return self._record(state, self._sums_of_parts(state.params, data["validation"], self.rows_of_data))
 
     def sums_by_position(self, params: Any, windows: tuple[Array, Array]) -> tuple[Array, Array]:
         """`SeedTrainer.sums_by_position` for every seed's parameters."""
         return self._sums_by_position(params, windows, self.rows_of_data)
 
-    def test(self, params: Any) -> tuple[Array, Array]:
+    def test(self, params: Any) -> tuple[Float[np.ndarray, "S parts"], Float[np.ndarray, "S parts"]]:
         """`SeedTrainer.test` for every seed's parameters."""
-        return self._test(self.seeds, params)
+        pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
+        loss, right, scored = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
+        return loss / scored, right / scored
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""

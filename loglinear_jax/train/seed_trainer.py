@@ -23,6 +23,8 @@ Sequences = tuple[Int[Array, "... _ _"], Int[Array, "... _ _"]]
 Parts = tuple[Sequences, ...]  # of a task's mixture
 
 
+MOST_PIECES = 32  # of a test set
+
 # Each purpose draws from its own stream of the seed.
 _INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA = range(5)
 
@@ -118,6 +120,13 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
     return optax.chain(clip, optax.adamw(rate, weight_decay=decay, mask=mask))
 
 
+def _padded(data: Sequences, count: int) -> Sequences:
+    """So many sequences, by further ones in which nothing is scored."""
+    fill = count - data[0].shape[-2]
+    pads = *((0, 0) for _ in data[0].shape[:-2]), (0, fill), (0, 0)
+    return tuple(jnp.pad(x, pads, constant_values=value) for x, value in zip(data, (0, -1), strict=True))
+
+
 class SeedTrainer:
     """The pure functions of one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where the task scores.
 
@@ -175,13 +184,30 @@ class SeedTrainer:
     def _draw_evaluation(self, seed: Int[Array, ""], purpose: int, num: int) -> Parts:
         return self.task.evaluated_on.draw(self._key(seed, purpose), num, "sample_evaluation")
 
+    def test_data(self, seed: Int[Array, ""]) -> list[Parts]:
+        """The seed's num_test test sequences, which neither training nor validation draws, in pieces. With MOST_PIECES or fewer
+        each is as large as the validation data, so that what is compiled for that serves here too; of the last, what is past
+        the end is not scored."""
+        drawn = self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test)
+        sizes = self.task.evaluated_on.split(self.settings.num_validation)
+        count = max(-(-tokens.shape[0] // size) for (tokens, _), size in zip(drawn, sizes, strict=True))
+        if count > MOST_PIECES:
+            return [drawn]
+        padded = [_padded(part, count * size) for part, size in zip(drawn, sizes, strict=True)]
+        return [
+            tuple(
+                jax.tree.map(lambda x, size=size, index=index: x[index * size : (index + 1) * size], part)
+                for part, size in zip(padded, sizes, strict=True)
+            )
+            for index in range(count)
+        ]
+
     def draws_as(self, other: SeedTrainer) -> bool:
         """Whether the other's data is the same."""
-        sizes = [
-            (trainer.settings.stream, trainer.settings.num_train, trainer.settings.num_validation)
-            for trainer in (self, other)
-        ]
-        return self.task == other.task and sizes[0] == sizes[1]
+        names = "stream", "num_train", "num_validation", "num_test"
+        return self.task == other.task and all(
+            getattr(self.settings, name) == getattr(other.settings, name) for name in names
+        )
 
     def _batch(self, state: SeedState, data: dict[str, Parts], part: int, row: Int[Array, ""] | None) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
@@ -274,6 +300,13 @@ class SeedTrainer:
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
     ) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
         """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
+        loss, right, scored = self.sums_of_parts(params, data, row)
+        return loss / scored, right / scored
+
+    def sums_of_parts(
+        self, params: Any, data: Parts, row: Int[Array, ""] | None = None
+    ) -> tuple[Float[Array, " parts"], Int[Array, " parts"], Int[Array, " parts"]]:
+        """`scored_sums` of each part of `data`."""
         loss, right, scored = zip(
             *(
                 self._sum_over(batch, row, functools.partial(scored_sums, self.model, params, scored=_scored(part)))
@@ -281,7 +314,7 @@ class SeedTrainer:
             ),
             strict=True,
         )
-        return jnp.stack(loss) / jnp.stack(scored), jnp.stack(right) / jnp.stack(scored)
+        return jnp.stack(loss), jnp.stack(right), jnp.stack(scored)
 
     def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
         """`evaluate_parts` on the seed's num_test test sequences, which neither training nor validation draws."""
@@ -303,20 +336,17 @@ class SeedTrainer:
         *seeds, count, length = data[0].shape
         size = min(self.settings.eval_batch_size, count)
         num = -(-count // size)
-        pads = *((0, 0) for _ in seeds), (0, num * size - count), (0, 0)
-        batches = tuple(
-            jnp.pad(x, pads, constant_values=fill).reshape(*seeds, num, size, length)
-            for x, fill in zip(data, (0, -1), strict=True)
-        )
+        batches = tuple(x.reshape(*seeds, num, size, length) for x in _padded(data, num * size))
         of_batches = jax.lax.map(lambda index: function(_at(batches, index, row)), jnp.arange(num))
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), of_batches)
         return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
 
-    def evaluate_and_record(
-        self, state: SeedState, data: dict[str, Parts], row: Int[Array, ""] | None = None
+    def record(
+        self, state: SeedState, sums: tuple[Float[Array, " parts"], Int[Array, " parts"], Int[Array, " parts"]]
     ) -> tuple[SeedState, Array, Array]:
-        """Validation loss and accuracy, with the best parameters, convergence and early stopping brought up to date."""
-        loss, accuracy = self.evaluate(state.params, data["validation"], row)
+        """The state with the best parameters, convergence and early stopping brought up to date, and validation loss and
+        accuracy. sums: `sums_of_parts` of its parameters and the validation data."""
+        loss, accuracy = (jnp.mean(x / sums[2]) for x in sums[:2])
         # Also of a seed that diverged since: its last finite state counts.
         better = loss < state.best_loss if self.task.score.metric == "loss" else accuracy > state.best_accuracy
         stop_at, patience = self.settings.stop_at or None, self.settings.patience or None

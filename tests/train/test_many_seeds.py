@@ -436,6 +436,26 @@ def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
     assert (of_parts[0] != of_parts[1]).any() and len(found["test_loss"]) == 2
 
 
+@pytest.mark.parametrize("num_validation, num_test, traced", [(31, 47, 1), (30, 7, 1), (2, 80, 2)])
+def test_what_validates_also_tests(num_validation, num_test, traced):
+    """In as many pieces as it takes, the last of them not full; more than 32 are one instead. Replicas draw their seed's."""
+    settings = dataclasses.replace(SETTINGS, num_train=20, num_validation=num_validation, num_test=num_test)
+    trainer, traces = SeedTrainer(MODEL, MIXED, settings), []
+    compute = trainer.sums_of_parts
+    trainer.sums_of_parts = lambda *arguments: traces.append(1) or compute(*arguments)
+    many = ManySeeds(trainer, [3, 3], device_mesh(2, devices=CPUS[:1]), rates=[(1e-3, 0.0), (1e-2, 0.0)])
+    data = many.data()
+    state, _, _ = many.evaluate_and_record(many.train_steps(many.init(many.seeds), data, 2), data)
+    found = many.test(state.params)
+    assert len(traces) == traced
+    whole = jax.jit(SeedTrainer(MODEL, MIXED, settings).test)
+    for row in range(2):
+        expected = whole(jnp.int32(3), jax.tree.map(lambda x, row=row: x[row], state.params))
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours[row], theirs, rtol=1e-5)
+    assert (found[0][0] != found[0][1]).all()
+
+
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     whole, losses, *_ = train([0, 1])
     parts, of_parts, *_ = train([0, 1], dataclasses.replace(SETTINGS, grad_accumulation=4))
