@@ -38,4 +38,9 @@ def check_answers(url: str) -> None:
     if not found:
         raise NoAnswer(f"no answer from {url} within {ALL_SECONDS} s")
     if found[0] is not None:
-        raise NoAnswer(f"no answer from {url}: {type(found[0]).__name__}: {found[0]}") from found[0]
+        raise NoAnswer(f"no answer from {url}: {_reason(found[0])}") from found[0]
+
+
+def _reason(error: Exception) -> object:
+    """urllib3's own, where requests has it in an error that says the address once more."""
+    return getattr(error.args[0] if error.args else None, "reason", None) or error
