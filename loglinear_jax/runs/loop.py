@@ -26,6 +26,7 @@ from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.workdir import Workdir
+from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
 
@@ -305,12 +306,26 @@ class TrainingLoop:
 
     def outcomes(self, states: dict[str, SeedState]) -> dict[str, VariantOutcome]:
         """The outcomes of the trained variants, from what `run` returned."""
-        best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(state.best_params for state in states.values()))
-        tested = self._despite_signal(self.task.test, self.many, jax.device_put(best, self.many.sharding))
+        best = [states[member.variant].best_params for member in self.members]
+        tested = self._despite_signal(self._test, best)
         return {
             member.variant: self._outcome(member.variant, states[member.variant], of_rows(tested, member.rows))
             for member in self.members
         }
+
+    def _test(self, best: list[Any]) -> dict[str, Any]:
+        """What the task's test measures of all members together. best: the parameters of each.
+
+        Raises SettingError if it is not one value a seed."""
+        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *best)
+        tested = self.task.test(self.many, jax.device_put(joined, self.many.sharding))
+        for name, values in _lists(tested):
+            if len(values) != len(self.many.numbers):
+                raise SettingError(
+                    f"task.name: {type(self.task).__name__}.test gives {len(values)} values of {name}: expected one for each "
+                    f"of the {len(self.many.numbers)} seeds (len(seeds.numbers), all rates counted)"
+                )
+        return tested
 
     def _outcome(self, variant: str, state: SeedState, tested: dict[str, Any]) -> VariantOutcome:
         """tested: what the task's test measured of it.
@@ -331,14 +346,19 @@ class TrainingLoop:
 
 
 def of_rows(tested: dict[str, Any], rows: slice) -> dict[str, Any]:
-    """Of what a task's test measured, the rows in every list."""
-    found = {}
-    for name, value in tested.items():
-        if isinstance(value, dict):
-            found[name] = of_rows(value, rows)
-        else:
-            found[name] = value[rows] if isinstance(value, list) else value
-    return found
+    """Of what a task's test measured, the rows in every list, also in its dicts."""
+    return jax.tree.map(lambda x: x[rows] if _is_list(x) else x, tested, is_leaf=_is_list)
+
+
+def _lists(tested: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The lists, each with the names of the dicts that it is in."""
+    for path, value in jax.tree.leaves_with_path(tested, is_leaf=_is_list):
+        if _is_list(value):
+            yield ".".join(str(key.key) for key in path), value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple, np.ndarray))
 
 
 def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sharding.Mesh:

@@ -103,8 +103,11 @@ class BaseTask:
         raise NotImplementedError(f"{type(self).__name__} has no method open_data(seeds, first_step)")
 
     def test(self, seeds: ManySeeds, params: Any) -> dict[str, Any]:
-        """Measurements of trained parameters [seeds, ...] for their outcome, besides validation; by its fields' names. A list
-        has an entry for each of the seeds, of which replicas at several rates are some."""
+        """Measurements of trained parameters [replicas, ...] for their outcome, besides validation; by its fields' names.
+
+        Replicas are all seeds at each rate that is trained in the same program, as `seeds.numbers` has them. Each list, also
+        in a dict, has one entry for each of them; what is no list is the same for all.
+        """
         return {}
 
     def inspection_sequences(
@@ -219,7 +222,7 @@ class Task(BaseTask):
 
     def test(self, seeds, params):
         """Loss and accuracy on the test sequences of each seed, and the accuracy on each part of them if there are several."""
-        loss, accuracy = seeds.test(params)
+        loss, accuracy = (x.astype(np.float64) for x in seeds.test(params))
         found = {"test_loss": loss.mean(axis=1).tolist(), "test_accuracy": accuracy.mean(axis=1).tolist()}
         if len(names := self.evaluated_on.names) > 1:
             found["test_accuracy_of_parts"] = dict(zip(names, accuracy.T.tolist(), strict=True))

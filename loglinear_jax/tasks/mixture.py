@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loglinear_jax.tasks.base import BaseTask
 
 LARGEST_ROUND = 10_000  # steps in which each part comes as often as its weight says
+MOST_PIECES = 32  # where a set is cut; each takes a call of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,12 @@ class Mixture:
     def split(self, num: int) -> tuple[int, ...]:
         """How many of `num` sequences each part has: in proportion, rounded, and at least one."""
         return tuple(max(1, round(num * weight / sum(self.weights))) for weight in self.weights)
+
+    def pieces(self, num: int, like: int) -> tuple[int, int]:
+        """How to cut a set of `num` sequences into pieces of the sizes that a set of `like` sequences has: (how many pieces,
+        sequences in each); the last may have to be filled up. If there would be more than MOST_PIECES, one piece of all."""
+        count = max(-(-ours // theirs) for ours, theirs in zip(self.split(num), self.split(like), strict=True))
+        return (count, like) if count <= MOST_PIECES else (1, num)
 
     def at(self, steps: Int[Array, " N"]) -> Int[Array, " N"]:
         """Which part each step's batch is of; the same for every seed, so that all of them have batches of one length.

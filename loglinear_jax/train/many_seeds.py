@@ -60,14 +60,14 @@ class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
     Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
-    DATA_SPECS. other: an earlier ManySeeds, whose compiled `data` is used again if it draws the same data.
+    DATA_SPECS. other: an earlier ManySeeds, whose compiled drawing is used again if it draws the same data.
 
     rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
     trainer's settings.
 
-    Replicas have their seed's training and validation data in common, unless the mesh shares them out over several devices.
-    seeds_of_data: the seeds along the leading axis of data. rows_of_data: which of them is each replica's; None if each has
-    data of its own.
+    Replicas have their seed's training, validation and test data in common, unless the mesh shares them out over several
+    devices. seeds_of_data: the seeds along the leading axis of data. rows_of_data: which of them is each replica's; None if
+    each has data of its own.
     """
 
     def __init__(
@@ -160,10 +160,11 @@ class ManySeeds:
         return self._sums_by_position(params, windows, self.rows_of_data)
 
     def test(self, params: Any) -> tuple[Float[np.ndarray, "S parts"], Float[np.ndarray, "S parts"]]:
-        """`SeedTrainer.test` for every seed's parameters."""
+        """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
+        parameters: `SeedTrainer.test`, by what evaluates validation. Every process must ask."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
         loss, right, scored = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
-        return loss / scored, right / scored
+        return (loss / scored).astype(np.float32), (right / scored).astype(np.float32)
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""

@@ -23,8 +23,6 @@ Sequences = tuple[Int[Array, "... _ _"], Int[Array, "... _ _"]]
 Parts = tuple[Sequences, ...]  # of a task's mixture
 
 
-MOST_PIECES = 32  # of a test set
-
 # Each purpose draws from its own stream of the seed.
 _INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA = range(5)
 
@@ -185,14 +183,11 @@ class SeedTrainer:
         return self.task.evaluated_on.draw(self._key(seed, purpose), num, "sample_evaluation")
 
     def test_data(self, seed: Int[Array, ""]) -> list[Parts]:
-        """The seed's num_test test sequences, which neither training nor validation draws, in pieces. With MOST_PIECES or fewer
-        each is as large as the validation data, so that what is compiled for that serves here too; of the last, what is past
-        the end is not scored."""
+        """The seed's num_test test sequences, which neither training nor validation draws, in pieces like the validation data,
+        if these are not too many: what is compiled for that then serves here too. In what fills the last nothing is scored."""
         drawn = self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test)
-        sizes = self.task.evaluated_on.split(self.settings.num_validation)
-        count = max(-(-tokens.shape[0] // size) for (tokens, _), size in zip(drawn, sizes, strict=True))
-        if count > MOST_PIECES:
-            return [drawn]
+        count, size = self.task.evaluated_on.pieces(self.settings.num_test, self.settings.num_validation)
+        sizes = self.task.evaluated_on.split(size)
         padded = [_padded(part, count * size) for part, size in zip(drawn, sizes, strict=True)]
         return [
             tuple(

@@ -453,6 +453,19 @@ def test_of_a_text_the_steps_of_one_dispatch_are_counted():
         check_config(config)
 
 
+def test_of_a_test_as_much_is_counted_at_once_as_of_validation():
+    """Held are its pieces, of which the last is filled up; evaluated at a time is one."""
+    config = changed(
+        {f"train.{n}": x for n, x in (("num_validation", 200), ("num_test", 6_300), ("eval_batch_size", 9_999))}
+    )
+    config.train.update(stream=True, batch_size=1)
+    experiment = build(config, "linear")
+    parts = sizes.parts_of(RecallModel, experiment.model.settings, experiment.task, experiment.train)
+    seeds, tokens = config.train.num_seeds, config.task.seq_len
+    assert parts[1].num_bytes == seeds * 32 * 200 * tokens * 8
+    assert parts[2].num_bytes == seeds * 200 * tokens * config.model.hidden * 4
+
+
 def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
     """The parameters are those of the model, and the machine's memory decides."""
     config = changed({"variants": "mlp_softplus", "layers": 3, "conv_width": 4})

@@ -10,6 +10,8 @@ import pytest
 from loglinear_jax.config import variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import load_run, loop, read_run, training
+from loglinear_jax.settings import SettingError
+from loglinear_jax.tasks.mqar import Mqar
 from loglinear_jax.train import ManySeeds, device_mesh
 from tests.runs.tiny import TINY
 
@@ -53,6 +55,7 @@ def assert_same(workdir, variant, expected, other):
     first, second = read_run(workdir).outcomes[variant], read_run(expected).outcomes[other]
     assert first.best_step == second.best_step and first.last_step == second.last_step
     np.testing.assert_allclose(first.test_accuracy, second.test_accuracy, atol=0.02)
+    np.testing.assert_allclose(first.test_loss, second.test_loss, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("devices", "held"), [(1, 2), (4, 2 * len(RATES))])
@@ -66,6 +69,8 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
     assert_same(together, VARIANTS[1], tmp_path / "alone", "linear")
     steps = [outcome.last_step for outcome in read_run(together).outcomes.values()]
     assert len(set(steps)) == 2, "they were to stop at different steps"
+    losses = np.array([outcome.test_loss for outcome in read_run(together).outcomes.values()])
+    assert np.abs(losses[0] - losses[1]).min() > 0.01, "they were to end differently"
 
     # One whose newest checkpoint is gone goes on from the one before, by itself.
     shutil.copytree(together, tmp_path / "run")
@@ -90,3 +95,21 @@ def test_what_one_program_trains():
     assert training.trained_together(without[0], few) == [without[0], without[2]]
     one = config(RATES, "--config.train.rates_at_once=1")
     assert training.trained_together(VARIANTS[0], training.checked_experiments(one)[0]) == VARIANTS[:1]
+
+
+def test_a_members_rows_of_what_was_tested():
+    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"a": [5, 6, 7, 8], "b": (1, 2, 3, 4)}}
+    expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"a": [7, 8], "b": (3, 4)}}
+    assert loop.of_rows(found, slice(2, 4)) == expected
+
+
+def test_a_task_whose_test_is_not_of_every_seed_is_refused_and_its_training_kept(tmp_path, monkeypatch):
+    short = config(RATES, "--config.train.num_steps=10")
+    with monkeypatch.context() as patch:
+        patch.setattr(Mqar, "test", lambda self, seeds, params: {"of": {"parts": [1.0, 2.0]}})
+        with pytest.raises(SettingError, match=r"Mqar.test gives 2 values of of.parts: expected one for each of the 4"):
+            training.run(short, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ManySeeds, "train_steps", None)
+        training.run(short, tmp_path)
+    assert [len(outcome.test_loss) for outcome in read_run(tmp_path).outcomes.values()] == [2, 2]

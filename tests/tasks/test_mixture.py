@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loglinear_jax.analysis import answer_levels
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import load_task
-from loglinear_jax.tasks.mixture import Mixture
+from loglinear_jax.tasks.mixture import MOST_PIECES, Mixture
 
 TASK = load_task(
     "zoology_mqar", seq_len=16, vocab_size=16, num_pairs=4, mixture="8/1*50,12/2*10,16/4*10", tests="8/2,24/6"
@@ -84,3 +86,13 @@ def test_what_is_looked_at_is_the_longest_part():
     np.testing.assert_array_equal(answers[targets >= 0], targets[targets >= 0])
     assert task.marks() == {"pairs end": 8} and (task.roles(tokens)[:, :8] == [0, 1] * 4).all()
     assert answer_levels(task).argmax() == 4 and len(answer_levels(task, seq_len=32)) == 6
+
+
+@given(st.integers(3, 20_000), st.integers(3, 2_000))
+def test_a_set_is_cut_into_as_few_pieces_as_hold_it(num, like):
+    count, each = TASK.trained_on.pieces(num, like)
+    ours, theirs = np.array(TASK.trained_on.split(num)), np.array(TASK.trained_on.split(like))
+    if (MOST_PIECES * theirs < ours).any():
+        assert (count, each) == (1, num)
+    else:
+        assert each == like and (count * theirs >= ours).all() and ((count - 1) * theirs < ours).any()

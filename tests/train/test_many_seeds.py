@@ -242,14 +242,17 @@ def test_only_the_same_data_is_drawn_by_anothers_function():
         return ManySeeds(SeedTrainer(MODEL, task, settings), [0, 1], device_mesh(2, devices=CPUS[:devices]), other)
 
     first = over()
-    assert over(other=first, learning_rate=0.1)._draw is first._draw
+    again = over(other=first, learning_rate=0.1)
+    assert again._draw is first._draw and again._draw_test is first._draw_test
     for changes in (
         {"num_train": 51},
         {"num_validation": 31},
+        {"num_test": 31},
         {"task": load_task("mqar", seq_len=16, vocab_size=16, num_pairs=3)},
         {"devices": 2},
     ):
-        assert over(other=first, **changes)._draw is not first._draw
+        changed = over(other=first, **changes)
+        assert changed._draw is not first._draw and changed._draw_test is not first._draw_test
 
 
 @given(st.integers(0, 2), st.data())
@@ -443,17 +446,18 @@ def test_what_validates_also_tests(num_validation, num_test, traced):
     trainer, traces = SeedTrainer(MODEL, MIXED, settings), []
     compute = trainer.sums_of_parts
     trainer.sums_of_parts = lambda *arguments: traces.append(1) or compute(*arguments)
-    many = ManySeeds(trainer, [3, 3], device_mesh(2, devices=CPUS[:1]), rates=[(1e-3, 0.0), (1e-2, 0.0)])
+    rates = [(1e-3, 0.0), (1e-3, 0.0), (1e-2, 0.0), (1e-2, 0.0)]
+    many = ManySeeds(trainer, [3, 5, 3, 5], device_mesh(4, devices=CPUS[:1]), rates=rates)
     data = many.data()
     state, _, _ = many.evaluate_and_record(many.train_steps(many.init(many.seeds), data, 2), data)
     found = many.test(state.params)
     assert len(traces) == traced
     whole = jax.jit(SeedTrainer(MODEL, MIXED, settings).test)
-    for row in range(2):
-        expected = whole(jnp.int32(3), jax.tree.map(lambda x, row=row: x[row], state.params))
+    for row, seed in enumerate(many.numbers):
+        expected = whole(jnp.int32(seed), jax.tree.map(lambda x, row=row: x[row], state.params))
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours[row], theirs, rtol=1e-5)
-    assert (found[0][0] != found[0][1]).all()
+    assert len(set(found[0][:, 0])) == 4
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
