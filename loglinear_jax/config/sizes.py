@@ -104,12 +104,12 @@ def parts_of(
             trained["train.num_train"] = train.num_train
         pieces, piece = task.evaluated_on.pieces(train.num_test, train.num_validation)
         # Those of the test are drawn when the others are gone.
-        sequences = max(trained, {"train.num_test": pieces * piece}, key=lambda sizes: sum(sizes.values()))
+        counts = max(trained, {"train.num_test": pieces * piece}, key=lambda counts: sum(counts.values()))
         held = sum(
             num * (task.trained_on if name == "train.num_train" else task.evaluated_on).mean_length
-            for name, num in sequences.items()
+            for name, num in counts.items()
         )
-        sequences = {name: getattr(train, name.removeprefix("train.")) for name in sequences}
+        sequences = {name: getattr(train, name.removeprefix("train.")) for name in counts}
         evaluated = min(train.eval_batch_size, max(train.num_validation, piece))
         if evaluated * task.evaluated_on.longest > tokens:
             tokens = evaluated * task.evaluated_on.longest

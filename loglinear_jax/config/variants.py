@@ -31,9 +31,9 @@ def variant_names(config: ConfigDict) -> list[str]:
 
 
 def variants_at_rates(config: ConfigDict) -> list[list[str]]:
-    """`variant_names` of each variant, one for each of its learning rates and weight decays. Not checked.
+    """`variant_names` of each variant, one for each of its learning rates and weight decays. The variants are not checked.
 
-    Raises ConfigError for rates that can't be."""
+    Raises ConfigError if learning rates or weight decays are no numbers, or none, or one of them is there twice."""
     found = [[name] for name in named_variants(config)]
     for swept in SWEPT:
         path, value = f"train.{swept}", config.train[swept]

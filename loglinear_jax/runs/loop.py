@@ -319,8 +319,9 @@ class TrainingLoop:
         Raises SettingError if it is not one value a seed."""
         joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *best)
         tested = self.task.test(self.many, jax.device_put(joined, self.many.sharding))
-        for name, values in _lists(tested):
-            if len(values) != len(self.many.numbers):
+        for path, values in jax.tree.leaves_with_path(tested, is_leaf=_is_list):
+            if _is_list(values) and len(values) != len(self.many.numbers):
+                name = ".".join(str(key.key) for key in path)
                 raise SettingError(
                     f"task.name: {type(self.task).__name__}.test gives {len(values)} values of {name}: expected one for each "
                     f"of the {len(self.many.numbers)} seeds (len(seeds.numbers), all rates counted)"
@@ -348,13 +349,6 @@ class TrainingLoop:
 def of_rows(tested: dict[str, Any], rows: slice) -> dict[str, Any]:
     """Of what a task's test measured, the rows in every list, also in its dicts."""
     return jax.tree.map(lambda x: x[rows] if _is_list(x) else x, tested, is_leaf=_is_list)
-
-
-def _lists(tested: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """The lists, each with the names of the dicts that it is in."""
-    for path, value in jax.tree.leaves_with_path(tested, is_leaf=_is_list):
-        if _is_list(value):
-            yield ".".join(str(key.key) for key in path), value
 
 
 def _is_list(value: Any) -> bool:

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.distributed import to_host
-from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer
+from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer, means
 from loglinear_jax.train.settings import PRECISIONS
 
 
@@ -163,8 +163,8 @@ class ManySeeds:
         """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
         parameters: `SeedTrainer.test`, by what evaluates validation. Every process must ask."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
-        loss, right, scored = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
-        return (loss / scored).astype(np.float32), (right / scored).astype(np.float32)
+        loss, accuracy = means(sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces))
+        return loss.astype(np.float32), accuracy.astype(np.float32)
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""

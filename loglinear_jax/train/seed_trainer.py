@@ -65,6 +65,12 @@ def scored_sums(
     return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
+def means(sums: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+    """(mean loss in nats, accuracy), of sums as `scored_sums` has them; arrays of JAX's or NumPy's, of any shape."""
+    loss, right, scored = sums
+    return loss / scored, right / scored
+
+
 def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None)) -> Float[Array, ""]:
     """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: as in `scored_sums`."""
     tokens, targets = batch
@@ -191,7 +197,7 @@ class SeedTrainer:
         padded = [_padded(part, count * size) for part, size in zip(drawn, sizes, strict=True)]
         return [
             tuple(
-                jax.tree.map(lambda x, size=size, index=index: x[index * size : (index + 1) * size], part)
+                tuple(x[index * size : (index + 1) * size] for x in part)
                 for part, size in zip(padded, sizes, strict=True)
             )
             for index in range(count)
@@ -295,8 +301,7 @@ class SeedTrainer:
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
     ) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
         """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
-        loss, right, scored = self.sums_of_parts(params, data, row)
-        return loss / scored, right / scored
+        return means(self.sums_of_parts(params, data, row))
 
     def sums_of_parts(
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
@@ -341,7 +346,7 @@ class SeedTrainer:
     ) -> tuple[SeedState, Array, Array]:
         """The state with the best parameters, convergence and early stopping brought up to date, and validation loss and
         accuracy. sums: `sums_of_parts` of its parameters and the validation data."""
-        loss, accuracy = (jnp.mean(x / sums[2]) for x in sums[:2])
+        loss, accuracy = map(jnp.mean, means(sums))
         # Also of a seed that diverged since: its last finite state counts.
         better = loss < state.best_loss if self.task.score.metric == "loss" else accuracy > state.best_accuracy
         stop_at, patience = self.settings.stop_at or None, self.settings.patience or None
