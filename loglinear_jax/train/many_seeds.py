@@ -163,7 +163,7 @@ class ManySeeds:
         """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
         parameters: `SeedTrainer.test`, by what evaluates validation. Every process must ask."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
-        loss, accuracy = means(sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces))
+        loss, accuracy = means(*sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces))
         return loss.astype(np.float32), accuracy.astype(np.float32)
 
     def abstract_state(self) -> SeedState:

@@ -65,9 +65,8 @@ def scored_sums(
     return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
-def means(sums: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+def means(loss: Any, right: Any, scored: Any) -> tuple[Any, Any]:
     """(mean loss in nats, accuracy), of sums as `scored_sums` has them; arrays of JAX's or NumPy's, of any shape."""
-    loss, right, scored = sums
     return loss / scored, right / scored
 
 
@@ -301,7 +300,7 @@ class SeedTrainer:
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
     ) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
         """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
-        return means(self.sums_of_parts(params, data, row))
+        return means(*self.sums_of_parts(params, data, row))
 
     def sums_of_parts(
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
@@ -346,7 +345,7 @@ class SeedTrainer:
     ) -> tuple[SeedState, Array, Array]:
         """The state with the best parameters, convergence and early stopping brought up to date, and validation loss and
         accuracy. sums: `sums_of_parts` of its parameters and the validation data."""
-        loss, accuracy = map(jnp.mean, means(sums))
+        loss, accuracy = map(jnp.mean, means(*sums))
         # Also of a seed that diverged since: its last finite state counts.
         better = loss < state.best_loss if self.task.score.metric == "loss" else accuracy > state.best_accuracy
         stop_at, patience = self.settings.stop_at or None, self.settings.patience or None
