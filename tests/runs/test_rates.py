@@ -98,9 +98,11 @@ def test_what_one_program_trains():
 
 
 def test_a_members_rows_of_what_was_tested():
-    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"a": [5, 6, 7, 8], "b": (1, 2, 3, 4)}}
-    expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"a": [7, 8], "b": (3, 4)}}
-    assert loop.of_rows(found, slice(2, 4)) == expected
+    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"b": (1, 2, 3, 4), "a": [5, 6, 7, 8]}}
+    expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"b": (3, 4), "a": [7, 8]}}
+    rows = loop.of_rows(found, slice(2, 4))
+    assert rows == expected
+    assert list(rows["parts"]) == ["b", "a"]  # the order of a table's columns
 
 
 def test_a_task_whose_test_is_not_of_every_seed_is_refused_and_its_training_kept(tmp_path, monkeypatch):

@@ -68,7 +68,9 @@ def test_results_are_of_the_settings_that_the_grids_give(name, monkeypatch):
     assert not differences(name, (planned_commands() | listed_commands())[name])
     kept, summary = kept_config(name), summary_of(name)
     variants = variant_names(kept)
-    assert list(summary["variants"]) == variants[: len(summary["variants"]) if name in planned_commands() else None]
+    if name in planned_commands():  # some are there, in their order
+        variants = [variant for variant in variants if variant in summary["variants"]]
+    assert list(summary["variants"]) == variants
     for outcome in summary["variants"].values():
         assert outcome["seeds"] == list(range(kept.train.first_seed, kept.train.first_seed + kept.train.num_seeds))
         assert len(outcome["best_accuracy"]) == kept.train.num_seeds
