@@ -79,6 +79,12 @@ def test_pages_compare_variants_at_their_best_rates(tmp_path, monkeypatch):
     assert row["A"].endswith("at 0.004") and float(row["both"].split()[0]) == pytest.approx(
         100 * (seeds.mean() + 0.15), abs=0.1
     )
+    of_one = {"linear+train.learning_rate=0.004": list(seeds + 0.2), "fixed+train.learning_rate=0.001": list(seeds)}
+    runs["other"] = made_run(tmp_path / "rates that others chose", accuracies=of_one)
+    (row,) = TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,fixed")
+    assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
+    with pytest.raises(ConfigError, match="gains_at_best_rates: no column has both linear and content"):
+        TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,content")
     with pytest.raises(ConfigError, match="gains_at_best_rates: linear: expected two variants"):
         TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear")
 

@@ -13,6 +13,7 @@ from loglinear_jax.analysis.pages.results import outcome_of
 from loglinear_jax.analysis.tables.rates import (
     AtRate,
     by_rate,
+    by_variant,
     chosen_interval,
     chosen_rate,
     difference_at_best_rates,
@@ -269,7 +270,7 @@ def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
     rows = []
     for variant in variants.split(","):
         cells, of_columns = {"variant": variant}, []
-        for label, group in _at_several_rates(columns, variant):
+        for label, group in _groups(columns, variant, by_rate):
             chosen = chosen_rate(ACCURACY, group)
             if not len(chosen.shown):
                 cells[label] = "one seed"
@@ -287,16 +288,19 @@ def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
 
 @table()
 def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
-    """`gains` of variants that were trained at several learning rates, each at its own best ones (`rates.chosen_rate`)."""
+    """`gains` of variants, each at its own best learning rates (`rates.chosen_rate`), which may differ by column. Where a run
+    has a variant at one rate alone, that one counts: other seeds may have chosen it. rows: names without rates."""
     found = []
     for label, variants, _ in split_labels(rows):
         cells, (ours, others) = {"gain": label}, _pair("gains_at_best_rates", variants)
-        of_others = dict(_at_several_rates(columns, others))
-        for column, group in _at_several_rates(columns, ours):
+        of_others = dict(_groups(columns, others, by_variant))
+        for column, group in _groups(columns, ours, by_variant):
             if column in of_others:
                 _check_seeds(column, variants, group[0].outcome, of_others[column][0].outcome)
                 *difference, _ = difference_at_best_rates(ACCURACY, group, of_others[column])
                 cells[column] = _points(difference)
+        if len(cells) == 1:
+            raise ConfigError(f"gains_at_best_rates: no column has both {ours} and {others}")
         found.append(cells)
     return found
 
@@ -358,10 +362,12 @@ def _variants_of(row: dict[str, str]) -> tuple[str, ...]:
     return (row["A"], row["B"]) if "A" in row else (row["variant"],)
 
 
-def _at_several_rates(columns: Labelled, variant: str) -> Iterator[tuple[str, list[AtRate]]]:
-    """The label of each column in which a run has the variant at several learning rates, with the first such run's."""
+def _groups(
+    columns: Labelled, variant: str, groups_of: Callable[[Run], dict[str, list[AtRate]]]
+) -> Iterator[tuple[str, list[AtRate]]]:
+    """The label of each column of which a run has the variant among its groups, with the first such run's."""
     for label, runs, _ in columns:
-        found = (by_rate(run) for run in runs)
+        found = map(groups_of, runs)
         if (group := next((groups[variant] for groups in found if variant in groups), None)) is not None:
             yield label, group
 

@@ -54,9 +54,14 @@ class AtRate:
     outcome: VariantOutcome
 
 
+def by_variant(run: Run) -> dict[str, list[AtRate]]:
+    """By variant without its rates, its outcomes at each of them, from the lowest rate on."""
+    return _by_variant(run, on_one_set(run.outcomes))
+
+
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
-    """By variant without its rates, its outcomes at each of them, from the lowest rate on; of variants with several alone."""
-    return {variant: rates for variant, rates in _by_variant(run, on_one_set(run.outcomes)).items() if len(rates) > 1}
+    """`by_variant`, of variants with several rates alone."""
+    return {variant: rates for variant, rates in by_variant(run).items() if len(rates) > 1}
 
 
 class AtBest(NamedTuple):
@@ -198,7 +203,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
 def differences_at_best_rates(run: Run) -> Table | None:
     """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None if
     there is one variant, or one rate alone."""
-    variants = _by_variant(run, on_one_set(run.outcomes))
+    variants = by_variant(run)
     if len(variants) < 2 or not by_rate(run):
         return None
     score, shown_as = run.task.score, next(iter(variants.values()))[0].outcome.shown_as
