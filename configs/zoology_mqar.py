@@ -31,7 +31,8 @@ trained on all five numbers of pairs in equal parts, and tested on each. Ours: r
 16 seeds of a variant at six learning rates took 164 s (λ fixed) to 284 s (softmax attention) of one H200 in TF32 at width 32,
 165 to 290 s (λ content with the delta rule) at width 64, with 4,000 steps of 64 sequences; start and test not counted. 8 seeds
 of the mixture at its four rates took 476 s (λ linear) to 598 s (softmax attention), with states of 16, all counted; 2 seeds
-with states of 32 or 64 about 260 s of an H100 that two variants shared.
+with states of 32 or 64 about 260 s of an H100 that two variants shared; 12 seeds at one rate, with states of 32, about 215 s
+of an H200 likewise (λ linear, and one state).
 
 Presets, joined by commas: mixture (in place of seq= and pairs=), pairs=N, seq=N tokens, width=N of the model, state=N (keys
 and values of one head so wide), table2, rates (Zoology's four learning rates, beside the seeds), smoke (a small instance that
