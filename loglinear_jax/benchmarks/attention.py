@@ -6,9 +6,10 @@
 Peers: our own forms by name, of which "pallas" takes the best kernels for the GPU, and "triton" those for any since Ampere;
 "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through jax.nn with head dim V; "jla", one
 state by simple_gla of jax-linear-attention, where that is installed; and "fla", chunk_log_linear_attn of
-flash-linear-attention, where torch and fla are. The presets "delta" and "delta_recall" (64 seeds of a recall task at once) are
-of the gated delta rule, with keys of length 1, and have peers of their own: "log_linear_delta"; and with one state
-"gated_delta", "jla_delta" and "fla_delta".
+flash-linear-attention, where torch and fla are. The presets "delta", "delta_recall" and "delta_recall64" (many seeds of a
+recall task at once, states of 32 and of 64) are of the gated delta rule, with keys of length 1, and have peers of their own:
+"log_linear_delta"; and with one state "gated_delta", "jla_delta" and "fla_delta". Ours also come with "_xla" or "_pallas" at
+the end: that form, in place of what is chosen by itself.
 With --kernels, each kernel's time by a profile, too.
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
@@ -51,6 +52,7 @@ PRESETS = {
     "wide": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16"),
     "delta": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16", delta=True),
     "delta_recall": dict(batch=1536, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32", delta=True),
+    "delta_recall64": dict(batch=1536, heads=1, groups=1, key_dim=64, value_dim=64, dtype="float32", delta=True),
 }
 HELP = "time and memory of the attention against T, beside peers"
 
@@ -131,13 +133,13 @@ def triton(q, k, v, log_decay, lam):
     return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
 
 
-def log_linear_delta(q, k, v, log_decay, lam, beta):
-    return log_linear_delta_attention(q, k, v, log_decay, beta, lam)
+def log_linear_delta(q, k, v, log_decay, lam, beta, implementation=None):
+    return log_linear_delta_attention(q, k, v, log_decay, beta, lam, implementation=implementation)
 
 
-def gated_delta(q, k, v, log_decay, lam, beta):
+def gated_delta(q, k, v, log_decay, lam, beta, implementation=None):
     del lam
-    return gated_delta_attention(q, k, v, log_decay, beta)
+    return gated_delta_attention(q, k, v, log_decay, beta, implementation=implementation)
 
 
 def jla_delta(q, k, v, log_decay, lam, beta):
@@ -149,7 +151,16 @@ def jla_delta(q, k, v, log_decay, lam, beta):
     return gated_delta_rule(q, k, v, log_decay, beta, scale=1.0)[0]
 
 
-DELTA_PEERS = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta, "jla_delta": jla_delta}
+OURS_OF_DELTA = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta}
+DELTA_PEERS = (
+    OURS_OF_DELTA
+    | {"jla_delta": jla_delta}
+    | {
+        f"{name}_{form}": functools.partial(function, implementation=form)
+        for name, function in OURS_OF_DELTA.items()
+        for form in ("xla", "pallas")
+    }
+)
 JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
@@ -350,6 +361,10 @@ STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
     "gated_delta": ("delta rule, one state (ours)", "#E69F00", "s"),
     "jla_delta": ("delta rule, one state, jax-linear-attention", "#666666", "*"),
     "fla_delta": ("delta rule, one state, flash-linear-attention", "#0072B2", "^"),
+    "log_linear_delta_xla": ("log-linear delta rule, XLA (ours)", "#56B4E9", "x"),
+    "log_linear_delta_pallas": ("log-linear delta rule, kernels (ours)", "#009E73", "D"),
+    "gated_delta_xla": ("delta rule, one state, XLA (ours)", "#F0E442", "+"),
+    "gated_delta_pallas": ("delta rule, one state, kernels (ours)", "#CC79A7", "v"),
 }
 
 

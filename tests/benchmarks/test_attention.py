@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from loglinear_jax.benchmarks import attention, common, timing
@@ -38,6 +39,17 @@ def test_the_delta_rule_is_measured(capsys):
     found, well = attention.measure(SMALL | {"delta": True}, [32], ["log_linear_delta", "jla_delta"], repeats=1)
     assert found["log_linear_delta"][32]["both_ms"] > 0
     assert found["jla_delta"] == {} and well and "jla_delta: not measured" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="on a GPU the kernels run, and may be what is chosen")
+def test_the_delta_rules_forms_are_told_apart():
+    inputs = attention.draw_inputs(SMALL | {"delta": True}, 32, 0)[:-1]
+    for name in attention.OURS_OF_DELTA:
+        chosen, by_xla = (attention.DELTA_PEERS[peer](*inputs) for peer in (name, f"{name}_xla"))
+        np.testing.assert_array_equal(chosen, by_xla)
+        with pytest.raises(UnsupportedError):
+            attention.DELTA_PEERS[f"{name}_pallas"](*inputs)
+    assert attention.STYLES.keys() >= set(attention.ALL_PEERS)
 
 
 @pytest.mark.parametrize(
