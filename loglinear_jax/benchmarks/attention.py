@@ -114,9 +114,9 @@ def flash(q, k, v, log_decay, lam):
     return jax.nn.dot_product_attention(v, jnp.flip(v, 1), v, is_causal=True, implementation="cudnn")
 
 
-def gated_linear(q, k, v, log_decay, lam):
+def gated_linear(q, k, v, log_decay, lam, **settings):
     del lam
-    return gated_linear_attention(q, k, v, log_decay)
+    return gated_linear_attention(q, k, v, log_decay, **settings)
 
 
 def jla(q, k, v, log_decay, lam):
@@ -133,13 +133,13 @@ def triton(q, k, v, log_decay, lam):
     return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
 
 
-def log_linear_delta(q, k, v, log_decay, lam, beta, implementation=None):
-    return log_linear_delta_attention(q, k, v, log_decay, beta, lam, implementation=implementation)
+def log_linear_delta(q, k, v, log_decay, lam, beta, **settings):
+    return log_linear_delta_attention(q, k, v, log_decay, beta, lam, **settings)
 
 
-def gated_delta(q, k, v, log_decay, lam, beta, implementation=None):
+def gated_delta(q, k, v, log_decay, lam, beta, **settings):
     del lam
-    return gated_delta_attention(q, k, v, log_decay, beta, implementation=implementation)
+    return gated_delta_attention(q, k, v, log_decay, beta, **settings)
 
 
 def jla_delta(q, k, v, log_decay, lam, beta):
@@ -164,6 +164,7 @@ DELTA_PEERS = (
 JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
+CHUNKED = {"xla", "pallas", "gated_linear", *DELTA_PEERS} - {"jla_delta"}  # those that chunk_size is for
 PEERS, PEERS_OF_DELTA = (*JAX_PEERS, "fla"), (*DELTA_PEERS, "fla_delta")
 ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
@@ -176,14 +177,17 @@ def time_jax(
     repeats: int = 10,
     max_scores: int = MAX_SCORES,
     profile: bool = False,
+    chunk_size: int | None = None,
 ) -> dict[str, Any]:
     """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
-    Raises Skip if it can't be timed here."""
+    chunk_size: of those that are CHUNKED. Raises Skip if it can't be timed here."""
     if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
     function = (DELTA_PEERS if preset.get("delta") else JAX_PEERS)[name]
+    if chunk_size and name in CHUNKED:
+        function = functools.partial(function, chunk_size=chunk_size)
 
     def forward(*inputs):
         return function(*inputs[:-1])
@@ -290,12 +294,13 @@ def measure(
     max_scores: int = MAX_SCORES,
     save: Callable[[dict], None] = lambda results: None,
     profile: bool = False,
+    chunk_size: int | None = None,
 ) -> tuple[dict[str, dict[int, dict]], bool]:
     """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
     all went well if that was only what `Skip` says.
 
     repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
-    called with what there is after each length. profile: print each kernel's time, too.
+    called with what there is after each length. profile: print each kernel's time, too. chunk_size: as in `time_jax`.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     well = True
@@ -305,7 +310,7 @@ def measure(
                 if peer in ("fla", "fla_delta"):
                     found = time_fla(preset, length, repeats, profile)
                 else:
-                    found = time_jax(peer, preset, length, repeats, max_scores, profile)
+                    found = time_jax(peer, preset, length, repeats, max_scores, profile, chunk_size)
                 results[peer][length] = found
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
@@ -413,6 +418,13 @@ def draw(results: dict, title: str, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def power_of_two(text: str) -> int:
+    value = size(text)
+    if value & (value - 1):
+        raise argparse.ArgumentTypeError(f"expected a power of two, got {value}")
+    return value
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="small", help="shapes (default: %(default)s)")
     parser.add_argument(
@@ -433,6 +445,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=functools.partial(whole_number, least=1),
         default=MAX_SCORES,
         help="skip the parallel form above this many scores (B·H·T²)",
+    )
+    parser.add_argument(
+        "--chunk_size",
+        type=power_of_two,
+        help=f"tokens a chunk, a power of two, of {', '.join(sorted(CHUNKED))} (default: what they choose)",
     )
     kernels.add_kernels(parser)
     common.add_output(parser, (".json", ".png"))
@@ -458,13 +475,13 @@ def run(args: argparse.Namespace) -> int:
         return {n: dict(forward_ms=1e3 * moved[n][0] / best, both_ms=1e3 * moved[n][1] / best) for n in lengths}
 
     def save(results: dict) -> None:
-        record = origin | preset | {"copy_bytes_per_second": max(bandwidth.values())}
+        record = origin | preset | {"chunk_size": args.chunk_size, "copy_bytes_per_second": max(bandwidth.values())}
         record |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
         common.write_record(args.output, record | {"results": results})
         if args.output:
             draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
 
-    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels)
+    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels, args.chunk_size)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())
