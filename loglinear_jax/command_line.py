@@ -99,6 +99,14 @@ def size(text: str) -> int:
     return value
 
 
+def power_of_two(text: str) -> int:
+    """A `size` that is one."""
+    value = size(text)
+    if value & (value - 1):
+        raise argparse.ArgumentTypeError(f"expected a power of two, got {value}")
+    return value
+
+
 def integer(text: str) -> int:
     """A whole number, also a negative one."""
     return -whole_number(text[1:]) if text.startswith("-") else whole_number(text)

@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, kernels, timing
-from loglinear_jax.command_line import BadInput, comma_separated, one_of, size, whole_number
+from loglinear_jax.command_line import BadInput, comma_separated, one_of, power_of_two, size, whole_number
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import unit
 from loglinear_jax.ops import (
@@ -151,23 +151,20 @@ def jla_delta(q, k, v, log_decay, lam, beta):
     return gated_delta_rule(q, k, v, log_decay, beta, scale=1.0)[0]
 
 
-OURS_OF_DELTA = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta}
-DELTA_PEERS = (
-    OURS_OF_DELTA
-    | {"jla_delta": jla_delta}
-    | {
-        f"{name}_{form}": functools.partial(function, implementation=form)
-        for name, function in OURS_OF_DELTA.items()
-        for form in ("xla", "pallas")
-    }
-)
+DELTA_RULES = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta}
+OURS_OF_DELTA = DELTA_RULES | {
+    f"{name}_{form}": functools.partial(function, implementation=form)
+    for name, function in DELTA_RULES.items()
+    for form in ("xla", "pallas")
+}
+DELTA_PEERS = OURS_OF_DELTA | {"jla_delta": jla_delta}
 JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
     name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
 }
-CHUNKED = {"xla", "pallas", "gated_linear", *DELTA_PEERS} - {"jla_delta"}  # those that chunk_size is for
+CHUNKED = {"xla", "pallas", "gated_linear", *OURS_OF_DELTA}  # those that chunk_size is for
 PEERS, PEERS_OF_DELTA = (*JAX_PEERS, "fla"), (*DELTA_PEERS, "fla_delta")
 ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
-DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
+DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), tuple(DELTA_RULES)
 
 
 def time_jax(
@@ -177,16 +174,15 @@ def time_jax(
     repeats: int = 10,
     max_scores: int = MAX_SCORES,
     profile: bool = False,
-    chunk_size: int | None = None,
 ) -> dict[str, Any]:
     """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
-    chunk_size: of those that are CHUNKED. Raises Skip if it can't be timed here."""
+    A preset's chunk_size, if it has one, is for those that are CHUNKED. Raises Skip if it can't be timed here."""
     if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
     function = (DELTA_PEERS if preset.get("delta") else JAX_PEERS)[name]
-    if chunk_size and name in CHUNKED:
+    if (chunk_size := preset.get("chunk_size")) and name in CHUNKED:
         function = functools.partial(function, chunk_size=chunk_size)
 
     def forward(*inputs):
@@ -294,13 +290,12 @@ def measure(
     max_scores: int = MAX_SCORES,
     save: Callable[[dict], None] = lambda results: None,
     profile: bool = False,
-    chunk_size: int | None = None,
 ) -> tuple[dict[str, dict[int, dict]], bool]:
     """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
     all went well if that was only what `Skip` says.
 
     repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
-    called with what there is after each length. profile: print each kernel's time, too. chunk_size: as in `time_jax`.
+    called with what there is after each length. profile: print each kernel's time, too.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     well = True
@@ -310,7 +305,7 @@ def measure(
                 if peer in ("fla", "fla_delta"):
                     found = time_fla(preset, length, repeats, profile)
                 else:
-                    found = time_jax(peer, preset, length, repeats, max_scores, profile, chunk_size)
+                    found = time_jax(peer, preset, length, repeats, max_scores, profile)
                 results[peer][length] = found
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
@@ -418,13 +413,6 @@ def draw(results: dict, title: str, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def power_of_two(text: str) -> int:
-    value = size(text)
-    if value & (value - 1):
-        raise argparse.ArgumentTypeError(f"expected a power of two, got {value}")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="small", help="shapes (default: %(default)s)")
     parser.add_argument(
@@ -457,7 +445,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     kernels.check_kernels(args)
-    preset, lengths = PRESETS[args.preset], sorted(args.lengths)
+    preset, lengths = PRESETS[args.preset] | {"chunk_size": args.chunk_size}, sorted(args.lengths)
     delta = preset.get("delta", False)
     of_preset = PEERS_OF_DELTA if delta else PEERS
     peers = args.peers or list(DEFAULT_PEERS_OF_DELTA if delta else DEFAULT_PEERS)
@@ -475,13 +463,13 @@ def run(args: argparse.Namespace) -> int:
         return {n: dict(forward_ms=1e3 * moved[n][0] / best, both_ms=1e3 * moved[n][1] / best) for n in lengths}
 
     def save(results: dict) -> None:
-        record = origin | preset | {"chunk_size": args.chunk_size, "copy_bytes_per_second": max(bandwidth.values())}
+        record = origin | preset | {"copy_bytes_per_second": max(bandwidth.values())}
         record |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
         common.write_record(args.output, record | {"results": results})
         if args.output:
             draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
 
-    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels, args.chunk_size)
+    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())

@@ -44,7 +44,7 @@ def test_the_delta_rule_is_measured(capsys):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="on a GPU the kernels run, and may be what is chosen")
 def test_the_delta_rules_forms_are_told_apart():
     inputs = attention.draw_inputs(SMALL | {"delta": True}, 32, 0)[:-1]
-    for name in attention.OURS_OF_DELTA:
+    for name in attention.DELTA_RULES:
         chosen, by_xla = (attention.DELTA_PEERS[peer](*inputs) for peer in (name, f"{name}_xla"))
         np.testing.assert_array_equal(chosen, by_xla)
         with pytest.raises(UnsupportedError):
