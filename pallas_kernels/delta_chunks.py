@@ -127,9 +127,9 @@ def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, preci
 
 def delta_kernels_pay(key_dim: int, value_dim: int, dtype, precision=None) -> bool:
     """Whether the kernels of the delta rule were faster than plain JAX, forward and backward, where they were timed: in
-    bfloat16, and in TF32 for small keys and values. In full float32 they are slower backward."""
+    bfloat16, and in TF32 for keys and values up to 64. In full float32 they are slower backward."""
     if dtype == jnp.float32:
-        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= 32
+        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= MAX_DIMS[dtype.itemsize]
     return dtype == jnp.bfloat16
 
 

@@ -202,7 +202,7 @@ def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
     """Tokens a chunk of the kernels of the delta rule."""
     if jnp.dtype(dtype).itemsize == 2:
         return 64
-    return 16 if max(key_dim, value_dim) <= 16 else 32
+    return next((size for size in (16, 32) if max(key_dim, value_dim) <= size), 64)
 
 
 def delta_launch(*tile: int, gradients: bool = False, pipelined: bool = False) -> Launch:

@@ -55,7 +55,7 @@ def log_linear_delta_attention(
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
       implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
-        gradients only), or None: on a GPU "pallas" in bfloat16, and in TF32 for K and V to 32; "xla" elsewhere.
+        gradients only), or None: on a GPU "pallas" in bfloat16 and TF32 for such K and V; "xla" elsewhere.
 
     Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
     has more).
