@@ -333,6 +333,20 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
         TABLES["by_size"](Results(tmp_path), runs="one", variants="content")
 
 
+def test_rates_that_the_variants_name_do_not_part_sizes(tmp_path):
+    """One run has several rates, the other the one that other seeds chose."""
+    small = made_run(tmp_path / "small", accuracies=swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}}))
+    small.config.train.learning_rate = (0.001, 0.01)
+    large = made_run(tmp_path / "large", accuracies={"fixed+train.learning_rate=0.02": [0.7] * 4}, learning_rate=0.004)
+    for run, width in ((small, 8), (large, 16)):
+        run.config.model.key_dim = run.config.model.head_dim = width
+    ((sizes,),) = (found.values() for found in tables.accuracies_by_size([small, large])[0].values())
+    assert [(at.states, at.at_best.mean) for at in sizes] == [("2 × 8 × 8", 50), ("2 × 16 × 16", 70)]
+    at_its_own = made_run(tmp_path / "own", accuracies={"fixed": [0.7] * 4}, learning_rate=0.004)
+    at_its_own.config.model.key_dim = at_its_own.config.model.head_dim = 16
+    assert tables.accuracies_by_size([small, at_its_own])[0] == {}
+
+
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = made_run(tmp_path)
     outcomes = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs, without_rates
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.config import variant_config
+from loglinear_jax.config import SWEPT, variant_config
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
@@ -32,11 +32,14 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     """(By task and setting in words, then by variant, its accuracies from small to large states; what they are, such as "test
     accuracy").
 
-    Runs go together that differ in nothing but OF_STATES; a variant that has one size is left out. Of one that was run twice
-    with the same size, the run with more seeds, or the first. Rates as in `at_best_rates`.
+    Runs go together that differ in nothing but OF_STATES, and in rates that each of their variants names; a variant that has
+    one size is left out. Of one that was run twice with the same size, the run with more seeds, or the first. Rates as in
+    `at_best_rates`.
     """
     of_runs, shown_as = at_best_of_runs(runs)
-    changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES)
+    named = [{part.partition("=")[0] for part in variant.split("+")} for run, _ in of_runs for variant in run.outcomes]
+    rates = {f"train.{name}" for name in SWEPT}.intersection(*named)
+    changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES | rates)
     found: dict[str, dict[str, dict[str, AtSize]]] = {}  # by name, variant and size
     for (run, of_run), changes in zip(of_runs, changed, strict=True):
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
