@@ -147,6 +147,13 @@ def test_a_line_of_sizes_goes_through_the_means():
     assert [segment[:, 1].tolist() for segment in axis.collections[0].get_segments()] == [[8, 13], [58, 63]]
 
 
+def test_points_of_few_seeds_are_hollow():
+    sizes = [AtSize(n, str(n), at_best(np.full(seeds, float(n)))) for n, seeds in ((10, 2), (60, 16))]
+    figure = figures.draw_by_size({"A": {"fixed": sizes}}, "test accuracy")
+    hollow = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [[[10, 10]]] and "hollow" in figure._suptitle.get_text()
+
+
 def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}

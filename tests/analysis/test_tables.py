@@ -89,6 +89,30 @@ def test_pages_compare_variants_at_their_best_rates(tmp_path, monkeypatch):
         TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear")
 
 
+def test_gains_on_parts_are_of_their_mean(tmp_path, monkeypatch):
+    run = made_run(tmp_path, accuracies={"linear+train.learning_rate=0.004": [0.5] * 12, "fixed": [0.4] * 12})
+    shorter, longer = np.linspace(0.2, 0.4, 12), np.linspace(0.6, 0.1, 12)
+    for variant, more in (("linear+train.learning_rate=0.004", 0.1), ("fixed", 0.0)):
+        parts = {"64/4": shorter + 2 * more, "64/8": shorter, "512/9": longer - more}
+        parts = {name: list(values) for name, values in parts.items()}
+        run.outcomes[variant] = dataclasses.replace(run.outcomes[variant], test_accuracy_of_parts=parts)
+    monkeypatch.setattr(Results, "matching", lambda self, name: [run])
+    options = dict(columns="32 = one", rows="x = linear,fixed")
+    (row,) = TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4,64/8; long = 512/9")
+    assert row == {"gain": "x", "32, short": "+10.0 [+10.0, +10.0]", "32, long": "−10.0 [−10.0, −10.0]"}
+    with pytest.raises(ConfigError, match="parts=8/4: the test has 64/4, 64/8, 512/9"):
+        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 8/4")
+    options["rows"] = "x = linear,content"
+    with pytest.raises(ConfigError, match="gains_on_parts: no column has both linear and content"):
+        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4")
+    run = made_run(
+        tmp_path, accuracies=swept({"linear": {0.001: [0.5] * 3, 0.004: [0.5] * 3}, "fixed": {0.1: [0.4] * 3}})
+    )
+    options["rows"] = "x = linear,fixed"
+    with pytest.raises(ConfigError, match=r"gains_on_parts: linear.*=0.001 and linear.*=0.004: expected one rate"):
+        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4")
+
+
 def swept(accuracies):
     """By variant at a rate, from those by variant and rate."""
     return {f"{name}+train.learning_rate={rate}": x for name, of in accuracies.items() for rate, x in of.items()}

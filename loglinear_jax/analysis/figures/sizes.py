@@ -40,8 +40,11 @@ def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as:
                 continue
             numbers = [at.numbers for at in drawn[variant]]
             means, lows, highs = zip(*(at.at_best[1:] for at in drawn[variant]), strict=True)
-            look = dict(color=color, marker=MARKERS[index % len(MARKERS)], markersize=5, linewidth=1.6)
-            (handles[describe_variant(variant)],) = axis.plot(numbers, means, **look)
+            look = dict(color=color, marker=MARKERS[index % len(MARKERS)], markersize=5)
+            (handles[describe_variant(variant)],) = axis.plot(numbers, means, linewidth=1.6, **look)
+            for at in drawn[variant]:
+                if len(at.at_best.shown) < FEWEST_FOR_INTERVAL:
+                    axis.plot(at.numbers, at.at_best.mean, markerfacecolor="white", **look)
             axis.vlines(numbers, lows, highs, color=color, linewidth=1.6)
         axis.set_xscale("log")
         axis.set_title(wrap(task, width - 0.9, 9), fontsize=9)
@@ -57,5 +60,8 @@ def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as:
     legend_below(figure, handles)
     counts = [len(at.at_best.shown) for drawn in panels.values() for sizes in drawn.values() for at in sizes]
     interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
-    title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}")
+    hollow = (
+        f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if interval and min(counts) < FEWEST_FOR_INTERVAL else ""
+    )
+    title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}")
     return figure

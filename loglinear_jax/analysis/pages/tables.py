@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from loglinear_jax.analysis import decays, paper, tables
 from loglinear_jax.analysis.experiments import setting_of
@@ -303,6 +304,39 @@ def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
             raise ConfigError(f"gains_at_best_rates: no column has both {ours} and {others}")
         found.append(cells)
     return found
+
+
+@table()
+def gains_on_parts(columns: Labelled, rows: str, parts: str) -> Rows:
+    """`gains_at_best_rates` on parts of the test, of variants at one rate. parts: "label = part,part", whose mean counts."""
+    found, groups_of_parts = [], [(label, names.split(",")) for label, names, _ in split_labels(parts)]
+    for label, variants, _ in split_labels(rows):
+        cells, (ours, others) = {"gain": label}, _pair("gains_on_parts", variants)
+        of_others = dict(_groups(columns, others, by_variant))
+        for column, group in _groups(columns, ours, by_variant):
+            if column in of_others:
+                pair = [_at_one_rate("gains_on_parts", at) for at in (group, of_others[column])]
+                _check_seeds(column, variants, *pair)
+                for of_parts, names in groups_of_parts:
+                    means = [100 * np.mean([_on_part(outcome, name) for name in names], axis=0) for outcome in pair]
+                    cells[f"{column}, {of_parts}"] = _points(mean_difference(*means))
+        if len(cells) == 1:
+            raise ConfigError(f"gains_on_parts: no column has both {ours} and {others}")
+        found.append(cells)
+    return found
+
+
+def _at_one_rate(table: str, group: list[AtRate]) -> VariantOutcome:
+    if len(group) > 1:
+        raise ConfigError(f"{table}: {group[0].variant} and {group[1].variant}: expected one rate")
+    return group[0].outcome
+
+
+def _on_part(outcome: VariantOutcome, name: str) -> Float[np.ndarray, " seeds"]:
+    of_parts = outcome.test_accuracy_of_parts or {}
+    if name not in of_parts:
+        raise ConfigError(f"parts={name}: the test has {', '.join(of_parts) or 'no parts'}")
+    return np.array(of_parts[name], float)
 
 
 @table()
