@@ -82,6 +82,8 @@ def test_bad_arguments_are_named(operation, implementation):
         (np.float32, 24, "default", True),  # on a GPU that is TF32
         (np.float32, 24, "tensorfloat32", True),
         (np.float32, 24, "highest", False),
+        (np.float32, 64, "default", True),
+        (np.float32, 80, "default", False),
         (np.float32, 48, None, False),
         (np.float16, 24, None, False),
         (jnp.bfloat16, 160, None, False),
