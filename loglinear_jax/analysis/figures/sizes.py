@@ -60,8 +60,6 @@ def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as:
     legend_below(figure, handles)
     counts = [len(at.at_best.shown) for drawn in panels.values() for sizes in drawn.values() for at in sizes]
     interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
-    hollow = (
-        f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if interval and min(counts) < FEWEST_FOR_INTERVAL else ""
-    )
+    hollow = f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if min(counts) < FEWEST_FOR_INTERVAL else ""
     title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}")
     return figure

@@ -291,37 +291,44 @@ def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
 def gains_at_best_rates(columns: Labelled, rows: str) -> Rows:
     """`gains` of variants, each at its own best learning rates (`rates.chosen_rate`), which may differ by column. Where a run
     has a variant at one rate alone, that one counts: other seeds may have chosen it. rows: names without rates."""
-    found = []
-    for label, variants, _ in split_labels(rows):
-        cells, (ours, others) = {"gain": label}, _pair("gains_at_best_rates", variants)
-        of_others = dict(_groups(columns, others, by_variant))
-        for column, group in _groups(columns, ours, by_variant):
-            if column in of_others:
-                _check_seeds(column, variants, group[0].outcome, of_others[column][0].outcome)
-                *difference, _ = difference_at_best_rates(ACCURACY, group, of_others[column])
-                cells[column] = _points(difference)
-        if len(cells) == 1:
-            raise ConfigError(f"gains_at_best_rates: no column has both {ours} and {others}")
-        found.append(cells)
-    return found
+
+    def gain(column: str, ours: list[AtRate], others: list[AtRate]) -> dict[str, str]:
+        *difference, _ = difference_at_best_rates(ACCURACY, ours, others)
+        return {column: _points(difference)}
+
+    return _gains("gains_at_best_rates", columns, rows, gain)
 
 
 @table()
 def gains_on_parts(columns: Labelled, rows: str, parts: str) -> Rows:
     """`gains_at_best_rates` on parts of the test, of variants at one rate. parts: "label = part,part", whose mean counts."""
-    found, groups_of_parts = [], [(label, names.split(",")) for label, names, _ in split_labels(parts)]
+    groups_of_parts = [(label, names.split(",")) for label, names, _ in split_labels(parts)]
+
+    def gains_of_groups(column: str, *pair: list[AtRate]) -> dict[str, str]:
+        outcomes, found = [_at_one_rate("gains_on_parts", group) for group in pair], {}
+        for label, names in groups_of_parts:
+            means = [100 * np.mean([_on_part(outcome, name) for name in names], axis=0) for outcome in outcomes]
+            found[f"{column}, {label}"] = _points(mean_difference(*means))
+        return found
+
+    return _gains("gains_on_parts", columns, rows, gains_of_groups)
+
+
+def _gains(
+    table: str, columns: Labelled, rows: str, cells_of: Callable[[str, list[AtRate], list[AtRate]], dict[str, str]]
+) -> Rows:
+    """A row for each pair of variants, rates aside, with the cells of each column that has both. cells_of: of the column's
+    label and what each of the two has at its rates."""
+    found = []
     for label, variants, _ in split_labels(rows):
-        cells, (ours, others) = {"gain": label}, _pair("gains_on_parts", variants)
+        cells, (ours, others) = {"gain": label}, _pair(table, variants)
         of_others = dict(_groups(columns, others, by_variant))
         for column, group in _groups(columns, ours, by_variant):
             if column in of_others:
-                pair = [_at_one_rate("gains_on_parts", at) for at in (group, of_others[column])]
-                _check_seeds(column, variants, *pair)
-                for of_parts, names in groups_of_parts:
-                    means = [100 * np.mean([_on_part(outcome, name) for name in names], axis=0) for outcome in pair]
-                    cells[f"{column}, {of_parts}"] = _points(mean_difference(*means))
+                _check_seeds(column, variants, group[0].outcome, of_others[column][0].outcome)
+                cells |= cells_of(column, group, of_others[column])
         if len(cells) == 1:
-            raise ConfigError(f"gains_on_parts: no column has both {ours} and {others}")
+            raise ConfigError(f"{table}: no column has both {ours} and {others}")
         found.append(cells)
     return found
 

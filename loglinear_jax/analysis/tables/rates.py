@@ -31,6 +31,7 @@ from loglinear_jax.statistics import (
 )
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 
+RATES = frozenset(f"train.{name}" for name in SWEPT)
 GOOD = 0.9  # of the mean at the best rate: what counts as within the window
 # From how many seeds a few are drawn, and what they are held against: the largest gain of log-linear over one state in Guo et
 # al.'s Table 2, MQAR at width 16: 55.9 against 46.9 (Mamba-2), five seeds each, as third parties quote it.
@@ -100,14 +101,18 @@ def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBe
     return found, next((outcome.shown_as for outcome in outcomes.values()), "")
 
 
+def named_rates(variant: str) -> dict[str, str]:
+    """Those of RATES that a variant's name sets, with their values."""
+    settings = (part.partition("=") for part in variant.split("+"))
+    return {name: value for name, _, value in settings if name in RATES}
+
+
 def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
     """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    swept = [f"train.{name}" for name in SWEPT]
     for variant in variants:
-        parts = [part.partition("=") for part in variant.split("+")]
-        given = {name: value for name, _, value in parts if name in swept}
-        others = "+".join("".join(part) for part in parts if part[0] not in swept)
+        given = named_rates(variant)
+        others = "+".join(part for part in variant.split("+") if part.partition("=")[0] not in given)
         rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
         found.setdefault(others or config.model.lam, {})[variant] = rate, decay
     return found

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs, without_rates
+from loglinear_jax.analysis.tables.rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.config import SWEPT, variant_config
+from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
@@ -37,9 +37,8 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     `at_best_rates`.
     """
     of_runs, shown_as = at_best_of_runs(runs)
-    named = [{part.partition("=")[0] for part in variant.split("+")} for run, _ in of_runs for variant in run.outcomes]
-    rates = {f"train.{name}" for name in SWEPT}.intersection(*named)
-    changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES | rates)
+    named_by_all = RATES.intersection(*(named_rates(variant) for run, _ in of_runs for variant in run.outcomes))
+    changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES | named_by_all)
     found: dict[str, dict[str, dict[str, AtSize]]] = {}  # by name, variant and size
     for (run, of_run), changes in zip(of_runs, changed, strict=True):
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
