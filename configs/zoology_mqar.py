@@ -30,9 +30,9 @@ for each number of pairs. Chosen here: two heads of 32 at every width, so that t
 trained on all five numbers of pairs in equal parts, and tested on each. Ours: results/recall-suite.md.
 16 seeds of a variant at six learning rates took 164 s (λ fixed) to 284 s (softmax attention) of one H200 in TF32 at width 32,
 165 to 290 s (λ content with the delta rule) at width 64, with 4,000 steps of 64 sequences; start and test not counted. 8 seeds
-of the mixture at its four rates took 476 s (λ linear) to 598 s (softmax attention), with states of 16, all counted. Two
-variants that shared an H100 took, together: 2 seeds at four rates, with states of 32 or 64, 460 to 550 s, by the delta rule
-with states of 64 674 to 761 s; 12 seeds at one rate, with states of 32 or 64, 367 to 630 s.
+of the mixture at its four rates took 476 s (λ linear) to 598 s (softmax attention), with states of 16, all counted. With
+states of 32 or 64 two variants shared a GPU, H100 or H200, and each took: 2 seeds at four rates 455 to 550 s, by the delta
+rule with states of 64 674 to 761 s; 12 seeds at one rate 367 to 763 s.
 
 Presets, joined by commas: mixture (in place of seq= and pairs=), pairs=N, seq=N tokens, width=N of the model, state=N (keys
 and values of one head so wide), table2, rates (Zoology's four learning rates, beside the seeds), smoke (a small instance that
