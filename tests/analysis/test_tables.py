@@ -83,6 +83,10 @@ def test_pages_compare_variants_at_their_best_rates(tmp_path, monkeypatch):
     runs["other"] = made_run(tmp_path / "rates that others chose", accuracies=of_one)
     (row,) = TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,fixed")
     assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
+    (row,) = TABLES["best_rates"](Results(tmp_path), columns=columns, variants="linear", average="both")
+    assert row["A"].endswith("at 0.004") and row["B"].endswith("]")
+    assert float(row["B"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.2), abs=0.1)
+    assert float(row["both"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.15), abs=0.1)
     with pytest.raises(ConfigError, match="gains_at_best_rates: no column has both linear and content"):
         TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,content")
     with pytest.raises(ConfigError, match="gains_at_best_rates: linear: expected two variants"):

@@ -13,12 +13,13 @@ from loglinear_jax.analysis.pages.options import SOLVED, Labelled, Repetitions, 
 from loglinear_jax.analysis.pages.results import outcome_of
 from loglinear_jax.analysis.tables.rates import (
     AtRate,
+    at_best,
     by_rate,
     by_variant,
-    chosen_interval,
     chosen_rate,
     difference_at_best_rates,
     name_of,
+    named_rates,
 )
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.cells import (
@@ -263,7 +264,8 @@ def _of_one_run(runs: Sequence[Run], variant: str) -> VariantOutcome:
 @table()
 def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
     """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose for the
-    other (`rates.chosen_rate`); in the first run of each column that has it at several rates.
+    other (`rates.chosen_rate`); in the first run of each column that has it at several rates, or that names its rate, which
+    other seeds may have chosen. variants: names without rates.
 
     average: the head of a column with the mean over all columns, of variants that have the same seeds in each. Its interval
     takes the chosen rates as given.
@@ -271,20 +273,27 @@ def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
     rows = []
     for variant in variants.split(","):
         cells, of_columns = {"variant": variant}, []
-        for label, group in _groups(columns, variant, by_rate):
-            chosen = chosen_rate(ACCURACY, group)
-            if not len(chosen.shown):
+        for label, group in _groups(columns, variant, _several_or_named):
+            found = at_best(ACCURACY, group)
+            if not len(found.shown):
                 cells[label] = "one seed"
                 continue
-            rate = name_of(chosen.rates, decays=len({at.weight_decay for at in group}) > 1)
-            cells[label] = f"{with_interval(*chosen_interval(ACCURACY, group))} at {rate}"
-            of_columns.append((group[0].outcome.seeds, chosen.shown))
+            cells[label] = with_interval(found.mean, found.low, found.high)
+            if len(group) > 1:
+                decays = len({at.weight_decay for at in group}) > 1
+                cells[label] += f" at {name_of(chosen_rate(ACCURACY, group).rates, decays)}"
+            of_columns.append((group[0].outcome.seeds, found.shown))
         if len(cells) == 1:
             raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
         if average and len(of_columns) == len(columns) and all(seeds == of_columns[0][0] for seeds, _ in of_columns):
             cells[average] = mean_with_interval(np.mean([shown for _, shown in of_columns], axis=0))
         rows.append(cells)
     return rows
+
+
+def _several_or_named(run: Run) -> dict[str, list[AtRate]]:
+    """`by_variant`, of variants with several rates, or with one that is part of the variant's name."""
+    return {v: group for v, group in by_variant(run).items() if len(group) > 1 or named_rates(group[0].variant)}
 
 
 @table()

@@ -75,18 +75,19 @@ class AtBest(NamedTuple):
 
 
 def at_best_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> dict[str, AtBest]:
-    """By variant without its rates; with several rates, at the one that the other half of the seeds chose (`chosen_interval`).
+    """By variant without its rates, `at_best`.
 
     outcomes: by variant, those of the run with accuracies on the set that is to be shown.
     """
-    found, score = {}, run.task.score
-    for variant, rates in _by_variant(run, outcomes).items():
-        if len(rates) > 1:
-            found[variant] = AtBest(chosen_rate(score, rates).shown, *chosen_interval(score, rates))
-        else:
-            shown = rates[0].outcome.shown
-            found[variant] = AtBest(shown, *mean_interval(shown[np.isfinite(shown)]))
-    return found
+    return {variant: at_best(run.task.score, rates) for variant, rates in _by_variant(run, outcomes).items()}
+
+
+def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
+    """What a variant has at the rate that the other half of the seeds chose; at its only rate if there is one."""
+    if len(group) > 1:
+        return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
+    shown = group[0].outcome.shown
+    return AtBest(shown, *mean_interval(shown[np.isfinite(shown)]))
 
 
 def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
