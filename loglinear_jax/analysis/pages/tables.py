@@ -226,7 +226,7 @@ def gains(columns: Labelled, rows: str) -> Rows:
         cells, pair = {"gain": label}, _pair("gains", variants)
         for column, runs, _ in columns:
             ours, others = (_of_one_run(runs, variant) for variant in pair)
-            _check_seeds(column, variants, ours, others)
+            _check_seeds("gains", column, variants, ours, others)
             cells[column] = _points_between(ours, others)
         found.append(cells)
     return found
@@ -239,9 +239,9 @@ def _pair(table: str, variants: str) -> list[str]:
     return pair
 
 
-def _check_seeds(column: str, variants: str, ours: VariantOutcome, others: VariantOutcome) -> None:
+def _check_seeds(table: str, column: str, variants: str, ours: VariantOutcome, others: VariantOutcome) -> None:
     if ours.seeds != others.seeds:
-        raise ConfigError(f"gains: {column}: the seeds of {variants} are not the same")
+        raise ConfigError(f"{table}: {column}: the seeds of {variants} are not the same")
 
 
 def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
@@ -284,7 +284,9 @@ def best_rates(columns: Labelled, variants: str, average: str = "") -> Rows:
                 cells[label] += f" at {name_of(chosen_rate(ACCURACY, group).rates, decays)}"
             of_columns.append((group[0].outcome.seeds, found.shown))
         if len(cells) == 1:
-            raise ConfigError(f"best_rates: no run of these columns has {variant} at several learning rates")
+            raise ConfigError(
+                f"best_rates: no run of these columns has {variant} at several learning rates, or at one that its name sets"
+            )
         if average and len(of_columns) == len(columns) and all(seeds == of_columns[0][0] for seeds, _ in of_columns):
             cells[average] = mean_with_interval(np.mean([shown for _, shown in of_columns], axis=0))
         rows.append(cells)
@@ -334,7 +336,7 @@ def _gains(
         of_others = dict(_groups(columns, others, by_variant))
         for column, group in _groups(columns, ours, by_variant):
             if column in of_others:
-                _check_seeds(column, variants, group[0].outcome, of_others[column][0].outcome)
+                _check_seeds(table, column, variants, group[0].outcome, of_others[column][0].outcome)
                 cells |= cells_of(column, group, of_others[column])
         if len(cells) == 1:
             raise ConfigError(f"{table}: no column has both {ours} and {others}")
