@@ -150,10 +150,10 @@ class VariantOutcome:
         return f"{self.shown_note} Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation."
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json: the fields, OF_SOME only if they are set, and what follows from them."""
+        """For summary.json: the fields, OF_SOME only if they are set, and what follows from them in a task of this score."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in OF_SOME} | {
-            name: getattr(self, name) for name in DERIVED
+            name: getattr(self, name) for name in DERIVED[self.score]
         }
 
     @classmethod
@@ -182,10 +182,13 @@ class VariantOutcome:
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
 # Not of every task and version.
 OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_accuracy_of_parts", "test_loss_from_position")
-DERIVED = (
-    "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
-    "median_solved_step", "lam_params_percent",
-)  # fmt: skip
+DERIVED = {
+    ACCURACY: (
+        "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
+        "median_solved_step", "lam_params_percent",
+    ),
+    PERPLEXITY: ("lam_params_percent",),
+}  # fmt: skip
 
 Key = TypeVar("Key")
 
