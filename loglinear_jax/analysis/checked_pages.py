@@ -47,10 +47,10 @@ def write_pages(folder: Path, slow: bool = False) -> tuple[list[Path], list[str]
     """
     results, changed, problems = Results(_runs(folder)), [], []
     for page in _pages(folder):
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         new = TABLE.sub(functools.partial(_made, page, results=results, slow=slow, problems=problems), text)
         if new != text:
-            page.write_text(new)
+            page.write_text(new, encoding="utf-8")
             changed.append(page)
         problems += _wrong_prose(page, new, results)
     return changed, problems
@@ -61,7 +61,7 @@ def check_pages(folder: Path, slow: bool = False) -> list[str]:
     which page, which table, the first differing line. slow: also the tables that take a minute."""
     results, problems = Results(_runs(folder)), []
     for page in _pages(folder):
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         opened, whole = text.count("<!-- table:"), len(TABLE.findall(text))
         if opened != whole:
             problems.append(f"{page}: {opened} tables begin, {whole} of them end")
@@ -75,7 +75,11 @@ def check_pages(folder: Path, slow: bool = False) -> list[str]:
 
 def count_pages_and_tables(folder: Path, slow: bool = False) -> tuple[int, int]:
     """How many pages, and how many tables in them, `check_pages` looks at."""
-    tables = [match["call"].split()[0] for page in _pages(folder) for match in TABLE.finditer(page.read_text())]
+    tables = [
+        match["call"].split()[0]
+        for page in _pages(folder)
+        for match in TABLE.finditer(page.read_text(encoding="utf-8"))
+    ]
     return len(_pages(folder)), sum(slow or not TABLES[name].slow for name in tables)
 
 

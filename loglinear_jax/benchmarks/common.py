@@ -26,4 +26,4 @@ def output_file(output: Path, suffix: str) -> Path:
 def write_record(output: Path | None, record: Mapping[str, Any]) -> None:
     """Writes OUTPUT.json, if it was asked for."""
     if output is not None:
-        output_file(output, ".json").write_text(json.dumps(record, indent=1) + "\n")
+        output_file(output, ".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -108,7 +108,7 @@ def _write(folder: Path, subject: str, spans, whole, origin) -> None:
     from loglinear_jax.analysis.figures import draw_perplexity_by_position, save
 
     record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
-    (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if shown := [span for span in spans if max(span.perplexity, span.high) <= MOST_DRAWN]:
         save(draw_perplexity_by_position(shown, subject), folder / "perplexity")
     print(f"Written to {folder}")

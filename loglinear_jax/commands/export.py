@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         for pattern in (CONFIG, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"):
             if found := next(args.out.glob(pattern), None):  # of a model, or of a run
                 raise BadInput(f"--out: {args.out} holds a {found.name} already: expected another folder")
-        (args.out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
+        (args.out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         save_model(args.out, model.settings, params, args.architecture)
     except ValueError as error:
         raise BadInput(error) from error

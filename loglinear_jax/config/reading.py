@@ -121,7 +121,7 @@ def read_config(path: Path) -> ConfigDict:
     Raises ConfigError if the file can't be read, or is not a config of this project.
     """
     try:
-        given = json.loads(path.read_text())
+        given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
     sections = ("task", "model", "train")

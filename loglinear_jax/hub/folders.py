@@ -84,7 +84,7 @@ def save_model(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: the model can't be written there: {_first_line(error)}") from error
 

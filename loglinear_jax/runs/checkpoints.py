@@ -99,7 +99,7 @@ class Checkpoints:
         if not (path / _SUMS).exists():
             return None
         try:
-            for line in (path / _SUMS).read_text().splitlines():
+            for line in (path / _SUMS).read_text(encoding="utf-8").splitlines():
                 sha256, _, name = line.partition("  ")
                 if not name or not (path / name).is_file():
                     return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"

@@ -71,7 +71,7 @@ def _lock_at_last(lock: TextIO) -> None:
 def is_held(file: Path) -> bool:
     """Whether a process holds the lock; False where it can't be known."""
     try:
-        with file.open() as lock:
+        with file.open(encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -99,7 +99,7 @@ def _opened(file: Path) -> TextIO | None:
     """The file, made if there is none; None where nothing can be written, so that nobody trains. Raises CannotWrite for want of
     space."""
     try:
-        return file.open("a+")
+        return file.open("a+", encoding="utf-8")
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise CannotWrite(file, os.strerror(error.errno)) from error

@@ -160,7 +160,7 @@ class Workdir:
 
     def written_config(self) -> dict[str, Any]:
         """The content of config.json."""
-        return json.loads(self.config_file.read_text())
+        return json.loads(self.config_file.read_text(encoding="utf-8"))
 
     def repair(self) -> None:
         """Keeps aside records that can't be read, and goes on with what can; a warning says what is lost of each.
@@ -245,7 +245,7 @@ class Workdir:
         if not os.path.lexists(path):
             return None
         try:
-            value = json.loads(path.read_text())
+            value = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {refusal(error)}") from error
         except (ValueError, RecursionError) as error:
@@ -317,6 +317,6 @@ class Workdir:
 
 def _holds(path: Path, text: str) -> bool:
     try:
-        return path.read_text() == text
+        return path.read_text(encoding="utf-8") == text
     except (OSError, UnicodeError):
         return False

@@ -71,7 +71,7 @@ def replace_file(path: Path, write: Callable[[IO], Any], mode: str = "w") -> Non
     partial = path.with_name(path.name + ".partial")
     with writing(path):
         try:
-            with partial.open(mode) as file:
+            with partial.open(mode, encoding=None if "b" in mode else "utf-8") as file:
                 write(file)
                 to_disk(file)
             partial.replace(path)

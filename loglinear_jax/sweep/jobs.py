@@ -211,7 +211,7 @@ def _how(job: submitit.Job) -> str:
 
 def _last_line(log: Path) -> str:
     try:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     except OSError:
         lines = []
     return lines[-1].strip() if lines else "it left no message"

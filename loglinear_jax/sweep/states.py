@@ -151,7 +151,7 @@ class Tracked:
         if not has_ours:
             write_json(kept.config_file, config.to_dict())
         if self.whole is not None:
-            written = json.loads(kept.config_file.read_text())
+            written = json.loads(kept.config_file.read_text(encoding="utf-8"))
             ours = dataclasses.replace(
                 ours,
                 command=self.whole[1],

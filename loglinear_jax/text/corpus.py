@@ -214,7 +214,7 @@ def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dic
                     raise CorpusError(f"corpus: the {name} split of {text.name} is empty: it has only blank lines")
         manifest = about | {"splits": counts, "tokens_sha256": sha256}
         manifest["digest"] = _digest(manifest)
-        with (partial / "manifest.json").open("w") as file:
+        with (partial / "manifest.json").open("w", encoding="utf-8") as file:
             file.write(json.dumps(manifest, indent=2) + "\n")
             to_disk(file)
         partial.rename(folder)

@@ -137,7 +137,7 @@ def prepare_wikitext(
                 shutil.rmtree(folder)
             _make_records(Wikitext(config=name, source=source, data_dir=str(data_dir)), data_dir / "downloads")
             sha256 = {path.name: file_sha256(path) for path in folder.iterdir()}
-            (folder / RECORDS_SHA256).write_text(json.dumps(sha256))
+            (folder / RECORDS_SHA256).write_text(json.dumps(sha256), encoding="utf-8")
         builder = Wikitext(config=name, source=source, data_dir=str(data_dir))
     return (
         {split: builder.as_data_source(split=split) for split in SPLITS},

@@ -81,4 +81,4 @@ def report(workdir, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "save", save_and_keep)
         path, problems = make_report([workdir], out, Choices(sequences=4, evaluated=8))
-    return SimpleNamespace(out=out, html=path.read_text(), problems=problems, figures=drawn)
+    return SimpleNamespace(out=out, html=path.read_text(encoding="utf-8"), problems=problems, figures=drawn)

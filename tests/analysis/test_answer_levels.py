@@ -150,10 +150,10 @@ def test_the_section_has_a_row_for_each_task_and_reads_no_checkpoint(tmp_path, m
     monkeypatch.setattr("loglinear_jax.analysis.report.read_run", lambda workdir: runs[str(workdir)])
     path, problems = make_report(list(runs), tmp_path / "out", Choices(sections=("answers",)))
     assert problems == []
-    with (tmp_path / "out" / "answer-levels-table.csv").open() as file:
+    with (tmp_path / "out" / "answer-levels-table.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if float(row["share"])]
     assert [(row["task"][-7:], row["level"], row["share"]) for row in rows] == [
         ("pairs 4", "7", "1.0"),
         ("pairs 8", "7", "1.0"),
     ]
-    assert "answer-levels.png" in path.read_text()
+    assert "answer-levels.png" in path.read_text(encoding="utf-8")

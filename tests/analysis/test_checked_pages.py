@@ -28,14 +28,15 @@ def folder(tmp_path):
         "# Copying\n\n<!-- table: accuracies runs=copy-seq1024 columns=mean,converged -->\n<!-- end table -->\n\n"
         "`linear` is at 93.7 ±\n1.0 %, in released at 53.3 %.\n\n"
         "<!-- checked: `linear` is at {mean_and_std runs=copy-seq1024 variant=linear} %, in released at\n"
-        "{mean runs=copy-released-seq1024 variant=linear} %. -->\n"
+        "{mean runs=copy-released-seq1024 variant=linear} %. -->\n",
+        encoding="utf-8",
     )
     assert write_pages(tmp_path) == ([tmp_path / "page.md"], [])
     return tmp_path
 
 
 def test_written_tables_are_in_agreement(folder):
-    assert "| linear       | 93.7 ± 1.0 " in (folder / "page.md").read_text()
+    assert "| linear       | 93.7 ± 1.0 " in (folder / "page.md").read_text(encoding="utf-8")
     assert check_pages(folder) == []
     assert write_pages(folder) == ([], [])
 
@@ -63,7 +64,7 @@ def test_written_tables_are_in_agreement(folder):
 )
 def test_a_page_that_disagrees_is_named_with_the_first_difference(folder, old, new, found):
     page = folder / "page.md"
-    page.write_text(page.read_text().replace(old, new))
+    page.write_text(page.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     [problem] = check_pages(folder)
     assert found in problem
 
@@ -71,7 +72,7 @@ def test_a_page_that_disagrees_is_named_with_the_first_difference(folder, old, n
 def test_gains_are_paired_by_seed_across_runs(folder):
     rows = "MLP over linear = mlp_softplus,linear"
     [line] = TABLES["gains"](Results(folder), columns="copying = copy-released-seq1024,copy-seq1024", rows=rows)
-    outcomes = json.loads((folder / "copy-released-seq1024" / "summary.json").read_text())["variants"]
+    outcomes = json.loads((folder / "copy-released-seq1024" / "summary.json").read_text(encoding="utf-8"))["variants"]
     ours, others = (np.array(outcomes[name]["best_accuracy"]) for name in ("mlp_softplus", "linear"))
     assert line["gain"] == "MLP over linear"
     assert float(line["copying"].split()[0].replace("−", "-")) == pytest.approx(100 * np.mean(ours - others), abs=0.05)
@@ -85,7 +86,7 @@ def test_gains_are_paired_by_seed_across_runs(folder):
 def test_a_rate_with_several_weight_decays_has_a_column_for_each(tmp_path):
     """The weight decay of one column must not take the place of another's."""
     shutil.copytree(ROOT / "results" / "mad-memorisation-rates", tmp_path / "rates")
-    outcomes = json.loads((tmp_path / "rates" / "summary.json").read_text())["variants"]
+    outcomes = json.loads((tmp_path / "rates" / "summary.json").read_text(encoding="utf-8"))["variants"]
     variant = "mixer=log_linear_delta+lam=content"
     [line] = TABLES["at_every_rate"](Results(tmp_path), runs="rates", variants=variant)
     assert len(line) == 7
@@ -101,8 +102,8 @@ def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path)
     for page in ("README.md", "docs/page.md"):
         shutil.copy(folder / "page.md", repository / page)
         assert check_pages(repository) == []
-        wrong = (repository / page).read_text().replace("| 93.7 ", "| 93.8 ")
-        (repository / page).write_text(wrong)
+        wrong = (repository / page).read_text(encoding="utf-8").replace("| 93.7 ", "| 93.8 ")
+        (repository / page).write_text(wrong, encoding="utf-8")
         [problem] = check_pages(repository)
         assert problem.startswith(f"{repository / page}:8: table accuracies")
         assert write_pages(repository) == ([repository / page], [])
@@ -110,9 +111,9 @@ def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path)
 
 def test_a_changed_outcome_is_found(folder):
     path = folder / "copy-seq1024" / "summary.json"
-    summary = json.loads(path.read_text())
+    summary = json.loads(path.read_text(encoding="utf-8"))
     summary["variants"]["fixed"]["best_accuracy"] = [0.5] * 8
-    path.write_text(json.dumps(summary))
+    path.write_text(json.dumps(summary), encoding="utf-8")
     [problem] = check_pages(folder)
     assert "fixed" in problem and "should be" in problem and "50.0 ± 0.0" in problem
 
@@ -120,21 +121,26 @@ def test_a_changed_outcome_is_found(folder):
 def give_test(folder, *names):
     """Every accuracy on the test set is half of that in validation."""
     for path in (folder / name / "summary.json" for name in names):
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
         for outcome in summary["variants"].values():
             outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
-        path.write_text(json.dumps(summary))
+        path.write_text(json.dumps(summary), encoding="utf-8")
 
 
 def test_accuracies_are_of_one_set_in_each_table_and_piece_of_prose(folder):
     page = folder / "page.md"
     give_test(folder, "copy-seq1024")
     _, problems = write_pages(folder)  # the prose also names a run without a test, and still holds
-    assert problems == [] and "| 46.9 ± 0.5 " in page.read_text()
-    assert "Accuracy: on each seed's test set" in page.read_text()
-    page.write_text(page.read_text().replace("accuracies runs=copy-seq1024", "accuracies runs=copy*1024"))
+    assert problems == [] and "| 46.9 ± 0.5 " in page.read_text(encoding="utf-8")
+    assert "Accuracy: on each seed's test set" in page.read_text(encoding="utf-8")
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("accuracies runs=copy-seq1024", "accuracies runs=copy*1024"),
+        encoding="utf-8",
+    )
     write_pages(folder)
-    assert "| 93.7 ± 1.0 " in page.read_text() and "Accuracy: each seed's best in validation." in page.read_text()
+    assert "| 93.7 ± 1.0 " in page.read_text(
+        encoding="utf-8"
+    ) and "Accuracy: each seed's best in validation." in page.read_text(encoding="utf-8")
     give_test(folder, "copy-released-seq1024")
     _, [problem] = write_pages(folder)
     assert "does not say '`linear` is at 46.9 ± 0.5 %, in released at 26.7 %.'" in problem
@@ -145,7 +151,7 @@ def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
     assert main(check) == 0
     assert capsys.readouterr().out == "1 pages, 1 tables agree with the runs\n"
     page = folder / "page.md"
-    page.write_text(page.read_text().replace("| 93.7 ", "| 93.8 "))
+    page.write_text(page.read_text(encoding="utf-8").replace("| 93.7 ", "| 93.8 "), encoding="utf-8")
     capsys.readouterr()
     assert main(check) == 1
     assert len(capsys.readouterr().out.splitlines()) == 1

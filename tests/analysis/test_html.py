@@ -54,7 +54,7 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     axis.plot([0, 1])
     report.add_figure(part, figure, "c", HOSTILE, HOSTILE)
     part.items.append(report_html.Item(HOSTILE, note=HOSTILE, files=(HOSTILE,)))
-    page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text()
+    page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
     check(page, 30)
 
 
@@ -63,16 +63,18 @@ def test_what_a_run_says_of_itself_is_escaped(tmp_path):
     name = HOSTILE.replace("/", "∕")
     run = tmp_path / name
     shutil.copytree(RESULTS / "wikitext2-hidden512", run)
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     for key in ("command", "device"):
         summary[key] = HOSTILE
     summary["versions"]["jax"] = summary["provenance"]["commit"] = HOSTILE
     summary["variants"][HOSTILE] = summary["variants"].pop("linear")
-    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     path, problems = make_report([run], tmp_path / "out", Choices(sections=("tables",)))
     assert problems == []
-    check(path.read_text(), 5)
-    assert escaping.escape(name) in path.read_text() or name in Tags(path.read_text()).text
+    check(path.read_text(encoding="utf-8"), 5)
+    assert (
+        escaping.escape(name) in path.read_text(encoding="utf-8") or name in Tags(path.read_text(encoding="utf-8")).text
+    )
 
 
 def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
@@ -80,7 +82,7 @@ def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
     figure, ((axis,),) = new_figure(3, 1)
     axis.set_title(wrap("costs $5 and $6^", 9, 10))
     _, svg = save(figure, tmp_path / "figure")
-    assert "costs $5 and $6^" in svg.read_text()  # the comment beside the shapes of its letters
+    assert "costs $5 and $6^" in svg.read_text(encoding="utf-8")  # the comment beside the shapes of its letters
 
 
 @pytest.mark.parametrize("style", ["html", "github"])
@@ -95,5 +97,7 @@ def test_a_cell_is_one_cell_whatever_it_holds(style):
 
 def test_a_written_table_is_escaped_in_its_title_and_note_too(tmp_path):
     markdown, _, tex = Table(HOSTILE + "\n# x", [{"a": "1"}], note=HOSTILE).write(tmp_path / "t")
-    assert "<script" not in markdown.read_text() and "<img" not in markdown.read_text()
-    assert len(tex.read_text().splitlines()[0]) > len(HOSTILE) and "\n# x" not in tex.read_text()
+    assert "<script" not in markdown.read_text(encoding="utf-8") and "<img" not in markdown.read_text(encoding="utf-8")
+    assert len(tex.read_text(encoding="utf-8").splitlines()[0]) > len(HOSTILE) and "\n# x" not in tex.read_text(
+        encoding="utf-8"
+    )

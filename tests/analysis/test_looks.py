@@ -118,15 +118,15 @@ def test_the_section_has_every_seed_its_test_accuracy_and_the_rule_by_position(t
         monkeypatch.setattr("loglinear_jax.analysis.sections.base.mixer_values", values)
         path, problems = make_report([run.workdir], tmp_path / "out", Choices(sections=("looks",), sequences=4))
         assert problems == []
-    with (tmp_path / f"out/looks-table-{run.name}.csv").open() as file:
+    with (tmp_path / f"out/looks-table-{run.name}.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["layer"], row["head"]) == ("1", "0")]
     assert [(row["variant"], row["accuracy"], row["largest"]) for row in rows] == [
         ("fixed", "0.98", "0.0"), ("fixed", "0.88", "0.25"), ("fixed", "0.48", "0.5")
     ]  # fmt: skip
     assert {row["by_position"] for row in rows} == {"1.0"}
-    shown = (tmp_path / f"out/looks-table-{run.name}.md").read_text()
+    shown = (tmp_path / f"out/looks-table-{run.name}.md").read_text(encoding="utf-8")
     assert "25.0 ± 25.0 %" in shown and "finds 100.0 %" in shown
-    assert f"looks-{run.name}.png" in path.read_text()
+    assert f"looks-{run.name}.png" in path.read_text(encoding="utf-8")
 
 
 def test_a_model_is_run_once_for_all_sections_that_average_over_seeds(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_tables_of_kept_results_alone(names, tmp_path):
     _, problems = make_report([RESULTS / name for name in names], tmp_path, Choices(sections=("tables", "decays")))
     assert problems == []
     for name in names:
-        assert "mlp_softplus" in (tmp_path / f"outcomes-{name}.md").read_text()
+        assert "mlp_softplus" in (tmp_path / f"outcomes-{name}.md").read_text(encoding="utf-8")
 
 
 def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
@@ -121,9 +121,9 @@ def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, c
 
     monkeypatch.setitem(SECTIONS, "names", Names)
     path, problems = make_report([workdir], tmp_path, Choices(sections=("names",)))
-    assert "tiny" in path.read_text()
+    assert "tiny" in path.read_text(encoding="utf-8")
     assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
-    logged = (tmp_path / LOG).read_text()
+    logged = (tmp_path / LOG).read_text(encoding="utf-8")
     assert "all runs: Names\nTraceback" in logged and f'{Path(__file__).name}", line ' in logged
     make_report([workdir], tmp_path, Choices(sections=("tables",)))
     assert not (tmp_path / LOG).exists()
@@ -147,17 +147,21 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
     for path in (only, half, foreign, damaged, metrics, summary, types):
         shutil.copytree(workdir, path)
     shutil.rmtree(only / "checkpoints")
-    half.joinpath("config.json").write_text(half.joinpath("config.json").read_text()[:50])
-    foreign.joinpath("config.json").write_text(json.dumps({"model": {"layers": 2}, "train": {}, "task": "x"}))
+    half.joinpath("config.json").write_text(
+        half.joinpath("config.json").read_text(encoding="utf-8")[:50], encoding="utf-8"
+    )
+    foreign.joinpath("config.json").write_text(
+        json.dumps({"model": {"layers": 2}, "train": {}, "task": "x"}), encoding="utf-8"
+    )
     for file in damaged.joinpath("checkpoints").rglob("*"):
         if file.is_file() and file.stat().st_size > 200:
             file.write_bytes(file.read_bytes()[:100])
-    lines = metrics.joinpath("metrics.jsonl").read_text().splitlines()
-    metrics.joinpath("metrics.jsonl").write_text("\n".join([lines[0][:30], *lines[1:]]) + "\n")
-    summary.joinpath("summary.json").write_text("{}")
-    config = json.loads(types.joinpath("config.json").read_text())
+    lines = metrics.joinpath("metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics.joinpath("metrics.jsonl").write_text("\n".join([lines[0][:30], *lines[1:]]) + "\n", encoding="utf-8")
+    summary.joinpath("summary.json").write_text("{}", encoding="utf-8")
+    config = json.loads(types.joinpath("config.json").read_text(encoding="utf-8"))
     config["model"]["heads"] = "two"
-    types.joinpath("config.json").write_text(json.dumps(config))
+    types.joinpath("config.json").write_text(json.dumps(config), encoding="utf-8")
     workdirs = (workdir, tmp_path / "tables-*", half, foreign, damaged, metrics, summary, types, tmp_path / "none")
     command = [f"--workdir={path}" for path in workdirs] + [f"--out={tmp_path / 'out'}", "--sections=tables,curves,lam"]
     monkeypatch.setattr("sys.argv", ["analysis", *command, "--sequences=4", "--seeds=0"])
@@ -174,7 +178,7 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
         assert any(part in line for line in lines), (part, lines)
     assert sum("'mlp_softplus' has no checkpoint" in line for line in lines) == 1
     assert sum("none of its checkpoints" in line and "damaged" in line for line in lines) == 2  # one a variant
-    html = (tmp_path / "out" / "report.html").read_text()
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "outcomes-tables-only.md" in html and "lam-mean-tiny.png" in html and "Left out" in html
     assert "curves-tiny.png" in html and "all-runs-lam-over-tokens-mlp-softplus.png" not in html
 
@@ -204,7 +208,7 @@ def test_choices_that_a_run_among_others_does_not_have(workdir, tmp_path, blank_
     assert problems and all("seeds=[7]: this run has 0 to 1" in problem for problem in problems)
     _, problems = make_report([workdir], tmp_path, Choices(sections=("lam",), head=5, sequences=2))
     assert len(problems) == 1 and "head=5: expected -2 to 1" in problems[0]
-    assert "Traceback" in (tmp_path / LOG).read_text()
+    assert "Traceback" in (tmp_path / LOG).read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="max_seeds must be at least 1, got 0"):
         Choices(max_seeds=0)
 
@@ -223,11 +227,11 @@ def test_configs_of_other_versions(workdir, tmp_path):
     for name, change in (("older", None), ("newer", 3)):
         shutil.copytree(workdir, tmp_path / name)
         path = tmp_path / name / "config.json"
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
         config["train"].pop("patience")
         if change:
             config["model"]["wings"] = change
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(config), encoding="utf-8")
     assert load_run(tmp_path / "older", "mlp_softplus").config.train.patience is None
     with pytest.raises(ConfigError, match="there is no setting model.wings"):
         read_run(tmp_path / "newer")

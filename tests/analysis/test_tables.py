@@ -438,7 +438,7 @@ def test_tables_as_files(tmp_path):
     table = Table("λ & more", [{"a_b": "1 ± 2", "λ": "≥ 3"}], [{"a_b": 1.5, "λ": None}], note="A note.")
     paths = table.write(tmp_path / "t")
     assert [path.suffix for path in paths] == [".md", ".csv", ".tex"]
-    markdown, _, tex = (path.read_text() for path in paths)
+    markdown, _, tex = (path.read_text(encoding="utf-8") for path in paths)
     assert "| 1 ± 2 | ≥ 3 |" in markdown and "A note." in markdown
     assert r"a\_b" in tex and r"$\pm$" in tex and r"$\lambda$" in tex and r"\toprule" in tex
-    assert list(csv.DictReader(paths[1].open())) == [{"a_b": "1.5", "λ": ""}]
+    assert list(csv.DictReader(paths[1].open(encoding="utf-8"))) == [{"a_b": "1.5", "λ": ""}]

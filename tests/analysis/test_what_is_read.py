@@ -39,7 +39,7 @@ def test_nothing_in_the_package_unpickles_evaluates_or_unpacks():
     found = {
         (path.relative_to(ROOT).as_posix().removeprefix("loglinear_jax/"), name)
         for path in sources()
-        for name in used(ast.parse(path.read_text()))
+        for name in used(ast.parse(path.read_text(encoding="utf-8")))
         if name in MODULES | CALLS | {"allow_pickle", "shell"}
     }
     assert found == ALLOWED

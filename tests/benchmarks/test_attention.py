@@ -140,7 +140,7 @@ def test_the_command_keeps_both_bandwidths_and_reports_the_larger(tmp_path, monk
     arguments = ["benchmark", "attention", "--lengths=256,32", "--peers=xla", f"--output={tmp_path / 'bench'}"]
     assert main(arguments) == 0
     assert "copy 4.00 TB/s" in capsys.readouterr().out
-    record = json.loads((tmp_path / "bench.json").read_text())
+    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert record["copy_bytes_per_second"] == record["copy_bytes_per_second_at_end"] == 4e12
     assert record["copy_bytes_per_second_at_start"] == 1e12
     assert record["command"].startswith("loglinear_jax benchmark attention") and record["commit"]

@@ -89,4 +89,4 @@ def test_a_benchmark_profiles_what_it_times(command, calls, capsys, monkeypatch,
     rows = [line.split("|")[1:-1] for line in out.splitlines() if "a_kernel" in line]
     assert len(computed) == 2 and [float(launches) for _, launches, _ in rows] == calls
     assert "kernels" not in out
-    assert (tmp_path / "out.json").read_text().count('"a_kernel"') == 2
+    assert (tmp_path / "out.json").read_text(encoding="utf-8").count('"a_kernel"') == 2

@@ -83,6 +83,6 @@ def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatc
     assert [e.config.model.implementation for e, *_ in asked] == [None, "xla", None]
     line = capsys.readouterr().out.splitlines()[-1]
     assert [cell.strip() for cell in line.split("|")[1:-1]] == ["MQAR, length 128, 32 pairs", "30", *["0.75"] * 3]
-    record = json.loads((tmp_path / "out.json").read_text())
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record["command"] == " ".join(["loglinear_jax", *arguments])
     assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75

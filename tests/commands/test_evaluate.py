@@ -19,7 +19,7 @@ def files(tmp_path):
     write(tmp_path / "model", "HGatedDeltaNetForCausalLM")
     write_tokenizer(tmp_path / "model", 19)
     ids = np.random.default_rng(0).integers(0, 19, 300)
-    (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in ids))
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")
     return tmp_path / "model", tmp_path / "text.txt", ids
 
 
@@ -28,7 +28,7 @@ def test_a_text_by_position(files, tmp_path, capsys):
     arguments = [f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]
     assert main(["evaluate", *arguments]) == 0
     out = capsys.readouterr().out
-    record = json.loads((tmp_path / "out/perplexity.json").read_text())
+    record = json.loads((tmp_path / "out/perplexity.json").read_text(encoding="utf-8"))
     settings, params = load_model(folder)
     windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
     losses = window_losses(LanguageModel(settings), params, windows)
@@ -55,7 +55,7 @@ def test_a_perplexity_that_cannot_be_drawn(files, tmp_path, capsys, loss):
     windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
     scale_head(folder, loss / window_losses(LanguageModel(settings), params, windows).mean())
     assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]) == 0
-    record = json.loads((tmp_path / "out/perplexity.json").read_text(), parse_constant=pytest.fail)
+    record = json.loads((tmp_path / "out/perplexity.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     found = record["all"]
     assert found["loss"] == pytest.approx(loss, rel=0.2) and (found["perplexity"] is None) == (loss > 709)
     assert (f"exp({found['loss']:.1f})" in capsys.readouterr().out) == (loss > 709)
@@ -79,7 +79,7 @@ def test_beyond_the_levels_of_lam(files, capsys):
 
 def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
     folder, text, _ = files
-    text.write_text("w3 w5 hello w7")
+    text.write_text("w3 w5 hello w7", encoding="utf-8")
     assert main(["evaluate", f"--model={folder}", f"--text={text}"]) == 2
     error = capsys.readouterr().err
     assert (

@@ -15,7 +15,7 @@ from loglinear_jax.commands.main import EXTRAS, find_commands, main
 
 ROOT = Path(__file__).parents[2]
 # What has a line of help is a command, and main finds them.
-MODULES = [path for path in (ROOT / "loglinear_jax").rglob("*.py") if "\nHELP = " in path.read_text()]
+MODULES = [path for path in (ROOT / "loglinear_jax").rglob("*.py") if "\nHELP = " in path.read_text(encoding="utf-8")]
 MODULES.append(ROOT / "loglinear_jax" / "commands" / "main.py")
 
 
@@ -135,7 +135,7 @@ def test_an_extra_that_is_missing_is_named(command, missing, extra, monkeypatch,
 def test_every_dependency_of_an_extra_is_known_to_the_command_line():
     """By the names that are imported, where they differ from those that are installed."""
     imported = {"absl-py": "absl", "ml-collections": "ml_collections", "tensorflow-datasets": "tensorflow_datasets"}
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {re.split(r"[\[<>=]", requirement)[0] for requirement in extras[extra]} - {"loglinear_jax"}
         names -= {"absl-py", "orbax-checkpoint"}  # Flax brings them
@@ -143,9 +143,11 @@ def test_every_dependency_of_an_extra_is_known_to_the_command_line():
 
 
 def test_the_version_stands_in_the_citation_and_the_changelog():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    versions = [part.partition("]")[0] for part in (ROOT / "CHANGELOG.md").read_text().split("\n## [")[1:]]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    versions = [
+        part.partition("]")[0] for part in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## [")[1:]
+    ]
     assert version in versions[: 1 + (versions[0] == "Unreleased")]
 
 
@@ -218,7 +220,7 @@ def test_a_bug_in_the_analysis_keeps_its_traceback(error, tmp_path, monkeypatch)
 
 
 def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     run = next((ROOT / "results").glob("*/summary.json")).parent
     assert main(["analyze", f"--workdir={run}", f"--out={tmp_path / 'file'}"]) == 2
     assert "--out: " in (err := capsys.readouterr().err) and "is a file, expected a folder" in err
@@ -242,5 +244,5 @@ def test_a_config_is_found_by_name_from_any_folder(tmp_path):
     assert done.returncode == 0, done.stderr
     workdir = tmp_path / "runs" / "mqar-smoke"
     assert (workdir / "learning_curves.png").exists() and str(workdir) in done.stdout
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     assert summary["command"] == " ".join(["python", "run.py", *command[2:]])

@@ -574,7 +574,7 @@ def test_a_plain_function_is_no_lam(monkeypatch):
 
 def test_a_bug_in_a_lam_or_task_of_ones_own_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken_here.py").write_text("int('a bug')\n")
+    (tmp_path / "broken_here.py").write_text("int('a bug')\n", encoding="utf-8")
     config = get_config("mqar")
     config.model.lam = "broken_here:Lam"
     for wrong in (

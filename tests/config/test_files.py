@@ -31,7 +31,7 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
         "zoology_mqar",
     ]
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
-    (tmp_path / "mqar").write_text("")
+    (tmp_path / "mqar").write_text("", encoding="utf-8")
     assert find_config_file("mqar") == Path("mqar")  # a file of one's own comes first
 
 
@@ -81,7 +81,7 @@ def test_settings_are_changed_and_the_run_is_named():
 )
 def test_a_file_that_is_no_config_is_named(tmp_path, content, message):
     path = tmp_path / "own.py"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_config_arguments([f"--config={path}"])
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_config_is_named(tmp_path, content, message):
 )
 def test_a_bug_in_a_config_keeps_its_traceback(tmp_path, content, error):
     path = tmp_path / "own.py"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     with pytest.raises(error, match="nothing") as caught:
         read_config_arguments([f"--config={path}"])
     assert not isinstance(caught.value, ConfigError)

@@ -29,7 +29,7 @@ class RunPython(PythonEvaluator):
         saved = FILE_NAME.match(example.parsed)
         if saved is None:
             return super().__call__(example)
-        Path(f"{saved[1]}.py").write_text(example.parsed)
+        Path(f"{saved[1]}.py").write_text(example.parsed, encoding="utf-8")
         importlib.invalidate_caches()
         example.namespace |= vars(importlib.import_module(saved[1]))
         return None
@@ -40,7 +40,7 @@ def examples_of(page, language, evaluator):
 
 
 def pages_with(language):
-    pages = [page for page in PAGES if f"```{language}\n" in page.read_text()]
+    pages = [page for page in PAGES if f"```{language}\n" in page.read_text(encoding="utf-8")]
     return pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
 
 
@@ -62,7 +62,7 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def folder(page, request, tmp_path, monkeypatch):
     """Where the examples of a page are run, and importable from."""
-    folder = request.getfixturevalue("trained") if "load_run(" in page.read_text() else tmp_path
+    folder = request.getfixturevalue("trained") if "load_run(" in page.read_text(encoding="utf-8") else tmp_path
     before = set(sys.modules)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))

@@ -21,14 +21,14 @@ def anchor(heading):
 
 
 def anchors(page):
-    text = FENCED.sub("", page.read_text())
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
     """As they are read in the repository; mkdocs follows them in the site."""
-    for link in LINK.findall(FENCED.sub("", page.read_text())):
+    for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         if link.startswith(("https://", "http://")):
             continue
         path, _, name = link.partition("#")
@@ -40,7 +40,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_settings_are_those_of_the_code():
     """`python -m docs.settings_table` writes them again."""
-    assert PAGE.read_text() == with_tables(PAGE.read_text())
+    assert PAGE.read_text(encoding="utf-8") == with_tables(PAGE.read_text(encoding="utf-8"))
 
 
 def test_the_first_page_is_short():
@@ -52,17 +52,17 @@ def test_the_first_page_is_short():
 def test_figures_are_small_and_used(figure):
     assert figure.stat().st_size <= 300_000
     names = f"({figure.name})", f"({figure.parent.name}/{figure.name})"
-    assert any(name in page.read_text() for page in PAGES for name in names)
+    assert any(name in page.read_text(encoding="utf-8") for page in PAGES for name in names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_no_number_is_still_to_be_measured(page):
-    assert "MEASURE" not in page.read_text()
+    assert "MEASURE" not in page.read_text(encoding="utf-8")
 
 
 def test_the_layout_names_every_module_and_no_other():
     """Of the package every one; beside it may be folders that git ignores."""
-    _, package, beside = (ROOT / "docs/layout.md").read_text().split("\n## ")
+    _, package, beside = (ROOT / "docs/layout.md").read_text(encoding="utf-8").split("\n## ")
     named = [re.findall(r"^\| `(.*?)/?` \|", section, re.MULTILINE) for section in (package, beside)]
     modules = {path.name for path in (ROOT / "loglinear_jax").iterdir() if path.suffix == ".py" or has_files(path)}
     assert sorted(named[0]) == sorted(modules - {"__init__.py", "__main__.py"})

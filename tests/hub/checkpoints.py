@@ -85,7 +85,7 @@ def write(folder, architecture="GatedDeltaNetForCausalLM", shards=1, dtype=None)
     """The folder as others write it. Returns (config, arrays)."""
     config, arrays = CONFIGS[architecture], draw(CONFIGS[architecture])
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}), encoding="utf-8")
     if dtype:
         save_jax({name: jnp.asarray(x, dtype) for name, x in arrays.items()}, folder / "model.safetensors")
     elif shards == 1:
@@ -96,7 +96,9 @@ def write(folder, architecture="GatedDeltaNetForCausalLM", shards=1, dtype=None)
         for part, file in zip(parts, files, strict=True):
             save_file(part, folder / file)
         weight_map = {name: file for part, file in zip(parts, files, strict=True) for name in part}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
+        )
     return config, arrays
 
 

@@ -38,9 +38,9 @@ def test_bfloat16_is_read(tmp_path):
 
 
 def edit(folder, change, file="config.json"):
-    config = json.loads((folder / file).read_text())
+    config = json.loads((folder / file).read_text(encoding="utf-8"))
     change(config)
-    (folder / file).write_text(json.dumps(config))
+    (folder / file).write_text(json.dumps(config), encoding="utf-8")
 
 
 def with_array(folder, name, x):
@@ -74,11 +74,23 @@ def cut(path):
     ("change", "message"),
     [
         (lambda f: (f / "config.json").unlink(), r"config.json is missing: expected it beside the weights"),
-        (lambda f: (f / "config.json").write_text("{"), r"config.json cannot be read as JSON: "),
-        (lambda f: (f / "config.json").write_text("[]"), r"config.json holds a list: expected a mapping"),
-        (lambda f: (f / "config.json").write_text("{}"), r"config.json: config has model_type=None: expected one of"),
-        (lambda f: (f / "config.json").write_text("[" * 100_000), r"config.json cannot be read as JSON: "),
-        (lambda f: (f / "config.json").write_text("1" * 10_000), r"config.json cannot be read as JSON: "),
+        (lambda f: (f / "config.json").write_text("{", encoding="utf-8"), r"config.json cannot be read as JSON: "),
+        (
+            lambda f: (f / "config.json").write_text("[]", encoding="utf-8"),
+            r"config.json holds a list: expected a mapping",
+        ),
+        (
+            lambda f: (f / "config.json").write_text("{}", encoding="utf-8"),
+            r"config.json: config has model_type=None: expected one of",
+        ),
+        (
+            lambda f: (f / "config.json").write_text("[" * 100_000, encoding="utf-8"),
+            r"config.json cannot be read as JSON: ",
+        ),
+        (
+            lambda f: (f / "config.json").write_text("1" * 10_000, encoding="utf-8"),
+            r"config.json cannot be read as JSON: ",
+        ),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), r"config.json cannot be read as JSON: "),
         (
             lambda f: edit(f, lambda c: c.update(head_dim="8")),
@@ -94,7 +106,7 @@ def cut(path):
         ),
         (
             lambda f: (f / "model.safetensors").write_text(
-                "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", encoding="utf-8"
             ),
             r"model.safetensors cannot be read as safetensors: it only names the file, for Git LFS: run git lfs pull there$",
         ),
@@ -235,7 +247,7 @@ def test_what_cannot_be_a_model_is_named(model, message):
 
 
 def test_a_model_is_not_written_over_a_file(tmp_path):
-    (tmp_path / "book.txt").write_text("a book")
+    (tmp_path / "book.txt").write_text("a book", encoding="utf-8")
     config = CONFIGS["Mamba2ForCausalLM"]
     with pytest.raises(ValueError, match="book.txt: the model can't be written there: .*File exists"):
         save_model(tmp_path / "book.txt", *import_params(draw(config), config))
@@ -260,7 +272,7 @@ def test_a_model_is_saved_with_the_tokens_that_end_a_text(tmp_path):
     for given, written in ((None, ()), (3, (3,)), ((3, 18), (3, 18))):
         save_model(tmp_path / "saved", *model, eos_token_id=given)
         assert stop_tokens(tmp_path / "saved", 19) == written
-    assert "eos_token_id" in json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert "eos_token_id" in json.loads((tmp_path / "saved" / "config.json").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="eos_token_id=19: expected a token id from 0 to 18"):
         save_model(tmp_path / "saved", *model, eos_token_id=19)
     with pytest.raises(ValueError, match="^folder is 3: expected the name of one"):

@@ -62,7 +62,7 @@ def delete_item(rng, step):
 
 def file_in_its_place(rng, step):
     shutil.rmtree(step)
-    step.write_text("")
+    step.write_text("", encoding="utf-8")
 
 
 def link_to_nothing(rng, step):

@@ -43,27 +43,27 @@ def is_one_line(text):
 
 def without_outcome(workdir, *variants):
     """As if the run had been stopped before it recorded their outcomes."""
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     for variant in variants:
         del summary["variants"][variant]
-    (workdir / "summary.json").write_text(json.dumps(summary))
+    (workdir / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
 def test_a_damaged_newest_checkpoint_falls_back(undisturbed, copied):
     truncate(copied / "checkpoints" / "mlp_softplus" / "60")
     without_outcome(copied, "mlp_softplus")
-    summary = json.loads((copied / "summary.json").read_text())
+    summary = json.loads((copied / "summary.json").read_text(encoding="utf-8"))
     outcome = summary["variants"]["linear"]  # which is not trained again
     test_loss, outcome["test_loss"] = outcome["test_loss"], [1.0, 2.0]
-    (copied / "summary.json").write_text(json.dumps(summary))
+    (copied / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     code, _, err = finish(start(copied))
     assert code == 0, err
     assert "mlp_softplus/60 can't be read" in err and "trying the one before it" in err
     assert "mlp_softplus: going on from step 50" in err
-    summary = json.loads((copied / "summary.json").read_text())
+    summary = json.loads((copied / "summary.json").read_text(encoding="utf-8"))
     assert summary["variants"]["linear"]["test_loss"] == [1.0, 2.0]
     summary["variants"]["linear"]["test_loss"] = test_loss
-    (copied / "summary.json").write_text(json.dumps(summary))
+    (copied / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert_same_run(copied, undisturbed[0])
 
 
@@ -108,7 +108,7 @@ def test_finished_stays_finished_when_another_variant_goes_on(copied, train):
     assert run.outcomes["linear"] == outcome and list(run.outcomes) == ["linear", "mlp_softplus"]
     jax.tree.map(np.testing.assert_array_equal, run.metrics("linear"), curves)
     # With a damaged record of its outcome, nothing is left of what was finished but its curves.
-    (copied / "summary.json").write_text("{")
+    (copied / "summary.json").write_text("{", encoding="utf-8")
     before = (copied / "metrics.jsonl").read_bytes()
     code, err = train(copied)
     assert code == 2 and "linear is finished, as its metrics say, but its checkpoints are gone" in err
@@ -117,14 +117,14 @@ def test_finished_stays_finished_when_another_variant_goes_on(copied, train):
 
 def test_a_run_of_before_there_were_tests_goes_on(copied, train, capsys):
     """And its accuracies, of which some have a test, are compared in validation."""
-    config = json.loads((copied / "config.json").read_text())
+    config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     del config["train"]["num_test"]
-    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
     without_outcome(copied, "mlp_softplus")
-    summary = json.loads((copied / "summary.json").read_text())
+    summary = json.loads((copied / "summary.json").read_text(encoding="utf-8"))
     for name in ("test_loss", "test_accuracy"):
         del summary["variants"]["linear"][name]
-    (copied / "summary.json").write_text(json.dumps(summary))
+    (copied / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     code, err = train(copied)
     assert code == 2 and is_one_line(err) and "train.num_test: 1000 → 40" in err
     assert main(["train", *TINY, "--config.train.num_test=1_000", f"--workdir={copied}"]) == 0
@@ -142,7 +142,7 @@ def test_a_folder_without_a_config_is_no_run(copied, train, tmp_path):
     assert before == {path: path.read_bytes() for path in before}
     (tmp_path / "started").mkdir()  # killed before it wrote anything
     for left in ("lock", "config.json.partial"):
-        (tmp_path / "started" / left).write_text("{")
+        (tmp_path / "started" / left).write_text("{", encoding="utf-8")
     code, err = train(tmp_path / "started", "--config.train.num_steps=10", "--config.variants=linear")
     assert code == 0, err
 
@@ -153,7 +153,7 @@ def test_a_file_where_a_folder_should_be(copied, train, where):
     lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_bytes(b"".join(lines[:5]))  # stopped early on
     shutil.rmtree(copied / where)
-    (copied / where).write_text("")
+    (copied / where).write_text("", encoding="utf-8")
     before = (copied / "metrics.jsonl").read_bytes()
     code, err = train(copied)
     assert code == 1 and "Traceback" not in err
@@ -180,9 +180,9 @@ def test_a_damaged_summary_is_derived_again(undisturbed, copied, train, content)
     [("best_accuracy", [0.5]), ("seeds", "0"), ("best_loss", [None, "low"]), ("params", -1), ("metric", "speed")],
 )
 def test_an_outcome_that_cannot_be_is_damage(copied, name, value):
-    summary = json.loads((copied / "summary.json").read_text())
+    summary = json.loads((copied / "summary.json").read_text(encoding="utf-8"))
     summary["variants"]["linear"][name] = value
-    (copied / "summary.json").write_text(json.dumps(summary))
+    (copied / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"summary\.json can't be read: of another version: linear: "):
         read_run(copied)
 
@@ -218,12 +218,12 @@ def test_metrics_that_end_too_early_are_told(copied, train):
 
 
 def test_damaged_processes_do_not_keep_a_run_from_its_end(copied, train):
-    (copied / "processes.jsonl").write_text('{"variant": "linear"}\n[]\nnot a line\n')
+    (copied / "processes.jsonl").write_text('{"variant": "linear"}\n[]\nnot a line\n', encoding="utf-8")
     without_outcome(copied, "mlp_softplus")
     shutil.rmtree(copied / "checkpoints" / "mlp_softplus" / "60")
     code, err = train(copied)
     assert code == 0 and "lines 1, 2, 3 can't be read" in err
-    assert len(json.loads((copied / "processes.jsonl").read_text())["provenance"]) == 2
+    assert len(json.loads((copied / "processes.jsonl").read_text(encoding="utf-8"))["provenance"]) == 2
 
 
 def test_without_any_checkpoint_it_is_trained_again_and_nothing_is_lost(undisturbed, copied):

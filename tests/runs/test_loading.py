@@ -23,7 +23,7 @@ def record(variant, step):
 
 def write(folder, *records):
     folder.mkdir()
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
 
 
 def test_curves_come_from_where_each_variant_was_trained(tmp_path):
@@ -60,14 +60,14 @@ class Mine(FixedLam):
 
 def test_a_module_of_ones_own_that_has_changed_is_said(tmp_path, monkeypatch, caplog, capsys):
     """When a run goes on, and when its parameters are loaded."""
-    (tmp_path / "changing_lam.py").write_text(MY_LAM)
+    (tmp_path / "changing_lam.py").write_text(MY_LAM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     arguments = "train", *TINY, "--config.variants=changing_lam:Mine,fixed", "--config.train.num_steps=5"
     assert main([*arguments, f"--workdir={tmp_path / 'run'}"]) == 0
     monkeypatch.setattr(logging.getLogger("loglinear_jax"), "propagate", True)
     load_run(tmp_path / "run", "changing_lam:Mine")
     assert "changing_lam" not in caplog.text
-    (tmp_path / "changing_lam.py").write_text(MY_LAM.replace("ones_like", "zeros_like"))
+    (tmp_path / "changing_lam.py").write_text(MY_LAM.replace("ones_like", "zeros_like"), encoding="utf-8")
     load_run(tmp_path / "run", "fixed")
     assert "has changed" not in caplog.text
     load_run(tmp_path / "run", "changing_lam:Mine")

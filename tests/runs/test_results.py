@@ -35,7 +35,7 @@ def planned_commands() -> dict[str, list[str]]:
 
 @functools.cache
 def summary_of(name):
-    return json.loads((ROOT / "results" / name / "summary.json").read_text())
+    return json.loads((ROOT / "results" / name / "summary.json").read_text(encoding="utf-8"))
 
 
 def kept_config(name):
@@ -87,7 +87,7 @@ def test_the_recorded_command_gives_the_recorded_config(name, monkeypatch):
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_recorded_hash_is_that_of_the_config(name):
-    config = json.loads((ROOT / "results" / name / "config.json").read_text())
+    config = json.loads((ROOT / "results" / name / "config.json").read_text(encoding="utf-8"))
     provenance = summary_of(name)["provenance"]
     assert provenance["config_sha256"] == config_sha256(config)
     assert provenance["commit"] != "not recorded" or provenance["added_by"]

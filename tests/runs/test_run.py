@@ -24,11 +24,11 @@ def test_what_a_run_writes(undisturbed):
     workdir, out, err = undisturbed
     assert "| linear" in out and "| mlp_softplus" in out and "| test accuracy %" in out and str(workdir) in out
     assert "linear: 100%" in err and "\r" not in err  # the progress bar, as lines
-    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [r["step"] for r in records] == 2 * list(range(5, 65, 5))
     assert all(len(r["val_accuracy"]) == 2 and r["seed_steps_per_second"] > 0 for r in records)
     assert records[0]["tokens_per_second"] == pytest.approx(records[0]["seed_steps_per_second"] * 8 * 16)
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     assert summary["command"].startswith("python run.py --config=") and summary["versions"]["jax"] == jax.__version__
     for variant, s in summary["variants"].items():
         assert s["seconds"] == pytest.approx(sum(r["seconds"] for r in records if r["variant"] == variant))
@@ -38,11 +38,11 @@ def test_what_a_run_writes(undisturbed):
         assert s["mean_accuracy"] == pytest.approx(np.mean(s["test_accuracy"])) and len(s["test_loss"]) == 2
         assert any((workdir / "tensorboard" / variant).iterdir())
     assert summary["variants"]["mlp_softplus"]["lam_params"] > summary["variants"]["linear"]["lam_params"]
-    config = json.loads((workdir / "config.json").read_text())
+    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
     assert config["train"]["num_steps"] == 60
     assert summary["provenance"].keys() == {"commit", "config_sha256"}
     assert summary["provenance"]["config_sha256"] == config_sha256(config)
-    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
+    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(p["variant"], p["from_step"]) for p in processes] == [("linear", 0), ("mlp_softplus", 0)]
     assert all(p["provenance"] == summary["provenance"] and p["command"] == summary["command"] for p in processes)
     assert (workdir / "learning_curves.png").stat().st_size > 5_000
@@ -53,9 +53,11 @@ def test_a_run_takes_further_variants_but_gives_none_up(undisturbed, copied, mon
     monkeypatch.chdir(ROOT)
     given = "train", *TINY, f"--workdir={copied}"
     assert main([*given, "--config.variants=mlp_softplus,fixed,linear"]) == 0
-    processes = [json.loads(line) for line in (copied / "processes.jsonl").read_text().splitlines()]
+    processes = [json.loads(line) for line in (copied / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [process["variant"] for process in processes] == ["linear", "mlp_softplus", "fixed"]
-    summary, config = (json.loads((copied / f"{name}.json").read_text()) for name in ("summary", "config"))
+    summary, config = (
+        json.loads((copied / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config")
+    )
     assert list(summary["variants"]) == ["mlp_softplus", "fixed", "linear"]
     assert config["variants"] == "mlp_softplus,fixed,linear"
     assert summary["provenance"]["config_sha256"] == config_sha256(config)
@@ -135,10 +137,10 @@ def test_a_signal_saves_says_where_and_exits(tmp_path):
     assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
     saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
     assert 100 <= saved < 400 and f"linear: stopping at step {saved}" in err
-    assert (workdir / "metrics.jsonl").read_text().count("\n") == saved // 100
+    assert (workdir / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == saved // 100
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
-    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text().splitlines()]
+    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(processes) == 2 and processes[-1]["from_step"] == saved
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
@@ -176,7 +178,7 @@ def test_another_config_is_refused_by_field(undisturbed):
 
 
 def test_a_workdir_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     code, _, err = finish(start(tmp_path / "file" / "run"))
     assert code == 2 and "can't be written: Not a directory" in err and err.count("\n") == 1
 
@@ -193,7 +195,8 @@ def test_a_task_of_ones_own_is_one_file(tmp_path):
         "    def sample(self, key, num):\n"
         "        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)\n"
         "        return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])\n"
-        "TASK = Echo\n"
+        "TASK = Echo\n",
+        encoding="utf-8",
     )
     swapped = [flag for flag in TINY if "num_pairs" not in flag and "configs/mqar.py" not in flag]
     command = [sys.executable, "run.py", "--config=configs/task.py:echo_task", *swapped, "--config.variants=linear"]

@@ -24,7 +24,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out_and_replaced(tmp_path):
     directory = Workdir(tmp_path)
     first, second = record(5), record(10)
     directory.append_metrics(first)
-    with directory.metrics_file.open("a") as file:
+    with directory.metrics_file.open("a", encoding="utf-8") as file:
         file.write('{"variant": "lin')
     assert directory.read_metrics() == [first]
     directory.append_metrics(second)
@@ -43,7 +43,7 @@ def test_what_is_past_a_checkpoint_is_replaced_by_what_comes_anew(tmp_path):
 def test_nothing_is_kept_under_a_name_that_is_taken(tmp_path):
     names = []
     for _ in range(3):
-        (tmp_path / "a.json").write_text("")
+        (tmp_path / "a.json").write_text("", encoding="utf-8")
         names.append(keep_aside(tmp_path / "a.json").name)
     assert names == ["a.json.damaged", "a.json.damaged2", "a.json.damaged3"]
 
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
 
     with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device \([\d.,]+ MB free in "):
         replace_file(path, full)
-    assert path.read_text() == "before" and os.listdir(tmp_path) == ["file"]
+    assert path.read_text(encoding="utf-8") == "before" and os.listdir(tmp_path) == ["file"]
 
 
 def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
@@ -69,7 +69,7 @@ def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
         raise ValueError("Not a directory: said by somebody's own code")
     with pytest.raises(AttributeError), writing(tmp_path):
         try:
-            (tmp_path / "none").read_text()
+            (tmp_path / "none").read_text(encoding="utf-8")
         except OSError:
             tmp_path.nope  # noqa: B018 - a bug, though it comes after an OSError
 
@@ -86,7 +86,7 @@ def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
 def test_a_process_that_asks_whether_a_folder_is_in_use_is_in_no_runs_way(tmp_path, monkeypatch):
     """A sweep asks so for every cell, while others begin."""
     directory, waited = Workdir(tmp_path), []
-    with directory.lock_file.open("a+") as asking:
+    with directory.lock_file.open("a+", encoding="utf-8") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         # It has its answer while the run waits.
         monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(fcntl.flock(asking, fcntl.LOCK_UN)))

@@ -63,13 +63,17 @@ def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
         jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
 
     def records(workdir):
-        lines = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         lines = sorted((line for line in lines if line["variant"] in variants), key=lambda line: line["variant"])
         return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
     assert records(a) == records(b)
     for variant in variants:
-        outcomes = [json.loads((Path(w) / "summary.json").read_text())["variants"][variant] for w in (a, b)]
+        outcomes = [
+            json.loads((Path(w) / "summary.json").read_text(encoding="utf-8"))["variants"][variant] for w in (a, b)
+        ]
         for outcome in outcomes:
             del outcome["seconds"], outcome["seed_steps_per_second"], outcome["tokens_per_second"]
         assert outcomes[0] == outcomes[1]

@@ -31,7 +31,7 @@ settings.train.precision = "highest"
 @pytest.fixture
 def written(tmp_path):
     def write(text):
-        (tmp_path / "grid.toml").write_text(text)
+        (tmp_path / "grid.toml").write_text(text, encoding="utf-8")
         return tmp_path / "grid.toml"
 
     return write

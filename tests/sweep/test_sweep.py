@@ -52,7 +52,7 @@ def grid_file(folder, *names):
         steps = STEPS[name.partition("-")[0]]
         lines += ["[[grid]]", f'name = "{name}"', 'config = "mqar"', f"settings.train.num_steps = {steps}"]
         lines += ["settings.train.stop_at = 0"]
-    (folder / "grid.toml").write_text("\n".join(lines))
+    (folder / "grid.toml").write_text("\n".join(lines), encoding="utf-8")
     return folder / "grid.toml"
 
 
@@ -79,7 +79,7 @@ def meanwhile(workdir, number, signal_it, processes=1):
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if max(saved(workdir), default=-1) >= number and len(starts(workdir)) == processes:
-                return signal_it(int(re.search(r"process (\d+)", (workdir / "lock").read_text())[1]))
+                return signal_it(int(re.search(r"process (\d+)", (workdir / "lock").read_text(encoding="utf-8"))[1]))
             time.sleep(0.01)
 
     thread = threading.Thread(target=wait)
@@ -89,7 +89,9 @@ def meanwhile(workdir, number, signal_it, processes=1):
 
 def starts(workdir):
     """From which step each process trained."""
-    return [json.loads(line)["from_step"] for line in (workdir / "processes.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["from_step"] for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def saved(workdir):
@@ -102,7 +104,7 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     preempted, put back in the queue, and goes on from where it was. The third has nothing to do."""
     grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
     (runs / "short-other").mkdir(parents=True)
-    (runs / "short-other" / "notes.txt").write_text("")
+    (runs / "short-other" / "notes.txt").write_text("", encoding="utf-8")
     killing = meanwhile(runs / "long-killed", 100, lambda process: os.kill(process, signal.SIGKILL))
     assert sweep(grid, "--workers=3") == 1
     killing.join()
@@ -112,9 +114,9 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     assert re.search(rf"^short-other: {refused}.*\n    log: ", out, re.MULTILINE)
     assert out.endswith("3 cell(s): 1 finished, 2 failed\n")
     assert "\nshort: running (here)\n" in err and "\nshort: finished after " in err
-    assert refused in Path(re.findall("    log: (.*)", out)[1]).read_text()
+    assert refused in Path(re.findall("    log: (.*)", out)[1]).read_text(encoding="utf-8")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["short"]
-    summary = json.loads((tmp_path / "kept" / "short" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "kept" / "short" / "summary.json").read_text(encoding="utf-8"))
     assert summary["command"].startswith("python run.py --config=mqar ")
     assert summary["variants"]["linear"]["last_step"] == 20
 
@@ -162,7 +164,7 @@ def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
     )
     assert "Stopping: running cells save and end" in err and "endless: interrupted after " in err
     last = max(saved(runs / "endless"))
-    (log,) = (path.read_text() for path in (runs / ".sweep").rglob("*_log.err"))
+    (log,) = (path.read_text(encoding="utf-8") for path in (runs / ".sweep").rglob("*_log.err"))
     assert last >= 100 and f"linear: stopping at step {last}\n" in log
 
 
@@ -180,49 +182,56 @@ def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
 def test_what_is_kept_unfinished_is_taken_up(tmp_path):
     """Two variants, one of which is finished where they are kept: it is not trained again, and then both are kept."""
     grid, kept = grid_file(tmp_path, "short"), tmp_path / "kept" / "short"
-    two = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(two)
+    two = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(two, encoding="utf-8")
     assert sweep(grid) == 0
-    whole = json.loads((kept / "summary.json").read_text())
+    whole = json.loads((kept / "summary.json").read_text(encoding="utf-8"))
     some = whole | {"variants": {"linear": whole["variants"]["linear"]}}
     some["provenance"] = whole["provenance"] | {"commit": "earlier"}
     some["versions"] = whole["versions"] | {"jax": "0.1"}
-    (kept / "summary.json").write_text(to_json(some))
+    (kept / "summary.json").write_text(to_json(some), encoding="utf-8")
     assert sweep(grid, f"--out={tmp_path / 'elsewhere'}") == 0
-    commits = json.loads((kept / "summary.json").read_text())["provenance"]["commits_of_all_processes"]
+    commits = json.loads((kept / "summary.json").read_text(encoding="utf-8"))["provenance"]["commits_of_all_processes"]
     assert commits == f"earlier, {whole['provenance']['commit']}"
-    versions = json.loads((kept / "summary.json").read_text())["versions"]
+    versions = json.loads((kept / "summary.json").read_text(encoding="utf-8"))["versions"]
     assert versions == whole["versions"] | {"jax": f"0.1, {whole['versions']['jax']}"}
-    assert json.loads((kept / "summary.json").read_text())["variants"] == whole["variants"] | {
-        "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text())["variants"]["fixed"]
+    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == whole["variants"] | {
+        "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text(encoding="utf-8"))[
+            "variants"
+        ]["fixed"]
     }
-    processes = (tmp_path / "elsewhere" / "short" / "processes.jsonl").read_text().splitlines()
+    processes = (tmp_path / "elsewhere" / "short" / "processes.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["variant"] for line in processes] == ["fixed"]
 
     # A workdir that has something of its own takes up the rest, and its outcomes do not replace those that are kept.
     (cell,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
     own, linear, fixed = cell.workdir / "summary.json", *whole["variants"].values()
     timed = [whole | {"variants": {"fixed": fixed | {"seconds": seconds}}} for seconds in (1.0, 2.0)]
-    own.write_text(to_json(whole | {"variants": {"linear": linear}}))
-    (kept / "summary.json").write_text(to_json(timed[0]))
+    own.write_text(to_json(whole | {"variants": {"linear": linear}}), encoding="utf-8")
+    (kept / "summary.json").write_text(to_json(timed[0]), encoding="utf-8")
     cell.take_up()
-    assert json.loads(own.read_text())["variants"] == {"linear": linear} | timed[0]["variants"]
-    own.write_text(to_json(timed[1] | {"variants": {"linear": linear} | timed[1]["variants"]}))
+    assert json.loads(own.read_text(encoding="utf-8"))["variants"] == {"linear": linear} | timed[0]["variants"]
+    own.write_text(to_json(timed[1] | {"variants": {"linear": linear} | timed[1]["variants"]}), encoding="utf-8")
     cell.keep()
-    assert json.loads((kept / "summary.json").read_text())["variants"] == timed[0]["variants"] | {"linear": linear}
+    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == timed[0]["variants"] | {
+        "linear": linear
+    }
 
 
 def test_a_cell_is_listed_with_the_number_of_its_finished_variants(tmp_path, capsys):
     """Whether they are kept, in the workdir, or some here and some there."""
     grid = grid_file(tmp_path, "short-kept", "short-both", "short-begun", "short-new", "short-whole")
-    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed,mlp_softmax"'))
+    grid.write_text(
+        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed,mlp_softmax"'),
+        encoding="utf-8",
+    )
     cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
     made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed", "mlp_softmax")})
 
     def write(folder, cell, *variants):
         run = Workdir(tmp_path / folder / cell.workdir.name)
         run.path.mkdir(parents=True)
-        run.config_file.write_text(to_json(cell.config.to_dict()))
+        run.config_file.write_text(to_json(cell.config.to_dict()), encoding="utf-8")
         if variants:
             run.write_summary(RunSummary({name: made.outcomes[name] for name in variants}))
 
@@ -260,8 +269,8 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
         tmp_path / "kept" / "short" / "summary.json"
     ).exists() and cell.outcome_folder == tmp_path / "runs" / "short"
     summary = tmp_path / "runs" / "short" / "summary.json"
-    some = json.loads(summary.read_text()) | {"variants": {}}
-    summary.write_text(to_json(some))  # a copy that is behind
+    some = json.loads(summary.read_text(encoding="utf-8")) | {"variants": {}}
+    summary.write_text(to_json(some), encoding="utf-8")  # a copy that is behind
     cell.look()
     assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
 
@@ -269,20 +278,25 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
 def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
-    grid.write_text(grid.read_text().replace('variants = "linear"', variants))
+    grid.write_text(grid.read_text(encoding="utf-8").replace('variants = "linear"', variants), encoding="utf-8")
     assert sweep(grid, "--split", "--workers=2") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
     runs, kept = tmp_path / "runs", tmp_path / "kept" / "short"
     assert {path.name for path in runs.iterdir()} == {".sweep", "short@mlp_softplus", "short@fixed"}
-    apart = [json.loads((runs / f"short@{name}" / "summary.json").read_text()) for name in ("mlp_softplus", "fixed")]
-    summary = json.loads((kept / "summary.json").read_text())
+    apart = [
+        json.loads((runs / f"short@{name}" / "summary.json").read_text(encoding="utf-8"))
+        for name in ("mlp_softplus", "fixed")
+    ]
+    summary = json.loads((kept / "summary.json").read_text(encoding="utf-8"))
     assert list(summary["variants"]) == ["mlp_softplus", "fixed"]
     assert summary["variants"] == apart[0]["variants"] | apart[1]["variants"]
     assert summary["seconds_in_this_process"] == pytest.approx(sum(one["seconds_in_this_process"] for one in apart))
     (whole,) = track(read_grid(grid), read_grid(grid).cells, runs)
     assert whole.state is State.FINISHED and summary["command"] == whole.command
     assert Workdir(kept).differences(whole.config, grown=False) == []
-    assert summary["provenance"]["config_sha256"] == config_sha256(json.loads((kept / "config.json").read_text()))
+    assert summary["provenance"]["config_sha256"] == config_sha256(
+        json.loads((kept / "config.json").read_text(encoding="utf-8"))
+    )
     folders = {one.outcome_folder for one in track(read_grid(grid), read_grid(grid).cells, runs, split=True)}
     assert folders == {kept}  # a report has them as one run, with all curves
     assert sweep(grid, "--split", f"--report={tmp_path / 'report'}") == 0
@@ -291,28 +305,28 @@ def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys
     # What is kept is enough, and what is missing there comes from the workdirs without training.
     shutil.rmtree(runs / "short@mlp_softplus")
     (kept / "summary.json").write_text(
-        to_json(summary | {"variants": {"mlp_softplus": summary["variants"]["mlp_softplus"]}})
+        to_json(summary | {"variants": {"mlp_softplus": summary["variants"]["mlp_softplus"]}}), encoding="utf-8"
     )
     assert sweep(grid, "--split", "--list") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
     assert sweep(grid, "--split") == 0 and not (runs / "short@mlp_softplus").exists()
-    assert json.loads((kept / "summary.json").read_text())["variants"] == summary["variants"]
+    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == summary["variants"]
 
 
 def test_what_is_split(tmp_path):
     """One part for all rates of a variant, which takes up those that are kept; not what has begun in one workdir."""
     grid, runs = grid_file(tmp_path, "short", "short-begun"), tmp_path / "runs"
-    text = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(text.replace("[settings]", "[settings]\ntrain.learning_rate = [0.1, 0.2]"))
+    text = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(text.replace("[settings]", "[settings]\ntrain.learning_rate = [0.1, 0.2]"), encoding="utf-8")
     begun = track(read_grid(grid), read_grid(grid).cells, runs)[1]
     begun.workdir.mkdir(parents=True)
-    Workdir(begun.workdir).config_file.write_text(to_json(begun.config.to_dict()))
+    Workdir(begun.workdir).config_file.write_text(to_json(begun.config.to_dict()), encoding="utf-8")
     cells = track(read_grid(grid), read_grid(grid).cells, runs, split=True)
     assert [cell.cell.name for cell in cells] == ["short@linear", "short@fixed", "short-begun"]
     rates = [f"linear+train.learning_rate={rate}" for rate in ("0.1", "0.2")]
     made = made_run(tmp_path, accuracies={name: [0.5] for name in rates}).outcomes
     Workdir(cells[0].kept).path.mkdir(parents=True)
-    Workdir(cells[0].kept).config_file.write_text(to_json(cells[0].whole[0].to_dict()))
+    Workdir(cells[0].kept).config_file.write_text(to_json(cells[0].whole[0].to_dict()), encoding="utf-8")
     Workdir(cells[0].kept).write_summary(RunSummary({rates[0]: made[rates[0]]}))
     cells[1].workdir.mkdir()
     (cells[1].workdir / "notes.txt").touch()  # a folder of something else, which is to be refused
@@ -338,15 +352,15 @@ def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_see
     rates = f'settings.variants = "linear,fixed"\nsettings.train.learning_rate = {rates}\n'
     best = f'best_of = "{best_of}"\nsettings.train.first_seed = {first_seed}\n'
     first, second = (f'name = "short-{name}"\n' for name in ("rates", "best"))
-    text = grid.read_text().replace(f'{first}config = "mqar"', f'{first}config = "{config}"')
-    grid.write_text(text.replace(first, first + rates).replace(second, second + best))
+    text = grid.read_text(encoding="utf-8").replace(f'{first}config = "mqar"', f'{first}config = "{config}"')
+    grid.write_text(text.replace(first, first + rates).replace(second, second + best), encoding="utf-8")
     return grid
 
 
 def keep(tracked, config, outcomes):
     kept = Workdir(tracked.kept)
     kept.path.mkdir(parents=True)
-    kept.config_file.write_text(to_json(config.to_dict()))
+    kept.config_file.write_text(to_json(config.to_dict()), encoding="utf-8")
     kept.write_summary(RunSummary(outcomes))
 
 
@@ -366,13 +380,13 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "4 cell(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
     chosen = []
-    outcomes = json.loads((kept / "short-rates" / "summary.json").read_text())["variants"]
+    outcomes = json.loads((kept / "short-rates" / "summary.json").read_text(encoding="utf-8"))["variants"]
     for variant in ("linear", "fixed"):
         means = {
             rate: np.mean(outcomes[f"{variant}+train.learning_rate={rate}"]["best_accuracy"]) for rate in (0.001, 0.01)
         }
         chosen.append(f"{variant}+train.learning_rate={max(means, key=means.get)}")
-    best = json.loads((kept / "short-best" / "summary.json").read_text())
+    best = json.loads((kept / "short-best" / "summary.json").read_text(encoding="utf-8"))
     assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
     assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
@@ -380,8 +394,8 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     }  # fmt: skip
 
     # Of a file without the cell that chose, what is kept says as much.
-    text = grid.read_text()
-    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :])
+    text = grid.read_text(encoding="utf-8")
+    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
     assert sweep(grid, "--list") == 0
     assert capsys.readouterr().out.startswith("finished  python run.py ")
 
@@ -390,7 +404,7 @@ def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
     """As the one that should choose them fails; or as what is kept has others."""
     grid = with_best_of(tmp_path)
     (tmp_path / "runs" / "short-rates").mkdir(parents=True)
-    (tmp_path / "runs" / "short-rates" / "notes.txt").write_text("")
+    (tmp_path / "runs" / "short-rates" / "notes.txt").write_text("", encoding="utf-8")
     assert sweep(grid) == 1
     out = capsys.readouterr().out
     assert "\nshort-best: waiting for short-rates\n2 cell(s): 1 failed, 1 waiting\n" in out
@@ -458,8 +472,8 @@ def test_rates_of_all_cells_are_those_of_the_one_that_chooses(tmp_path):
     assert variant_names(best.config) == ["linear+train.learning_rate=0.002", "fixed+train.learning_rate=0.002"]
     accuracies = {name: [0.5, 0.6 if name.endswith("0.02") else 0.4] for name in variant_names(both.config)}
     keep(both, both.config, made_run(tmp_path, accuracies=accuracies).outcomes)
-    text = grid.read_text().replace("settings.train.learning_rate = [0.001, 0.01]\n", "")
-    grid.write_text(text.replace("[settings]\n", "[settings]\ntrain.learning_rate = [0.002, 0.02]\n"))
+    text = grid.read_text(encoding="utf-8").replace("settings.train.learning_rate = [0.001, 0.01]\n", "")
+    grid.write_text(text.replace("[settings]\n", "[settings]\ntrain.learning_rate = [0.002, 0.02]\n"), encoding="utf-8")
     for split, chosen in (False, [["linear", "fixed"]]), (True, [["linear"], ["fixed"]]):
         best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=split)[-len(chosen) :]
         names = [[f"{name}+train.learning_rate=0.02" for name in of_cell] for of_cell in chosen]
@@ -473,8 +487,8 @@ def test_a_run_beside_the_file_chooses_if_all_of_it_is_there(tmp_path):
     both, _ = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
     made = made_run(tmp_path, accuracies={name: [0.5, 0.6] for name in variant_names(both.config)}).outcomes
     keep(both, both.config, dict(list(made.items())[:3]))
-    text = grid.read_text()
-    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :])
+    text = grid.read_text(encoding="utf-8")
+    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
     with pytest.raises(
         ConfigError, match=r"no such cell in the file, and in .*kept/short-rates 3 of 4 variants are fin"
     ):
@@ -524,7 +538,9 @@ def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
 
 def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
     grid = grid_file(tmp_path, "short")
-    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    grid.write_text(
+        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"'), encoding="utf-8"
+    )
     cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
     made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed")}).outcomes
     for cell, name in zip(cells, made, strict=True):
@@ -553,25 +569,27 @@ def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
 def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_path):
     """By a sweep of a longer grid, and by one of other settings."""
     grid = grid_file(tmp_path, "short")
-    grid.write_text(grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"'))
+    grid.write_text(
+        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"'), encoding="utf-8"
+    )
     _, ours = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
     made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "content", "fixed")}).outcomes
     run, kept = Workdir(ours.workdir), Workdir(ours.kept)
     for folder in (run, kept):
         folder.path.mkdir(parents=True)
     config = json.loads(to_json(ours.whole[0].to_dict())) | {"variants": "linear,content,fixed"}
-    kept.config_file.write_text(to_json(config))
+    kept.config_file.write_text(to_json(config), encoding="utf-8")
     kept.write_summary(
         RunSummary({n: made[n] for n in ("linear", "content")}, device="a, b", seconds_in_this_process=5.0)
     )
     run.write_summary(RunSummary({"fixed": made["fixed"]}, device="b", seconds_in_this_process=2.0))
     ours.keep()
     summary = kept.read_summary()
-    assert list(summary.variants) == list(made) and json.loads(kept.config_file.read_text()) == config
+    assert list(summary.variants) == list(made) and json.loads(kept.config_file.read_text(encoding="utf-8")) == config
     assert (summary.device, summary.seconds_in_this_process) == ("a, b", 7.0)
 
     config["train"]["num_steps"] = 30
-    kept.config_file.write_text(to_json(config))
+    kept.config_file.write_text(to_json(config), encoding="utf-8")
     kept.write_summary(RunSummary({"linear": made["linear"]}))
     ours.keep()
     assert list(kept.read_summary().variants) == ["linear"]
@@ -584,8 +602,10 @@ def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_p
 
 def test_no_two_cells_have_one_workdir(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
-    text = grid.read_text().replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(text + '\n[[grid]]\nname = "short@linear"\nconfig = "mqar"\nsettings.variants = "linear"\n')
+    text = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
+    grid.write_text(
+        text + '\n[[grid]]\nname = "short@linear"\nconfig = "mqar"\nsettings.variants = "linear"\n', encoding="utf-8"
+    )
     assert sweep(grid, "--split", "--list") == 2
     assert (
         f"2 cells have the workdir {tmp_path}/runs/short@linear: expected another for each" in capsys.readouterr().err
@@ -608,7 +628,7 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "kept" / "short").mkdir(parents=True)
     (config,) = [tracked.config for tracked in track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")]
     config.train.num_steps = 30
-    (tmp_path / "kept" / "short" / "config.json").write_text(to_json(config.to_dict()))
+    (tmp_path / "kept" / "short" / "config.json").write_text(to_json(config.to_dict()), encoding="utf-8")
     assert sweep(grid) == 2
     expected = (
         f"{tmp_path}/kept/short keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
@@ -623,7 +643,7 @@ def test_a_workdir_with_a_run_of_another_config_is_named_before_anything_starts(
         other = ConfigDict(cell.config.to_dict())
         other.train.num_steps, other.variants = 30, name.partition("@")[2] or "linear"
         (runs / name).mkdir(parents=True)
-        (runs / name / "config.json").write_text(to_json(other.to_dict()))
+        (runs / name / "config.json").write_text(to_json(other.to_dict()), encoding="utf-8")
         for more in [], ["--list"]:
             assert sweep(grid, *split, *more) == 2
             out, err = capsys.readouterr()
@@ -658,7 +678,9 @@ def slurm(tmp_path, monkeypatch):
     commands.mkdir()
     answers = {"srun": "", "sbatch": "Submitted batch job 12", "sacct": "", "scancel": ""}
     for name, answer in answers.items():
-        (commands / name).write_text(f'#!/bin/sh\necho "$@" >> {commands}/{name}.log\necho "{answer}"\n')
+        (commands / name).write_text(
+            f'#!/bin/sh\necho "$@" >> {commands}/{name}.log\necho "{answer}"\n', encoding="utf-8"
+        )
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
     return commands
@@ -676,7 +698,7 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     ((cells, jobs),) = made
     assert jobs.start() == cells and not jobs.waiting
     (script,) = jobs.logs.glob("*_submission.sh")
-    flags = re.findall(r"^#SBATCH --(.*)$", script.read_text(), re.MULTILINE)
+    flags = re.findall(r"^#SBATCH --(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
     expected = {
         "partition=gpu",
         "time=240",
@@ -696,11 +718,11 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
         assert (tracked.state, tracked.place, job.job_id) == (State.QUEUED, f"job 12_{index}", f"12_{index}")
     job = jobs.running["short-b"][1]
     job.paths.result_pickle.write_bytes(pickle.dumps(("success", 1)))
-    job.paths.stderr.write_text("something\nrun.py: no memory\n\n")
+    job.paths.stderr.write_text("something\nrun.py: no memory\n\n", encoding="utf-8")
     (ended,) = jobs.poll()
     assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
     jobs.stop()
-    assert (slurm / "scancel.log").read_text().split() == ["12_0", "12_2"]
+    assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
 
     jobs.waiting.extend(cells)  # as if they had waited for their rates: SLURM limits each array by itself
     assert jobs.start() == [] and len(jobs.waiting) == 3
@@ -723,7 +745,7 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n", encoding="utf-8")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert gpus_here() == gpus
@@ -752,7 +774,9 @@ def test_the_live_table_shows_what_runs_below_a_line_for_each_change(tmp_path):
     cells[0].state, cells[0].place, cells[0].seconds = State.RUNNING, "GPU 1", 130.0
     cells[2].state, cells[2].seconds = State.FINISHED, 9.0
     (tmp_path / "runs" / "short-a").mkdir(parents=True)
-    (tmp_path / "runs" / "short-a" / "metrics.jsonl").write_text('{"variant": "linear", "step": 12}\n' * 2)
+    (tmp_path / "runs" / "short-a" / "metrics.jsonl").write_text(
+        '{"variant": "linear", "step": 12}\n' * 2, encoding="utf-8"
+    )
     for terminal in (True, False):
         shown = io.StringIO()
         with LiveTable(cells, Console(file=shown, force_terminal=terminal, width=90, color_system=None)) as table:

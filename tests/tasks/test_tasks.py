@@ -289,7 +289,7 @@ def test_a_task_that_adds_no_settings_needs_no_decorator(monkeypatch):
 
 def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):
     (tmp_path / "own_package").mkdir()
-    (tmp_path / "own_package" / "__init__.py").write_text("import nothing_like_it\n")
+    (tmp_path / "own_package" / "__init__.py").write_text("import nothing_like_it\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="nothing_like_it"):
         load_task("own_package.task")

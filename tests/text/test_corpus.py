@@ -76,7 +76,7 @@ def test_lines_are_tokenised_one_by_one(folder, texts, bpe, cache):
 def test_one_file_is_split_by_its_lines(tmp_path, bpe, cache):
     path = tmp_path / "a.text.txt"
     text = make_text(300)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     opened = open_corpus(str(path), tokenizer=bpe, cache=cache)
     splits = [opened.tokenizer.decode(tokens) for tokens in (opened.train, opened.validation, opened.test)]
     assert "".join(splits) == without_blank(text)
@@ -95,7 +95,7 @@ def test_blocks_do_not_change_the_tokens(folder, bpe, cache, tmp_path, monkeypat
 
 def test_cuts_of_a_long_line_do_not_change_its_tokens(folder, bpe, cache, monkeypatch):
     line = make_text(100).replace("\n", " ")
-    (folder / "train.txt").write_text(line)
+    (folder / "train.txt").write_text(line, encoding="utf-8")
     monkeypatch.setattr("loglinear_jax.text.files.BLOCK_BYTES", 3000)
     monkeypatch.setattr("loglinear_jax.text.files.PIECE_CHARS", 200)
     opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
@@ -112,7 +112,7 @@ def test_tokens_are_made_once(folder, bpe, cache, count_blocks):
 
 def test_another_source_or_tokenizer_makes_them_anew(folder, bpe, cache, tmp_path):
     first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    (folder / "test.txt").write_text("now another bridge \n")
+    (folder / "test.txt").write_text("now another bridge \n", encoding="utf-8")
     changed = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     assert changed.tokenizer.decode(changed.test) == "now another bridge \n"
     tokenizer = tokenizers.ByteLevelBPETokenizer()
@@ -125,9 +125,9 @@ def test_another_source_or_tokenizer_makes_them_anew(folder, bpe, cache, tmp_pat
 
 
 def test_large_vocabulary_takes_uint32(folder, bpe, tmp_path, cache):
-    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text(encoding="utf-8"))
     vocab["Ġ"] = 70_000  # the space
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     shutil.copy(Path(bpe) / "merges.txt", tmp_path)
     opened = open_corpus(str(folder), tokenizer=str(tmp_path), cache=cache)
     assert opened.train.dtype == np.uint32 and opened.train.max() == 70_000 < opened.vocab_size
@@ -175,15 +175,15 @@ def test_tokens_of_which_something_is_gone_are_made_again(folder, bpe, cache, le
         (place / "train.bin").mkdir()
     else:
         shutil.rmtree(place)
-        place.mkdir() if left == "an empty folder" else place.write_text("")
+        place.mkdir() if left == "an empty folder" else place.write_text("", encoding="utf-8")
     np.testing.assert_array_equal(open_corpus(str(folder), tokenizer=bpe, cache=cache).train, expected)
 
 
 def test_a_tokenizer_that_loses_letters_is_refused_before_anything_is_kept(folder, cache, tmp_path):
     """Without the byte alphabet, letters that the vocabulary lacks are dropped without a word."""
     letters = {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyzĠĊ")}
-    (tmp_path / "vocab.json").write_text(json.dumps(letters))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     with pytest.raises(
         CorpusError, match=f"tokenizer: {tmp_path} loses a part of the text: .* in the train split of herons"
     ):
@@ -193,8 +193,8 @@ def test_a_tokenizer_that_loses_letters_is_refused_before_anything_is_kept(folde
 
 def test_a_single_character_that_is_lost_is_found_wherever_it_stands(folder, bpe, cache, monkeypatch):
     monkeypatch.setattr("loglinear_jax.text.files.BLOCK_BYTES", 2000)
-    text = (folder / "test.txt").read_text()
-    (folder / "test.txt").write_text(text + "one ﬁsh\n")  # its ligature is two letters in NFKC
+    text = (folder / "test.txt").read_text(encoding="utf-8")
+    (folder / "test.txt").write_text(text + "one ﬁsh\n", encoding="utf-8")  # its ligature is two letters in NFKC
     tokenizer = load_tokenizer(bpe)
     tokenizer.normalizer = tokenizers.normalizers.NFKC()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -312,13 +312,13 @@ def test_marks_line_ends_and_zeros_of_other_systems_are_text(tmp_path, bpe, cach
 def test_bad_arguments(folder, bpe, cache, tmp_path):
     with pytest.raises(CorpusError, match="source: 'x' is for wikitext-103-raw, .*; corpus is"):
         open_corpus(str(folder), tokenizer=bpe, source="x", cache=cache)
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(CorpusError, match="cache: .*file.* can't be written"):
         open_corpus(str(folder), tokenizer=bpe, cache=str(tmp_path / "file" / "cache"))
 
 
 def test_manifest_is_a_file_to_read(folder, bpe, cache):
     opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    written = json.loads((opened.train.filename.parent / "manifest.json").read_text())
+    written = json.loads((opened.train.filename.parent / "manifest.json").read_text(encoding="utf-8"))
     assert written == opened.manifest
     assert written["tokenizer"] == bpe and written["dtype"] == "uint16" and written["vocab_size"] == 300

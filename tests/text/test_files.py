@@ -65,14 +65,14 @@ class TestSmallBlocks:
 
 def test_shares_of_a_long_file(tmp_path):
     path = tmp_path / "x.txt"
-    path.write_text("0123456\n" * 1000)
+    path.write_text("0123456\n" * 1000, encoding="utf-8")
     assert share_bounds(path) == [0, 7208, 7608, 8000]
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_text_that_is_one_line_is_shared_by_words(tmp_path):
     path = tmp_path / "x.txt"
-    path.write_text("abcd " * 1000)
+    path.write_text("abcd " * 1000, encoding="utf-8")
     assert share_bounds(path) == [0, 4504, 4754, 5000]
 
 
@@ -104,14 +104,14 @@ def test_byte_order_mark_is_no_text():
 )
 def test_split_files(tmp_path, names):
     for name in (*names, "README.md"):
-        (tmp_path / name).write_text("x")
+        (tmp_path / name).write_text("x", encoding="utf-8")
     assert [path.name for path in split_files(tmp_path).values()] == list(names)
 
 
 def test_split_files_missing_or_twice(tmp_path):
-    (tmp_path / "train.txt").write_text("x")
+    (tmp_path / "train.txt").write_text("x", encoding="utf-8")
     with pytest.raises(CorpusError, match="expected one text file for validation, such as valid.txt; got none"):
         split_files(tmp_path)
-    (tmp_path / "train.raw").write_text("x")
+    (tmp_path / "train.raw").write_text("x", encoding="utf-8")
     with pytest.raises(CorpusError, match="for train, such as train.txt; got train.raw, train.txt"):
         split_files(tmp_path)

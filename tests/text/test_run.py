@@ -48,7 +48,7 @@ def corpus(bpe, tmp_path_factory):
     """Flags that name a small text, its tokeniser and where to keep its tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     path = folder / "birds.txt"
-    path.write_text(make_text(150))
+    path.write_text(make_text(150), encoding="utf-8")
     return f"--config.task.corpus={path}", f"--config.task.tokenizer={bpe}", f"--config.task.cache={folder / 'cache'}"
 
 
@@ -66,7 +66,7 @@ def finish(*processes):
 
 
 def curves(workdir):
-    records = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return np.array([[r["train_loss"], r["val_loss"]] for r in records])
 
 
@@ -82,7 +82,7 @@ def test_what_a_run_says_and_writes(run):
     assert "are λ's" in err and "perplexity" in err
     loss = curves(workdir)
     assert loss.shape == (3, 2, 2) and (loss[-1] < loss[0]).all()
-    summary = json.loads((workdir / "summary.json").read_text())["variants"]["mlp_softplus"]
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))["variants"]["mlp_softplus"]
     np.testing.assert_allclose(summary["best_loss"], loss[:, 1].min(axis=0), rtol=1e-6)
     assert len(summary["test_loss"]) == 2
     by_position = summary["test_loss_from_position"]
@@ -154,9 +154,9 @@ def test_generating_from_a_run(run, tmp_path):
     """On a machine that does not have the text."""
     workdir = tmp_path / "moved"
     shutil.copytree(run[0], workdir)
-    config = json.loads((workdir / "config.json").read_text())
+    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
     config["task"] |= {"corpus": "none.txt", "tokenizer": "none", "cache": str(tmp_path / "none")}
-    (workdir / "config.json").write_text(json.dumps(config))
+    (workdir / "config.json").write_text(json.dumps(config), encoding="utf-8")
     command = [sys.executable, "-m", "loglinear_jax.generate", f"--workdir={workdir}", "--prompt= the heron"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([*command, "--num_tokens=5"], cwd=ROOT, env=env, capture_output=True, text=True)
@@ -186,7 +186,7 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}", encoding="utf-8")
     for arguments, message in (
         (
             [f"--variant={first}", f"--out={tmp_path / 'mine'}"],
@@ -212,10 +212,10 @@ def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
     shutil.copytree(workdir, tmp_path / "run")
     config = read_config(workdir / "config.json")
     path = tmp_path / "other.txt"
-    path.write_text(make_text(150, seed=1))
-    known = json.loads((workdir / "config.json").read_text())
+    path.write_text(make_text(150, seed=1), encoding="utf-8")
+    known = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
     known["task"]["corpus"] = str(path)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(known))
+    (tmp_path / "run" / "config.json").write_text(json.dumps(known), encoding="utf-8")
     config.task.corpus = str(path)
     with pytest.raises(ConfigError, match=r"holds a run in which the text was another one"):
         training.run(config, tmp_path / "run")
@@ -244,16 +244,18 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
 def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(run[0], again)
-    before = (again / "corpus.json").read_text()
-    (again / "corpus.json").write_text("{}")
-    (again / "tokenizer.json").write_text("[]")
+    before = (again / "corpus.json").read_text(encoding="utf-8")
+    (again / "corpus.json").write_text("{}", encoding="utf-8")
+    (again / "tokenizer.json").write_text("[]", encoding="utf-8")
     config = read_config(again / "config.json")
     training.run(config, again)
-    assert (again / "corpus.json").read_text() == before and (again / "corpus.json.damaged").read_text() == "{}"
+    assert (again / "corpus.json").read_text(encoding="utf-8") == before and (again / "corpus.json.damaged").read_text(
+        encoding="utf-8"
+    ) == "{}"
     assert (again / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
-    (again / "corpus.json").write_text("{}")
+    (again / "corpus.json").write_text("{}", encoding="utf-8")
     other = tmp_path / "birds.txt"
-    other.write_text(make_text(160))
+    other.write_text(make_text(160), encoding="utf-8")
     config.task.corpus = str(other)
     with pytest.raises(ConfigError, match="the text was another one"):
         training.run(config, again)
@@ -277,7 +279,7 @@ def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe):
 
 def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
     path = tmp_path / "short.txt"
-    path.write_text(make_text(150))
+    path.write_text(make_text(150), encoding="utf-8")
     config = language_config()
     config.task.update(corpus=str(path), tokenizer=bpe, cache=str(tmp_path), seq_len=5_000)
     with pytest.raises(ConfigError, match=r"seq_len=5000: \d+ tokens make \d windows .* fewer than batch_size=8"):

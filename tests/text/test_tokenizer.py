@@ -84,15 +84,15 @@ def test_broken_files_are_named_in_one_line(tmp_path, files, message):
 
 def test_a_tokenizer_file_with_an_id_that_no_embedding_has_a_row_for_is_refused(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 7}, unk_token="a")).to_str()
-    (tmp_path / "tokenizer.json").write_text(words.replace('"b":7', f'"b":{2**31}'))
+    (tmp_path / "tokenizer.json").write_text(words.replace('"b":7', f'"b":{2**31}'), encoding="utf-8")
     with pytest.raises(CorpusError, match="tokenizer.json has the token id 2147483648: expected at most 16777215"):
         load_tokenizer(str(tmp_path))
 
 
 def test_merges_that_make_none_of_the_vocabulary_are_refused(bpe, tmp_path):
-    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text(encoding="utf-8"))
     vocab |= {f"Ġ{i}": 300 + i for i in range(2000, 3001)}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     shutil.copy(Path(bpe) / "merges.txt", tmp_path)
     with pytest.raises(
         CorpusError, match="merges.txt makes only 300 of the 1301 entries of .*vocab.json: it is not whole"
@@ -123,7 +123,7 @@ def test_a_tokenizer_that_does_not_return_a_text_is_refused(bpe, normalizer, pre
 
 
 def test_a_vocabulary_without_the_bytes_of_a_letter_is_refused(bpe):
-    vocab = json.loads((Path(bpe) / "vocab.json").read_text())
+    vocab = json.loads((Path(bpe) / "vocab.json").read_text(encoding="utf-8"))
     few = {entry: i for i, entry in enumerate(entry for entry in vocab if entry.isascii())}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(few, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     print("\n" + table(found))
     if args.out is not None:
         command = shlex.join(["python", "-m", "tests.torture", *argv])
-        args.out.write_text(json.dumps(counts(found, failures, command, time.monotonic() - began), indent=2) + "\n")
+        args.out.write_text(
+            json.dumps(counts(found, failures, command, time.monotonic() - began), indent=2) + "\n", encoding="utf-8"
+        )
     return 1 if failures else 0
 
 

@@ -115,7 +115,9 @@ class Worker:
     def _memory(self) -> int:
         """Resident bytes; 0 once the process has ended."""
         try:
-            return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+            return int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
+                "SC_PAGESIZE"
+            )
         except (OSError, IndexError):
             return 0
 
@@ -138,7 +140,7 @@ def _serve(connection: Any, folder: str) -> None:
     os.setsid()  # with what it starts, one group to end
     os.environ |= ENVIRONMENT
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "compiled"))
-    with open(os.devnull, "w") as nowhere:  # what C++ writes; Python's own is kept by the judge
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # what C++ writes; Python's own is kept by the judge
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     from loglinear_jax.commands import main, train  # noqa: F401

@@ -33,7 +33,7 @@ def make_text_flags(folder: Path) -> None:
 
     own = folder / "corpus"
     own.mkdir()
-    (own / "birds.txt").write_text(make_text(400))
+    (own / "birds.txt").write_text(make_text(400), encoding="utf-8")
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator([make_text(50)], vocab_size=300, show_progress=False)
     tokenizer.save_model(str(own))
@@ -101,7 +101,7 @@ def timeless_record(line: bytes) -> dict[str, Any] | None:
 
 def outcomes(workdir: Path) -> dict[str, Any]:
     """By variant, what summary.json says without times."""
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     return {
         variant: {name: value for name, value in outcome.items() if "second" not in name}
         for variant, outcome in summary["variants"].items()

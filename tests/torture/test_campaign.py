@@ -19,7 +19,7 @@ def test_a_sample_of_the_campaign_finds_nothing(kind, tmp_path, capsys):
         [kind, f"--number={SAMPLES[kind]}", "--seed=7", "--workers=1", f"--out={out}", f"--folder={tmp_path}"]
     )
     assert code == 0, capsys.readouterr().out
-    counts = json.loads(out.read_text())["counts"][kind]
+    counts = json.loads(out.read_text(encoding="utf-8"))["counts"][kind]
     assert counts["cases"] == sum(counts["ended"].values()) == SAMPLES[kind] and counts["failures"] == 0
 
 

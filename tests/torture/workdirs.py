@@ -53,7 +53,9 @@ def flipped(path: Path, rng: random.Random) -> None:
 def key_removed(path: Path, rng: random.Random) -> None:
     """Of JSON, or of one line of it."""
     lines = (
-        path.read_text(errors="replace").split("\n") if path.suffix == ".jsonl" else [path.read_text(errors="replace")]
+        path.read_text(errors="replace", encoding="utf-8").split("\n")
+        if path.suffix == ".jsonl"
+        else [path.read_text(errors="replace", encoding="utf-8")]
     )
     index = rng.randrange(len(lines))
     try:
@@ -68,7 +70,7 @@ def key_removed(path: Path, rng: random.Random) -> None:
             del inner[key]
             break
     lines[index] = json.dumps(value)
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def line_removed(path: Path, rng: random.Random) -> None:
@@ -84,7 +86,7 @@ def a_folder(path: Path, rng: random.Random) -> None:
 
 def a_file(path: Path, rng: random.Random) -> None:
     deleted(path, rng)
-    path.write_text("not a folder\n")
+    path.write_text("not a folder\n", encoding="utf-8")
 
 
 def dangling(path: Path, rng: random.Random) -> None:
@@ -107,7 +109,7 @@ def foreign(path: Path, rng: random.Random) -> None:
 
 def _written(text: str) -> Callable:
     def damage(path: Path, rng: random.Random) -> None:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
     damage.__name__ = f"content {text!r}"
     return damage

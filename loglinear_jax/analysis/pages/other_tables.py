@@ -33,7 +33,7 @@ def lengths(runs: Runs) -> Rows:
     rows: dict[str, dict[str, str]] = {}
     one_task = all(run.config.task == runs[0].config.task for run in runs)
     for run in runs:
-        with (run.workdir / "lengths.csv").open() as file:
+        with (run.workdir / "lengths.csv").open(encoding="utf-8") as file:
             evaluated = list(csv.DictReader(file))
         for line in evaluated:
             row = rows.setdefault(line["variant"], {"variant": line["variant"]})
@@ -120,7 +120,7 @@ def training_time(rows: Labelled) -> Rows:
 
 def _markdown_rows(path: Path) -> Rows:
     """The rows of a Markdown table."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(header, cells, strict=True)) for cells in body]
 

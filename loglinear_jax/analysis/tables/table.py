@@ -41,16 +41,18 @@ class Table:
     def write(self, stem: Path) -> list[Path]:
         """Writes stem.md, stem.csv and stem.tex."""
         note = f"\n\n{markdown(self.note)}" if self.note else ""
-        stem.with_suffix(".md").write_text(f"**{markdown(self.full_title)}**\n\n{self.text('github')}{note}\n")
+        stem.with_suffix(".md").write_text(
+            f"**{markdown(self.full_title)}**\n\n{self.text('github')}{note}\n", encoding="utf-8"
+        )
         raw = self.rows if self.raw is None else self.raw
-        with stem.with_suffix(".csv").open("w", newline="") as file:
+        with stem.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in raw for key in row)))
             writer.writeheader()
             writer.writerows(raw)
         tex = self.text("latex_booktabs")
         for sign, command in LATEX.items():
             tex = tex.replace(sign, command)
-        stem.with_suffix(".tex").write_text(f"% {' '.join(self.full_title.splitlines())}\n{tex}\n")
+        stem.with_suffix(".tex").write_text(f"% {' '.join(self.full_title.splitlines())}\n{tex}\n", encoding="utf-8")
         return [stem.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
 
 
