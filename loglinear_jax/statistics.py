@@ -46,16 +46,16 @@ def _check_paired(a: Sequence[float], b: Sequence[float]) -> None:
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """(mean over seeds, low, high) with a bootstrap interval of 95 % (percentiles of 10,000 resamples; Efron 1979).
 
-    The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, as it would be too narrow. Of outcomes that are 0 or 1, it
-    holds the true mean in 98 % of cases with 10 seeds and in 98 % with 16 if half of them are 1; in 89 and 85 % if 80 % are; in
-    65 and 80 % if 90 % are; and in 40 and 55 % if 95 % are, as then all seeds are often the same. With 3 seeds it would be 75,
-    48, 27 and 14 %.
+    All are nan without any seed. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, as it would be too narrow.
+    Of outcomes that are 0 or 1, it holds the true mean in 98 % of cases with 10 seeds and in 98 % with 16 if half of them
+    are 1; in 89 and 85 % if 80 % are; in 65 and 80 % if 90 % are; and in 40 and 55 % if 95 % are, as then all seeds are
+    often the same. With 3 seeds it would be 75, 48, 27 and 14 %.
     """
     from scipy.stats import bootstrap
 
     values = np.asarray(values)
     if len(values) < FEWEST_FOR_INTERVAL:
-        return float(values.mean()), np.nan, np.nan
+        return float(values.mean()) if len(values) else np.nan, np.nan, np.nan
     if (values == values[0]).all():
         return float(values[0]), float(values[0]), float(values[0])
     found = bootstrap(
@@ -104,7 +104,8 @@ def cross_fit_resamples(
 ) -> Float[np.ndarray, " resamples"]:
     """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choice made again in each.
 
-    A seed keeps its half, so that none of them chooses and reports in the same resample. The resamples of a number of seeds are
+    A seed keeps its half, so that none of them chooses and reports in the same resample; one whose value at the row that it
+    reports is nan is left out of the mean. The resamples of a number of seeds are
     the same in every call, so that what they give for two variants may be subtracted.
     """
     first = np.arange(values.shape[1]) % 2 == 0
@@ -114,24 +115,30 @@ def cross_fit_resamples(
     for half in (first, ~first):
         weights = _resamples(len(first))[:, half]
         weights = np.where(weights.any(1, keepdims=True), weights, 1.0)  # once in 2^seeds a half is not drawn at all
-        total = np.where(weights @ missing[:, half].T > 0, np.nan, weights @ filled[:, half].T)
-        rows.append(_best_rows(total / weights.sum(1, keepdims=True), higher_is_better))
-        totals.append((total, weights.sum(1)))
+        total, num, lost = weights @ filled[:, half].T, weights.sum(1, keepdims=True), weights @ missing[:, half].T
+        rows.append(_best_rows(np.where(lost > 0, np.nan, total / num), higher_is_better))
+        totals.append((total, num - lost))
     ((total_first, num_first), (total_others, num_others)), each = totals, np.arange(RESAMPLES)
-    return (total_first[each, rows[1]] + total_others[each, rows[0]]) / (num_first + num_others)
+    total, num = (
+        total_first[each, rows[1]] + total_others[each, rows[0]],
+        num_first[each, rows[1]] + num_others[each, rows[0]],
+    )
+    return np.where(num > 0, total / np.maximum(num, 1), np.nan)
 
 
 def cross_fit_interval(
     values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
 ) -> tuple[float, float, float]:
-    """(mean of `cross_fit` over all seeds, low, high) with the 95 % interval of `cross_fit_resamples`, which holds the choice's
-    own uncertainty too. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, the mean for one seed.
+    """(mean of `cross_fit` over the seeds that have a value there, low, high) with the 95 % interval of `cross_fit_resamples`,
+    which holds the choice's own uncertainty too. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds with a value, the
+    mean for one seed, or no value.
 
     Of made bimodal seeds at six settings it holds the expected mean in 97 % of cases or more where several settings are about
     as good. Like every bootstrap it holds it in fewer where most seeds do the same: if 90 % of them converge at one setting and
     few at the others, in 66 % of cases with 10 seeds, 82 % with 16, 93 % with 64.
     """
     fitted = cross_fit(values, higher_is_better).values
+    fitted = fitted[np.isfinite(fitted)]
     mean = float(fitted.mean()) if len(fitted) else np.nan
     if len(fitted) < FEWEST_FOR_INTERVAL:
         return mean, np.nan, np.nan
@@ -160,8 +167,8 @@ def cross_fit_difference(
 
 def sign_flip(differences: Float[np.ndarray, " seeds"]) -> float:
     """Two-sided p that differences paired by seed are as likely to have the other sign (Fisher 1935): the share of the ways to
-    flip their signs whose mean is at least as far from 0. Of all ways up to 13 seeds, else of 10,000 drawn ones, of which p is
-    at least 1e-4."""
+    flip their signs whose mean is at least as far from 0. Of all ways up to 13 seeds, so p is at least 2/2^seeds; else of
+    10,000 drawn ways and the one without flips, so p is at least 1/10,001 (9.999e-5)."""
     differences = np.asarray(differences)
     flipped = np.abs(_signs(len(differences)) @ differences)
     as_far = flipped >= abs(differences.sum()) - 1e-9 * np.abs(differences).sum()  # the same sum in another order
@@ -233,7 +240,7 @@ def _best_rows(means: Float[np.ndarray, "choices rows"], higher_is_better: bool)
 
 def _middle(resamples: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
     """What 95 % of the resamples lie between."""
-    low, high = np.percentile(resamples, (2.5, 97.5))
+    low, high = np.nanpercentile(resamples, (2.5, 97.5))
     return float(low), float(high)
 
 

@@ -107,6 +107,16 @@ def test_resamples_choose_again():
     np.testing.assert_allclose(cross_fit_resamples(-values, higher_is_better=False), -found)
 
 
+def test_a_seed_without_a_value_is_left_out_where_it_reports():
+    values = np.random.default_rng(0).normal([[2], [0]], size=(2, 24))
+    values[0, 3] = np.nan  # among those that choose, so that the others choose the second row
+    (by_first, by_others), fitted = cross_fit(values)
+    assert (by_first, by_others) == (0, 1) and np.isnan(fitted[3])
+    mean, low, high = cross_fit_interval(values)
+    assert mean == np.mean(np.delete(fitted, 3)) and low < mean < high
+    assert np.isnan(cross_fit_interval(np.full((2, 24), np.nan))).all() and np.isnan(mean_interval([])).all()
+
+
 def test_differences_of_two_choices():
     rng = np.random.default_rng(0)
     seeds = rng.normal(size=64)
@@ -126,7 +136,8 @@ def test_sign_flip_is_exact_for_few_seeds_and_near_it_for_many():
     few = np.append(differences, [0] * 4)  # zeros change nothing, but make it draw
     assert sign_flip(few) == pytest.approx(sign_flip(differences), abs=0.02)
     assert sign_flip(np.zeros(20)) == 1
-    assert sign_flip(np.ones(20)) == pytest.approx(1e-4, rel=0.01)
+    assert sign_flip(np.ones(13)) == 2 / 2**13
+    assert sign_flip(np.random.default_rng(0).uniform(1, 2, 40)) == 1 / 10_001  # no drawn way is as far from 0
 
 
 def test_what_few_seeds_tell():

@@ -12,9 +12,30 @@ from loglinear_jax.statistics import mean_interval
 
 
 def mean_and_std(values: Sequence[float] | np.ndarray, digits: int = 1) -> str:
-    """ "84.7 ± 30.1": mean and standard deviation over seeds, which one seed does not have."""
+    """ "84.7 ± 30.1": mean and standard deviation over seeds, which one seed does not have; "–" without any seed."""
+    if not len(values):
+        return "–"
     spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{spread}"
+
+
+def finite(values: Sequence[float | None] | np.ndarray | None) -> np.ndarray:
+    """The values that are there: without None, nan and infinity."""
+    found = np.array([] if values is None else values, np.float64)
+    return found[np.isfinite(found)]
+
+
+def num_finite(values: Sequence[float] | np.ndarray) -> str:
+    """ "3"; "2 of 3" if one of the seeds has no finite value, and is left out of means."""
+    found = len(finite(values))
+    return str(found) if found == len(values) else f"{found} of {len(values)}"
+
+
+def num_seeds(outcome: VariantOutcome) -> str:
+    """ "3"; "2 of 3; 1 diverged" if one of the seeds has no score, as it diverged before its first evaluation."""
+    lacking = ~np.isfinite(outcome.shown)
+    diverged = sum(step is not None for step, lacks in zip(outcome.diverged_step, lacking, strict=True) if lacks)
+    return num_finite(outcome.shown) + (f"; {diverged} diverged" if diverged else "")
 
 
 def mean_std_and_reached(values: Sequence[float] | np.ndarray, least: float) -> str:
@@ -22,9 +43,18 @@ def mean_std_and_reached(values: Sequence[float] | np.ndarray, least: float) -> 
     return f"{mean_and_std(values)} ({sum(value >= least for value in values)}/{len(values)})"
 
 
-def perplexity(losses: Sequence[float | None] | None, digits: int = 2) -> str:
-    """ "76.30 ± 0.89" of losses in nats; of none "–"."""
-    return mean_and_std(np.exp(np.array(losses, float)), digits) if losses else "–"
+def perplexity(losses: Sequence[float | None] | np.ndarray | None, digits: int = 2) -> str:
+    """ "76.30 ± 0.89" of losses in nats, of the seeds that have a finite one; of none "–"."""
+    with np.errstate(over="ignore"):
+        return mean_and_std(finite(np.exp(finite(losses))), digits)
+
+
+def of_evaluated(outcome: VariantOutcome, values: Sequence[float | None] | None) -> np.ndarray:
+    """Test values of the seeds with a finite evaluation in validation: those of the other seeds are of parameters that were
+    never trained."""
+    if values is None:
+        return np.zeros(0)
+    return finite([value for value, best in zip(values, outcome.best, strict=True) if np.isfinite(best)])
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1, sign: str = "") -> str:

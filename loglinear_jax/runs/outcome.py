@@ -23,11 +23,11 @@ class VariantOutcome:
     """The outcome of one trained variant. Lists have an entry a seed; accuracies are shares of 1, losses in nats; a step is
     None if it never came.
 
-    metric: by which the best step of a seed was chosen in validation, "accuracy" or "loss". best_loss, best_accuracy: what was
-    measured there, in validation. solved_step: the first evaluated step at SOLVED_ACCURACY (99 %) in validation.
-    diverged_step: the step whose loss or gradient was not finite. last_step: of all seeds. params, lam_params: how many
-    parameters there are in all, and how many are λ's. seconds: of training and evaluating, in all processes.
-    seed_steps_per_second, tokens_per_second: medians over evaluations.
+    metric: by which the best step of a seed was chosen in validation, "accuracy" or "loss". best_loss, best_accuracy: what
+    was measured there, in validation; best_loss is None of a seed without a finite evaluation. solved_step: the first
+    evaluated step at SOLVED_ACCURACY (99 %) in validation. diverged_step: the step whose loss or gradient was not finite.
+    last_step: of all seeds. params, lam_params: how many parameters there are in all, and how many are λ's. seconds: of
+    training and evaluating, in all processes. seed_steps_per_second, tokens_per_second: medians over evaluations.
     test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
     the test split of a text, which has the loss alone; None of a run of an earlier version.
     test_accuracy_of_parts: the same accuracy by part of the test, where it has several: "64/4". Each counts the same in
@@ -315,12 +315,13 @@ def outcome_of(state: SeedState, metric: str, **measured: Any) -> VariantOutcome
     def floats(values):
         return to_host(values).astype(np.float64).tolist()
 
+    best_steps = of_seeds(state.best_step)
     one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
     lam_params, other_params = count_lam_params(one_seed)
     return VariantOutcome(
         metric=metric,
         seeds=of_seeds(state.seed),
-        best_loss=floats(state.best_loss),
+        best_loss=[loss if step >= 0 else None for loss, step in zip(floats(state.best_loss), best_steps, strict=True)],
         best_accuracy=floats(state.best_accuracy),
         best_step=steps(state.best_step),
         solved_step=steps(state.solved_step),

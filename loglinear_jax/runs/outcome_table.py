@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.runs.cells import mean_and_std, num_and_share_converged, perplexity, solved_and_step
+from loglinear_jax.runs.cells import (
+    finite,
+    mean_and_std,
+    num_and_share_converged,
+    num_seeds,
+    of_evaluated,
+    perplexity,
+    solved_and_step,
+)
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
 
@@ -18,7 +26,7 @@ def outcome_table(outcomes: Mapping[str, VariantOutcome], style: str = "github")
     any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
     rows = []
     for name, outcome in outcomes.items():
-        row = {"variant": name, "seeds": len(outcome.seeds)} | outcome_columns(outcome)
+        row = {"variant": name, "seeds": num_seeds(outcome)} | outcome_columns(outcome)
         if any_diverged:
             row["diverged"] = outcome.num_diverged
         rows.append(row)
@@ -41,14 +49,14 @@ def _columns_with_thresholds(outcome: VariantOutcome) -> dict[str, str]:
 
 
 def _columns_of_losses(outcome: VariantOutcome) -> dict[str, str]:
-    best = np.exp(np.nanmin(np.array(outcome.best_loss, float)))
-    rate = outcome.tokens_per_second
+    best, rate = finite(outcome.best), outcome.tokens_per_second
+    steps = [step for step in outcome.best_step if step is not None]
     columns = {
         "predicts": outcome.predicts,
         "validation perplexity, mean ± std": perplexity(outcome.best_loss),
-        "best": f"{best:.2f}",
-        "test perplexity": perplexity(outcome.test_loss),
-        "at step": f"{np.median([step for step in outcome.best_step if step is not None] or [np.nan]):.0f}",
+        "best": f"{best.min():.2f}" if len(best) else "–",
+        "test perplexity": perplexity(of_evaluated(outcome, outcome.test_loss)),
+        "at step": f"{np.median(steps):.0f}" if steps else "–",
         "λ adds": f"{outcome.lam_params_percent:.4f} %",
         "tokens/s": "–" if rate is None else f"{rate:,.0f}",
     }

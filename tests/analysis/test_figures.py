@@ -1,5 +1,6 @@
 """Figures fit their column: nothing is clipped, and no tick labels overlap."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -15,6 +16,7 @@ from loglinear_jax.analysis.tables.sizes import AtSize
 from loglinear_jax.config import language_config
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
 from tests.analysis.made_runs import made_run
 
@@ -71,6 +73,35 @@ def learning_curves_of_accuracy(tmp_path):
 def learning_curves_of_perplexity(tmp_path):
     run = made_run(tmp_path, accuracies={variant: [0.99] for variant in VARIANTS[:2]}, num_seeds=1)
     return figures.draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
+
+
+class Diverged(Measured):
+    """Of the first seeds no evaluation is finite."""
+
+    def metrics(self, variant):
+        found = super().metrics(variant)
+        lost = [loss is None for loss in self.outcomes[variant].best_loss]
+        found["val_loss"][:, lost] = np.nan
+        return found
+
+
+@pytest.mark.parametrize("rates", [(), (0.001, 0.01)])
+@pytest.mark.parametrize("losses", [[None, 1.0], [None, None]])
+def test_seeds_without_a_finite_evaluation_are_counted(losses, rates, tmp_path):
+    names = [f"linear+train.learning_rate={rate}" for rate in rates] or ["linear"]
+    run = made_run(tmp_path, accuracies={name: [0.1, 0.1] for name in names}, num_seeds=2, task="text")
+    outcomes = {v: dataclasses.replace(o, best_loss=losses) for v, o in run.outcomes.items()}
+    run = Diverged(**vars(run) | {"summary": RunSummary(outcomes)})
+    ((axis,),) = [figures.draw_learning_curves(run).axes]
+    if losses == [None, None]:
+        assert "no finite evaluation" in axis.get_title()
+    elif not rates:
+        assert "2.7 (1 of 2 seeds)" in axis.get_title().replace("\n", " ")
+    figure = figures.draw_rates(run)
+    if rates and losses == [None, 1.0]:
+        assert "without 2 that have no finite perplexity" in figure.get_suptitle().replace("\n", " ")
+    else:
+        assert figure is None
 
 
 def swept_run(tmp_path, rates, seeds, decays=(None,), variants=VARIANTS[:6], task="mqar"):

@@ -9,6 +9,7 @@ import runpy
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loglinear_jax import tasks
@@ -80,6 +81,18 @@ def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
     assert accuracy(tested) == ({0: 0.98, 1: 0.4}, "test accuracy")
     assert accuracy(half) == accuracy(unfinished) == ({0: 0.99, 1: 0.5}, "best validation accuracy")
     assert accuracy(tested, "last")[1] == "last validation accuracy"
+
+
+def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
+    run = made_run(tmp_path, task="text", accuracies={"linear": [0.1] * 4})
+    of_seeds = np.array([1.0, np.finfo(np.float32).max, np.inf, 2.0])  # as checkpoints have it, also earlier ones
+    trained = dataclasses.replace(made_variant(run, "linear"), best_loss=of_seeds)
+    context = Context([run], None, Choices(), None)
+    assert context.averaged_seeds(trained) == [0, 3]
+    assert context.describe_seed(trained, 0) == "seed 0, validation perplexity 2.7"
+    assert context.describe_seed(trained, 1) == "seed 1, no validation perplexity"
+    with pytest.raises(ValueError, match="no seed has a finite validation perplexity"):
+        context.averaged_seeds(dataclasses.replace(trained, best_loss=np.full(4, np.inf)))
 
 
 def test_headings_say_lam(report):

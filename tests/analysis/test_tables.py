@@ -382,7 +382,46 @@ def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     task = load_task(**language_config().task.to_dict())
     run = dataclasses.replace(run, task=task, summary=RunSummary(outcomes))
     (row,) = tables.differences(run).rows
-    assert row["seeds"] == "0" and row["perplexity A − B [95 % interval]"] == "–"
+    assert row["seeds"] == "0 of 3" and row["perplexity A − B [95 % interval]"] == "–"
+
+
+def made_text(tmp_path, losses, variants=None):
+    """A finished run of a language model with these best losses of every variant; None: the seed never had a finite one."""
+    run = made_run(tmp_path, task="text", accuracies=dict.fromkeys(variants or ["linear"], [0.1] * len(losses)))
+    steps = {"best_step": [None if loss is None else 2 for loss in losses], "best_loss": losses}
+    by_position = {"1": [4.0] * len(losses), "2": [None] * len(losses)}
+    diverged = [1 if loss is None else None for loss in losses]
+    steps |= {"test_loss": [3.0] * len(losses), "test_loss_from_position": by_position, "diverged_step": diverged}
+    made = {name: dataclasses.replace(outcome, **steps) for name, outcome in run.outcomes.items()}
+    return dataclasses.replace(run, summary=RunSummary(made))
+
+
+def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path, monkeypatch):
+    run = made_text(tmp_path, [1.0, None, 1.2])
+    table = tables.outcomes(run)
+    (row,), (numbers,) = table.rows, table.raw
+    assert row["seeds"] == "2 of 3; 1 diverged" and row["validation perplexity, mean ± std"] == "3.02 ± 0.43"
+    assert numbers["mean_perplexity"] == pytest.approx(np.exp([1.0, 1.2]).mean()) and numbers["num_evaluated"] == 2
+    assert numbers["mean_test_perplexity"] == pytest.approx(np.exp(3)) and "share_low" not in numbers
+    assert [row["linear"] for row in tables.by_seed(run).rows] == ["2.7", "–", "3.3"]
+    monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
+    (row,) = TABLES["perplexities"](Results(tmp_path), runs="a run")
+    assert row["seeds"] == "2 of 3; 1 diverged" and row["validation"] == "3.02 ± 0.43" and row["best at step"] == "2"
+    (row,) = TABLES["losses_by_position"](Results(tmp_path), runs="a run")
+    assert row["from 1"] == "4.000 ± 0.000" and row["from 2"] == "–"
+    run = made_text(tmp_path, [None, None])
+    (row,) = TABLES["perplexities"](Results(tmp_path), runs="a run")
+    assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
+    (row,), (numbers,) = tables.outcomes(run).rows, tables.outcomes(run).raw
+    assert row["test perplexity"] == "–" and numbers["mean_test_perplexity"] is None
+
+
+def test_a_rate_at_which_a_seed_diverged_has_the_mean_of_the_others(tmp_path):
+    run = made_text(tmp_path, [1.0, None, 1.2], [f"linear+train.learning_rate={rate}" for rate in (0.001, 0.01)])
+    every, best = tables.rates(run)
+    assert [row["seeds"] for row in every.rows] == ["2 of 3; 1 diverged"] * 2
+    assert every.rows[0]["mean [95 % interval]"] == "3.0" and best.rows[0]["mean at it [95 % interval]"] == "3.0"
+    assert best.rows[0]["seeds"] == "2 of 3"
 
 
 def test_a_seed_that_is_not_finite_is_counted_and_left_out():

@@ -72,6 +72,13 @@ def test_a_test_without_anything_scored_has_no_accuracy():
     assert again.test_accuracy == [None, 1.0] and again.num_converged == 1 and np.isnan(again.mean_accuracy)
 
 
+def test_a_seed_without_a_finite_evaluation_has_no_best_loss():
+    trained = state([0.1, -1], [-1, -1], diverged=[-1, 3])
+    trained = trained.replace(best_loss=jnp.array([2.0, np.finfo(np.float32).max]), best_step=jnp.array([400, -1]))
+    outcome = outcome_of(trained, "loss")
+    assert outcome.best_loss == [2.0, None] and np.isnan(outcome.best).tolist() == [False, True]
+
+
 def test_a_summary_comes_back_from_json():
     outcome = outcome_of(
         state([0.03, 0.99], [-1, 250]), "loss", seconds=3.5, predicts="next token", test_loss=[1.0, 2.0]
@@ -125,10 +132,33 @@ def test_table_shows_every_variant():
     assert "diverged" not in outcome_table({"linear": rows["linear"]})
 
 
+def of_losses(best, test, diverged):
+    steps = {"best_step": [100 if loss is not None else None for loss in best], "solved_step": [None] * len(best)}
+    return VariantOutcome(
+        metric="loss", seeds=list(range(len(best))), best_loss=best, best_accuracy=[0.1] * len(best), diverged_step=diverged,
+        test_loss=test, last_step=100, params=200, lam_params=0, **steps,
+    )  # fmt: skip
+
+
+def cells(outcome):
+    columns, _, row = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in outcome_table({"linear": outcome}).splitlines()
+    )
+    return dict(zip(columns, row, strict=True))
+
+
 def test_table_of_losses():
-    losses = {"best_loss": [1.0, None], "best_accuracy": [0.1, -1.0], "best_step": [100, None]}
-    never = {"solved_step": [None, None], "diverged_step": [None, 1]}
-    sizes = {"last_step": 100, "params": 200, "lam_params": 0}
-    outcome = VariantOutcome(metric="loss", seeds=[0, 1], test_loss=[1.0, 1.1], **losses, **never, **sizes)
-    text = outcome_table({"mixer=linear": outcome})
-    assert "2.72" in text and "2.86 ± 0.20" in text and "predicts" not in text
+    row = cells(of_losses([1.0, 1.2], [1.0, 1.1], [None, None]))
+    assert row["seeds"] == "2" and row["best"] == "2.72" and row["at step"] == "100" and "predicts" not in row
+    assert row["validation perplexity, mean ± std"] == "3.02 ± 0.43" and row["test perplexity"] == "2.86 ± 0.20"
+
+
+def test_a_seed_without_a_finite_evaluation_has_no_perplexity():
+    """Its test loss is of parameters that were never trained."""
+    row = cells(of_losses([1.0, None, 1.2], [1.0, 5.0, 1.1], [None, 3, None]))
+    assert (row["seeds"], row["diverged"]) == ("2 of 3; 1 diverged", "1") and row["best"] == "2.72"
+    assert row["validation perplexity, mean ± std"] == "3.02 ± 0.43" and row["test perplexity"] == "2.86 ± 0.20"
+    row = cells(of_losses([None, None], [5.0, 5.0], [3, 4]))
+    assert row["seeds"] == "0 of 2; 2 diverged"
+    assert {row[name] for name in ("validation perplexity, mean ± std", "best", "test perplexity")} == {"–"}

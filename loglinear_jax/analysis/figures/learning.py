@@ -89,13 +89,14 @@ def _draw_every_seed(axis: Axes, run: Run, variant: str, color: str, several: bo
     """Every seed of a variant and, of several, the median and quartiles; returns how good they get, in words."""
     metrics, score = run.metrics(variant), run.task.score
     values = score.of(metrics["val_loss"], metrics["val_accuracy"])
-    if len(metrics["step"]):
+    steps, finite = _finite(metrics["step"], values)
+    if len(steps):
         alpha, line = max(0.2, values.shape[1] ** -0.4), 0.8 if several else 2
-        axis.plot(metrics["step"], values, color=color, alpha=alpha, linewidth=line)
+        axis.plot(steps, finite, color=color, alpha=alpha, linewidth=line)
         if several:
-            low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
-            axis.plot(metrics["step"], np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
-            axis.plot(metrics["step"], median, color="0.15", linewidth=2.4)
+            low, median, high = np.nanpercentile(finite, (25, 50, 75), axis=1)
+            axis.plot(steps, np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
+            axis.plot(steps, median, color="0.15", linewidth=2.4)
     return _best_seeds(score, _best_in_run(run, variant, values))
 
 
@@ -111,19 +112,26 @@ def _draw_rates_of(
     for variant, at in at_rates.items():
         metrics = run.metrics(variant)
         values = score.of(metrics["val_loss"], metrics["val_accuracy"])
-        if len(metrics["step"]):
-            finite = values[np.isfinite(values).any(1)]
-            steps = metrics["step"][np.isfinite(values).any(1)]
+        steps, finite = _finite(metrics["step"], values)
+        if len(steps):
             axis.plot(steps, np.nanmedian(finite, axis=1), **looks[at])
         best = _best_in_run(run, variant, values)
         medians.append(np.nan if np.isnan(best).all() else np.nanmedian(best))
     if np.isnan(medians).all():
-        return "no evaluation yet"
+        return "no finite evaluation"
     if not score.thresholds:
         best = np.nanmax(medians) if score.higher_is_better else np.nanmin(medians)
         return f"best median {score.name}: {score.text(best)}"
     threshold = 100 * score.thresholds[0]
     return f"median reaches {threshold:.0f} % at {(np.array(medians) >= threshold).sum()} of {len(medians)} rates"
+
+
+def _finite(
+    steps: Float[np.ndarray, " evaluations"], values: Float[np.ndarray, "evaluations seeds"]
+) -> tuple[Float[np.ndarray, " some"], Float[np.ndarray, "some seeds"]]:
+    """Of the evaluations at which a seed has a finite value, steps and values, nan where a seed has none."""
+    there = np.isfinite(values)
+    return steps[there.any(1)], np.where(there, values, np.nan)[there.any(1)]
 
 
 def _best_in_run(run: Run, variant: str, values: Float[np.ndarray, "evaluations seeds"]) -> Float[np.ndarray, " seeds"]:
@@ -150,20 +158,20 @@ def _breakable(name: str) -> str:
 
 def _best_of(score: Score, values: Float[np.ndarray, "evaluations seeds"]) -> Float[np.ndarray, " seeds"]:
     """Each seed's best; nan where there is none."""
-    finite = values[np.isfinite(values).any(1)]
-    if not len(finite):
-        return np.full(values.shape[1], np.nan)
     worst = -np.inf if score.higher_is_better else np.inf
-    best = (np.max if score.higher_is_better else np.min)(np.nan_to_num(finite, nan=worst), axis=0)
+    finite = np.where(np.isfinite(values), values, worst)
+    best = (np.max if score.higher_is_better else np.min)(finite, axis=0, initial=worst)
     return np.where(np.isinf(best), np.nan, best)
 
 
 def _best_seeds(score: Score, best: Float[np.ndarray, " seeds"]) -> str:
-    """ "2 of 4 seeds reach 90 %", or "best: 71.5"."""
-    if np.isnan(best).all():
-        return "no evaluation yet"
+    """ "2 of 4 seeds reach 90 %", or "best perplexity: 71.5"; of seeds of which some have none "(2 of 3 seeds)"."""
+    found = best[np.isfinite(best)]
+    if not len(found):
+        return "no finite evaluation"
     if not score.thresholds:
-        return f"best {score.name}: {score.text(np.nanmax(best) if score.higher_is_better else np.nanmin(best))}"
+        of_some = f" ({len(found)} of {len(best)} seeds)" if len(found) < len(best) else ""
+        return f"best {score.name}: {score.text(found.max() if score.higher_is_better else found.min())}{of_some}"
     reached = (best >= 100 * score.thresholds[0]).sum()
     return f"{reached} of {len(best)} seeds reach {100 * score.thresholds[0]:.0f} %"
 

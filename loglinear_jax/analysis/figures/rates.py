@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 from loglinear_jax.analysis.figures.style import FULL_WIDTH, legend_below, log_ticks, new_figure, open_frame, title
 from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
 from loglinear_jax.analysis.tables.rates import GOOD, AtRate, by_rate, chance_of, windows_of_rates
+from loglinear_jax.runs.cells import finite
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
@@ -26,13 +27,17 @@ MARKERS = "osD^"
 
 def draw_rates(run: Run) -> Figure | None:
     """The mean over seeds against the learning rate, with its interval of 95 %, a line for each variant and weight decay, and
-    beside it the share of seeds that converge, where that counts; None if a run has one rate alone."""
+    beside it the share of seeds that converge, where that counts; None if a run has one rate alone, or no finite score."""
     variants = by_rate(run)
-    if not variants:
+    every = [at.outcome.shown for group in variants.values() for at in group]
+    if not any(len(finite(shown)) for shown in every):
         return None
     score, first = run.task.score, next(iter(variants.values()))[0].outcome
     panels = [
-        (first.shown_as + (f" ({score.unit})" if score.unit else ""), lambda outcome: mean_interval(outcome.shown))
+        (
+            first.shown_as + (f" ({score.unit})" if score.unit else ""),
+            lambda outcome: mean_interval(finite(outcome.shown)),
+        )
     ]
     if score.thresholds:
         panels.append((f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)", _percent_converged))
@@ -57,7 +62,10 @@ def draw_rates(run: Run) -> Figure | None:
     legend_below(figure, _legend(colors, decays))
     seeds = len(first.seeds)
     shaded = ", shaded: 95 % interval of the mean" if seeds >= FEWEST_FOR_INTERVAL else ""
-    title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{shaded}")
+    lacking = sum(len(shown) - len(finite(shown)) for shown in every)
+    left_out = f", without {lacking} that have no finite {score.name}" if lacking else ""
+    counted = f"{seeds} seed{'s' * (seeds > 1)} at each rate{left_out}"
+    title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}")
     return figure
 
 

@@ -10,7 +10,13 @@ import numpy as np
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.answer_levels import answer_levels, levels_table
 from loglinear_jax.analysis.pages.options import Labelled, Rows, Runs, table
-from loglinear_jax.runs.cells import mean_and_std, mean_std_and_reached, perplexity
+from loglinear_jax.runs.cells import (
+    mean_and_std,
+    mean_std_and_reached,
+    num_seeds,
+    of_evaluated,
+    perplexity,
+)
 from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 
@@ -72,15 +78,16 @@ def perplexities(runs: Runs) -> Rows:
     rows = []
     for run in runs:
         for variant, o in run.outcomes.items():
+            steps = [step for step in o.best_step if step is not None]
             rows.append(
                 {
                     "hidden": str(run.config.model.hidden),
                     "predicts": o.predicts,
                     "variant": variant,
-                    "seeds": str(len(o.seeds)),
+                    "seeds": num_seeds(o),
                     "validation": perplexity(o.best_loss),
-                    "test": perplexity(o.test_loss),
-                    "best at step": f"{np.median(o.best_step):,.0f}",
+                    "test": perplexity(of_evaluated(o, o.test_loss)),
+                    "best at step": f"{np.median(steps):,.0f}" if steps else "–",
                     "λ adds": f"{o.lam_params_percent:.4f} %",
                 }
             )
@@ -92,7 +99,10 @@ def losses_by_position(runs: Runs) -> Rows:
     """Test loss of language models in nats, mean ± std over seeds, by the position in the window: from 2^i to 2^(i+1) - 1."""
     return [
         {"variant": variant}
-        | {f"from {first}": mean_and_std(losses, 3) for first, losses in o.test_loss_from_position.items()}
+        | {
+            f"from {first}": mean_and_std(of_evaluated(o, losses), 3)
+            for first, losses in o.test_loss_from_position.items()
+        }
         for run in runs
         for variant, o in run.outcomes.items()
     ]

@@ -114,17 +114,30 @@ class Context:
         return [seed for seed in self.choices.seeds if seed in trained.seeds]
 
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
-        """Seeds for what is averaged over seeds."""
-        return trained.seeds[: self.choices.max_seeds]
+        """Seeds for what is averaged over seeds: those with a finite evaluation, where its parameters are shown, as the others'
+        were never trained. Raises ValueError if there is none."""
+        seeds = trained.seeds[: self.choices.max_seeds]
+        if self.choices.which == "best":
+            best = dict(zip(trained.seeds, self._shown(trained), strict=True))
+            seeds = [seed for seed in seeds if np.isfinite(best[seed])]
+        if not seeds:
+            raise ValueError(f"no seed has a finite validation {trained.task.score.name}: there is nothing to average")
+        return seeds
 
     def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
-        """ "seed 3, validation accuracy 97.1 %"."""
+        """ "seed 3, validation accuracy 97.1 %"; without a finite one "seed 3, no validation perplexity"."""
         index, score = trained.seeds.index(seed), trained.task.score
-        loss_and_accuracy = (x[index] for x in reversed(trained.scores(self.choices.which)))
-        shown = f"validation {score.name} {score.text(float(score.of(*loss_and_accuracy)))}"
+        value = float(self._shown(trained)[index])
+        shown = f"validation {score.name} {score.text(value)}" if np.isfinite(value) else f"no validation {score.name}"
         diverged = f", diverged at step {trained.diverged_step[index]}" if trained.diverged_step[index] >= 0 else ""
         last = " at the last step" if self.choices.which == "last" else ""
         return f"seed {seed}, {shown}{last}{diverged}"
+
+    def _shown(self, trained: TrainedVariant) -> Float[np.ndarray, " seeds"]:
+        """Each seed's score in validation with the parameters that are shown; not finite where there is none."""
+        accuracy, loss = trained.scores(self.choices.which)
+        with np.errstate(over="ignore"):
+            return trained.task.score.of(loss, accuracy)
 
     def accuracy(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, float], str]:
         """Each seed's accuracy, as a share of 1, of the parameters that are shown; and what it is: "test accuracy" if every

@@ -68,7 +68,7 @@ class Lengths(Section):
 def _table(run: Run, found: Found) -> Table:
     score, rows, raw = run.task.score, [], []
     for variant, (lengths, seeds, values) in found.items():
-        row = {"variant": variant}
+        row = {"variant": variant, "seeds": str(len(seeds))}
         for length, column in zip(lengths, values.T, strict=True):
             [cell] = [mean_std_and_reached(column, 100 * t) for t in score.thresholds[:1]] or [mean_and_std(column)]
             row[f"length {length}"] = cell

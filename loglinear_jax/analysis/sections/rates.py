@@ -24,10 +24,9 @@ class Rates(Section):
 
     def _add_figure_and_tables(self, run: Run) -> None:
         context, report = self.context, self.context.report
-        figure, made = figures.draw_rates(run), {}
-        if figure is not None:
-            report.add_figure(self.part, figure, context.stem(run, "rates"), context.titled(run, "learning rates"))
-            made["rates-table"], made["best-rates"] = tables.rates(run)
+        title = context.titled(run, "learning rates")
+        report.add_figure(self.part, figures.draw_rates(run), context.stem(run, "rates"), title)
+        made = dict(zip(("rates-table", "best-rates"), tables.rates(run), strict=False))  # none of a run with one rate
         made["best-differences"] = tables.differences_at_best_rates(run)
         made["few-seeds"] = tables.few_seeds_table(run)
         for name, table in made.items():

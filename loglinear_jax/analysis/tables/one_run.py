@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.rates import pairs_of_like_rates
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.runs.cells import with_interval
+from loglinear_jax.runs.cells import finite, num_finite, num_seeds, of_evaluated, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.runs.outcome_table import outcome_columns
@@ -23,21 +24,16 @@ def outcomes(run: Run) -> Table:
     variants = on_one_set(run.outcomes)
     published = {variant: paper.result(run.config, variant) for variant in variants}
     for variant, outcome in variants.items():
-        row = {"variant": variant, "seeds": str(len(outcome.seeds))} | outcome_columns(outcome)
+        row = {"variant": variant, "seeds": num_seeds(outcome)} | outcome_columns(outcome)
         if any(published.values()):
             row["the paper"] = published[variant] or "–"
         rows.append(row)
         numbers = {k: v for k, v in outcome.to_json().items() if not isinstance(v, (dict, list))}
-        low, high = outcome.share_converged_interval
         raw.append(
             {"run": run.name, "variant": variant, "num_seeds": len(outcome.seeds), "shown": outcome.shown_as}
             | numbers
-            | {
-                "share_low": low,
-                "share_high": high,
-                "diverged": outcome.num_diverged,
-                "the_paper": published[variant],
-            }
+            | (_share(outcome) if outcome.score.thresholds else _perplexities(outcome))
+            | {"diverged": outcome.num_diverged, "the_paper": published[variant]}
         )
     note = _first(variants).solved_note
     if run.task.score.thresholds:
@@ -47,11 +43,25 @@ def outcomes(run: Run) -> Table:
     return Table(f"outcomes, {_first(variants).shown_as}", rows, raw, note, describe_run(run))
 
 
+def _share(outcome: VariantOutcome) -> dict[str, float]:
+    return dict(zip(("share_low", "share_high"), outcome.share_converged_interval, strict=True))
+
+
+def _perplexities(outcome: VariantOutcome) -> dict[str, float | None]:
+    """Mean and standard deviation over the seeds with a finite evaluation, and how many these are."""
+    shown, tested = finite(outcome.shown), np.exp(of_evaluated(outcome, outcome.test_loss))
+    numbers: dict[str, float | None] = {"num_evaluated": len(shown)}
+    for name, values in (("perplexity", shown), ("test_perplexity", tested)):
+        numbers[f"mean_{name}"] = float(values.mean()) if len(values) else None
+        numbers[f"std_{name}"] = float(values.std(ddof=1)) if len(values) > 1 else None
+    return numbers
+
+
 def by_seed(run: Run) -> Table:
     """Each seed's accuracy in %, or perplexity."""
     variants = on_one_set(run.outcomes)
     seeds = _first(variants).seeds
-    shown = {v: [None if np.isnan(x) else float(x) for x in outcome.shown] for v, outcome in variants.items()}
+    shown = {v: [float(x) if np.isfinite(x) else None for x in outcome.shown] for v, outcome in variants.items()}
     raw = [{"seed": seed} | {v: shown[v][i] for v in variants} for i, seed in enumerate(seeds)]
     rows = [{k: "–" if x is None else str(x) if k == "seed" else f"{x:.1f}" for k, x in row.items()} for row in raw]
     unit = run.task.score.unit
@@ -66,9 +76,9 @@ def parts(run: Run) -> Table | None:
         return None
     rows, raw = [], []
     for variant, outcome in variants.items():
-        row = {"variant": variant, "seeds": str(len(outcome.seeds))}
+        row = {"variant": variant, "seeds": num_seeds(outcome)}
         for part, accuracies in outcome.test_accuracy_of_parts.items():
-            mean, low, high = mean_interval(100 * np.array(accuracies, np.float64))
+            mean, low, high = mean_interval(100 * finite(accuracies))
             row[part] = with_interval(mean, low, high)
             raw.append(
                 {"variant": variant, "part": part, "num_seeds": len(outcome.seeds), "mean": mean}
@@ -91,16 +101,17 @@ def differences(run: Run) -> Table | None:
     for name_a, name_b in pairs:
         a, b = variants[name_a], variants[name_b]
         values = np.array([a.shown, b.shown])
+        names = {"A": name_a, "B": name_b}
+        row = names | {"seeds": num_finite(values.sum(0))}
         values = values[:, np.isfinite(values).all(0)]
-        row = {"A": name_a, "B": name_b, "seeds": str(len(values[0]))}
-        number = dict(row)
+        number: dict[str, Any] = names | {"seeds": len(values[0])}
         for threshold in score.thresholds:
             only_a, only_b, p = mcnemar(a.reached(threshold), b.reached(threshold))
             row[f"≥ {threshold:.0%}: only A, only B, McNemar p"] = f"{only_a}, {only_b}, {p:.2g}"
             at = f"{100 * threshold:.0f}"
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
-        mean, low, high = mean_difference(*values) if len(values[0]) else (np.nan,) * 3
+        mean, low, high = mean_difference(*values)
         row[f"{what} [95 % interval]"] = with_interval(mean, low, high, digits=2, sign="+")
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})

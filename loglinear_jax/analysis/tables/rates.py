@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis.labels import describe_run
 from loglinear_jax.analysis.tables.table import Table
 from loglinear_jax.config import SWEPT
-from loglinear_jax.runs.cells import percent, share_converged, short_p, with_interval
+from loglinear_jax.runs.cells import finite, num_finite, num_seeds, percent, share_converged, short_p, with_interval
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import (
@@ -87,7 +87,7 @@ def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
     if len(group) > 1:
         return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
     shown = group[0].outcome.shown
-    return AtBest(shown, *mean_interval(shown[np.isfinite(shown)]))
+    return AtBest(shown, *mean_interval(finite(shown)))
 
 
 def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
@@ -143,8 +143,8 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
     rows, raw = [], []
     for variant, group in variants.items():
         for at in group:
-            mean, low, high = mean_interval(at.outcome.shown)
-            row = {"variant": variant, "rate": name_of(at, decays), "seeds": str(len(at.outcome.seeds))}
+            mean, low, high = mean_interval(finite(at.outcome.shown))
+            row = {"variant": variant, "rate": name_of(at, decays), "seeds": num_seeds(at.outcome)}
             row["mean [95 % interval]"] = with_interval(mean, low, high)
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
@@ -178,7 +178,7 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         chosen = chosen_rate(score, group)
         mean, low, high = chosen_interval(score, group)
         windows = windows_of_rates(score, group, chance)
-        row = {"variant": variant, "seeds": str(len(chosen.shown)), "best rate": name_of(chosen.rates, decays)}
+        row = {"variant": variant, "seeds": num_finite(chosen.shown), "best rate": name_of(chosen.rates, decays)}
         row["mean at it [95 % interval]"] = with_interval(mean, low, high)
         share = {}
         if score.thresholds:
@@ -227,9 +227,9 @@ def differences_at_best_rates(run: Run) -> Table | None:
         )
         raw.append(names | {"mean_difference": mean, "low": low, "high": high, "p": p})
     note = (
-        f"Paired by seed. {CROSS_FITTED} The p-values are of flipped signs (two-sided, at least 0.0001 from 14 seeds on), with "
-        "the choices as given, so they are too small where the halves choose different rates: the interval counts there. They "
-        "are not corrected for the number of comparisons."
+        f"Paired by seed. {CROSS_FITTED} The p-values are of flipped signs (two-sided, from 14 seeds on at least 1/10,001), "
+        "with the choices as given, so they are too small where the halves choose different rates: the interval counts there. "
+        "They are not corrected for the number of comparisons."
     )
     return Table(f"differences at the best rates, {shown_as}", rows, raw, note, describe_run(run))
 
@@ -407,7 +407,7 @@ def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
     """What a variant that learned nothing reaches at most, as no task says what chance is: the better end of the interval of
     the worst mean among all variants and rates; of accuracies at most 50 %, which is chance with two answers, as every variant
     may have learned at every rate. nan where there are too few seeds for intervals."""
-    intervals = [mean_interval(at.outcome.shown) for group in variants.values() for at in group]
+    intervals = [mean_interval(finite(at.outcome.shown)) for group in variants.values() for at in group]
     intervals = [interval for interval in intervals if np.isfinite(interval).all()]
     if not intervals:
         return np.nan
