@@ -84,9 +84,10 @@ def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
 
 
 def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
-    run = made_run(tmp_path, task="text", accuracies={"linear": [0.1] * 4})
+    run = made_run(tmp_path, accuracies={"linear": [0.1] * 4})
+    text = made_run(tmp_path, task="text").task
     of_seeds = np.array([1.0, np.finfo(np.float32).max, np.inf, 2.0])  # as checkpoints have it, also earlier ones
-    trained = dataclasses.replace(made_variant(run, "linear"), best_loss=of_seeds)
+    trained = dataclasses.replace(made_variant(run, "linear"), best_loss=of_seeds, task=text)
     context = Context([run], None, Choices(), None)
     assert context.averaged_seeds(trained) == [0, 3]
     assert context.describe_seed(trained, 0) == "seed 0, validation perplexity 2.7"
