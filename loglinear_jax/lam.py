@@ -344,13 +344,16 @@ def lam_traits(lam: str) -> LamTraits:
     return LamTraits(**{trait.name: getattr(module, trait.name, trait.default) for trait in traits})
 
 
+LAM_PARAMS = ("lam", "lam_log_scale")  # λ's module in a model, and the parameter that some models multiply λ by
+
+
 def count_lam_params(params: Any) -> tuple[int, int]:
     """(parameters of λ, all other parameters) of a model's parameter tree. The projection of the token to d, where λ needs
     one, counts among the others, as in the paper's share for λ."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = int(np.prod(leaf.shape))
-        if any(getattr(key, "key", None) in ("lam", "lam_log_scale") for key in path):
+        if any(getattr(key, "key", None) in LAM_PARAMS for key in path):
             lam += size
         else:
             other += size

@@ -51,6 +51,7 @@ MIXERS = {
 }
 MOST_LAYERS, MOST_CONV_WIDTH = 256, 256  # each is a part of the program, which takes that much longer to compile
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
+DECAY_PARAMS = ("a_log", "dt_bias")  # a mixer's parameters from which its decays follow
 
 
 def init_a_log(key, shape, dtype=jnp.float32):

@@ -15,6 +15,7 @@ from loglinear_jax.analysis.lam_values import mixer_params
 from loglinear_jax.config import ConfigError, build
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.tasks import BaseTask
+from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train import SeedTrainer, TrainSettings
 
 
@@ -36,6 +37,7 @@ def initial_memory(run: Run, variant: str) -> Float[np.ndarray, "seeds layers he
 
 
 @functools.cache
+@standard_settings()
 def _initial_memory(model: nn.Module, task: BaseTask, settings: TrainSettings, seeds: tuple[int, ...]) -> np.ndarray:
     trainer = SeedTrainer(model, task, settings)
 

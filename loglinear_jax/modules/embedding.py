@@ -17,42 +17,42 @@ BLOCK = 64  # rows that `sum_by_id_blocks` adds up at once
 MOST_ROWS = 1 << 18  # that it takes: it compares each block with each
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lookup(
     table: Float[Array | np.ndarray, "vocab D"], ids: Int[Array | np.ndarray, "*N"], dtype=None
 ) -> Float[Array, "*N D"]:
     """table[ids] in dtype, the table's if None.
 
     Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype. In bfloat16 on a GPU
-    it is summed in float32 by `sum_by_id_blocks`, where a gradient that is not finite reaches other ids.
+    it is summed in float32 by `sum_by_id_blocks`, where a gradient that is not finite reaches other ids. On a GPU it has no
+    forward-mode derivative.
     """
-    return jnp.asarray(table)[ids].astype(dtype or table.dtype)
+    dtype = dtype or table.dtype
+    return _lookup_on_gpu(table, ids, dtype) if runs_on_gpu() else jnp.asarray(table)[ids].astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _lookup_on_gpu(table, ids, dtype):
+    return jnp.asarray(table)[ids].astype(dtype)
 
 
 def _lookup_forward(table, ids, dtype):
-    return lookup(table, ids, dtype), (ids, table[:, :0])
+    return jnp.asarray(table)[ids].astype(dtype), (ids, table[:, :0])
 
 
 def _lookup_backward(dtype, saved, grad):
     ids, no_columns = saved
     rows, ids, num_ids = grad.reshape(ids.size, -1), ids.ravel(), len(no_columns)
-    if runs_on_gpu() and rows.dtype == jnp.bfloat16 and ids.size <= MOST_ROWS:
+    if rows.dtype == jnp.bfloat16 and ids.size <= MOST_ROWS:
         return sum_by_id_blocks(rows, ids, num_ids).astype(no_columns.dtype), None
-    sums = sum_by_id_sorted if runs_on_gpu() else sum_by_id
-    return sums(rows.astype(no_columns.dtype), ids, num_ids), None
+    return sum_by_id_sorted(rows.astype(no_columns.dtype), ids, num_ids), None
 
 
-lookup.defvjp(_lookup_forward, _lookup_backward)
-
-
-def sum_by_id(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
-    """For each id the sum of its rows. A CPU adds them in order, a GPU in whatever order its threads come."""
-    return jnp.zeros((num_ids, rows.shape[-1]), rows.dtype).at[ids].add(rows)
+_lookup_on_gpu.defvjp(_lookup_forward, _lookup_backward)
 
 
 def sum_by_id_sorted(rows: Float[Array, "N D"], ids: Int[Array, " N"], num_ids: int) -> Float[Array, "num_ids D"]:
-    """`sum_by_id` in an order that the ids alone decide: sorted by id, added up along that by `jax.lax.associative_scan`, each
-    sum written once."""
+    """For each id the sum of its rows, in an order that the ids alone decide: sorted by id, added up along that by
+    `jax.lax.associative_scan`, each sum written once."""
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
     differs = ids[1:] != ids[:-1]

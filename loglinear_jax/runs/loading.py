@@ -27,6 +27,7 @@ from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.runs.workdir import Metrics, Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
+from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train import SeedTrainer
 from pallas_kernels import runs_on_gpu
 
@@ -195,7 +196,8 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
         model = type(model)(dataclasses.replace(model.settings, implementation=None))
     trainer = SeedTrainer(model, experiment.task, experiment.train)
-    abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
+    with standard_settings():
+        abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
     state = Checkpoints(directory.checkpoints(variant), read_only=True).restore_latest(on_this_machine(abstract))
     if state is None:
         raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")

@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 
 from loglinear_jax.settings import SettingError, check_fields, setting
 from loglinear_jax.tasks.data import Data, DrawnData
+from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.tasks.mixture import Mixture
 
 if TYPE_CHECKING:
@@ -251,7 +252,8 @@ INSPECTION_SEED = 2**31 - 1
 
 @functools.lru_cache(maxsize=8)
 def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
-    drawn = jax.jit(task.sample_evaluation, static_argnums=1)(jax.random.key(INSPECTION_SEED), num)
+    with standard_settings():
+        drawn = jax.jit(task.sample_evaluation, static_argnums=1)(jax.random.key(INSPECTION_SEED), num)
     return tuple(np.asarray(x) for x in drawn)
 
 
@@ -326,8 +328,12 @@ def check_sample(task: Task, num: int = 4, method: str = "sample", of_two_keys: 
     """
     if type(task).sample is Task.sample:
         raise SettingError(f"{type(task).__name__} has no method sample(key, num)")
-    draw = jax.jit(getattr(task, method), static_argnums=1)
-    drawn = draw(jax.random.key(0), num)
+
+    @standard_settings()
+    def draw(seed):
+        return jax.jit(getattr(task, method), static_argnums=1)(jax.random.key(seed), num)
+
+    drawn = draw(0)
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
         raise SettingError(f"{method} returns a {type(drawn).__name__}: expected the pair (tokens, targets)")
     for name, ids, lowest in (("tokens", drawn[0], 0), ("targets", drawn[1], -1)):
@@ -356,7 +362,7 @@ def check_sample(task: Task, num: int = 4, method: str = "sample", of_two_keys: 
         raise SettingError(
             f"{method} has a target at position {scored.any(0).argmax()}, outside of scored = {task.scored}"
         )
-    if of_two_keys and all(map(np.array_equal, drawn, draw(jax.random.key(1), num))):
+    if of_two_keys and all(map(np.array_equal, drawn, draw(1))):
         raise SettingError(
             f"{method} draws the same {num} sequences with two keys: expected it to draw from `key` alone"
         )

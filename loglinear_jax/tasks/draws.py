@@ -1,10 +1,21 @@
-"""Random draws that the tasks share, vectorised over sequences."""
+"""Random draws: those that the tasks share, vectorised over sequences, and what makes them follow from the seed alone."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+
+@contextlib.contextmanager
+def standard_settings() -> Iterator[None]:
+    """JAX's own defaults of the settings on which random numbers and dtypes depend, whatever JAX_DEFAULT_PRNG_IMPL,
+    JAX_THREEFRY_PARTITIONABLE and JAX_ENABLE_X64 say: everything about a seed follows from its number."""
+    with jax.default_prng_impl("threefry2x32"), jax.threefry_partitionable(True), jax.enable_x64(False):
+        yield
 
 
 def distinct(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "num count"]:

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.distributed import to_host
+from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer, means
 from loglinear_jax.train.settings import PRECISIONS
 
@@ -168,10 +169,8 @@ class ManySeeds:
 
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding),
-            jax.eval_shape(self.init, self.seeds),
-        )
+        shapes = jax.eval_shape(self.init, self.seeds)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding), shapes)
 
     def place(self, name: str, value: Any) -> Any:
         """Host arrays, the same on every process, as data[name] of all devices together."""
@@ -184,7 +183,7 @@ class ManySeeds:
         jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())
 
         def call(*args):
-            with jax.default_matmul_precision(PRECISIONS[self.trainer.settings.precision]):
+            with standard_settings(), jax.default_matmul_precision(PRECISIONS[self.trainer.settings.precision]):
                 return jitted(*args)
 
         return call

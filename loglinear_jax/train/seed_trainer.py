@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.lam import LAM_PARAMS
+from loglinear_jax.mixers import DECAY_PARAMS
 from loglinear_jax.models.positions import Positions, first_true
 from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
@@ -32,9 +34,10 @@ class SeedState:
     """One seed's training so far: parameters, optimiser, best evaluation. With many seeds every leaf has a leading seed axis.
 
     loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
-    best metric, best_accuracy and best_loss what was measured there. solved_step is the first evaluated step with accuracy
-    ≥ SOLVED_ACCURACY; diverged_step the step whose loss or gradient was not finite, which was not taken; all -1 while that
-    has not happened. A seed that stopped or diverged no longer changes its parameters.
+    best metric, best_accuracy and best_loss what was measured there; before it they are -1 and the largest float. solved_step
+    is the first evaluated step with accuracy ≥ SOLVED_ACCURACY; diverged_step the step whose loss or gradient was not finite,
+    which was not taken. These three steps are -1 until that happens. A seed that stopped or diverged no longer changes its
+    parameters.
     """
 
     seed: Int[Array, ""]
@@ -71,10 +74,17 @@ def means(loss: Any, right: Any, scored: Any) -> tuple[Any, Any]:
 
 
 def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None)) -> Float[Array, ""]:
-    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats. scored: as in `scored_sums`."""
+    """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats; 0 if there are none.
+
+    scored: as in `scored_sums`.
+    """
     tokens, targets = batch
     positions = _positions(targets, scored)
-    return model.apply(params, tokens, targets, positions, method="summed_loss") / jnp.sum(targets >= 0)
+    return model.apply(params, tokens, targets, positions, method="summed_loss") / jnp.maximum(_num_scored(batch), 1)
+
+
+def _num_scored(batch: Batch) -> Int[Array, ""]:
+    return jnp.sum(batch[1] >= 0)
 
 
 def _positions(targets: Int[Array, "B T"], scored: slice | int) -> Positions:
@@ -119,8 +129,19 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
     clip = optax.identity() if not settings.grad_clip else optax.clip_by_global_norm(settings.grad_clip)
     if not settings.weight_decay:
         return optax.chain(clip, optax.adam(rate))
-    mask = None if settings.decay_all else lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+    mask = None if settings.decay_all else decayed_matrices
     return optax.chain(clip, optax.adamw(rate, weight_decay=decay, mask=mask))
+
+
+def decayed_matrices(params: Any) -> Any:
+    """The rule by which weight decay reaches a parameter, True or False for each: it has two axes or more, and is neither of λ
+    nor of the decays. Shrinking Λ [H, L] towards 0 would pull each λ towards a value of its own."""
+
+    def is_decayed(path, x):
+        names = {getattr(key, "key", None) for key in path}
+        return x.ndim >= 2 and names.isdisjoint(LAM_PARAMS + DECAY_PARAMS)
+
+    return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 def _padded(data: Sequences, count: int) -> Sequences:
@@ -169,7 +190,7 @@ class SeedTrainer:
             opt_state=self.optimizer.init(params),
             best_params=params,
             best_accuracy=jnp.full((), -1, jnp.float32),
-            best_loss=jnp.full((), jnp.inf, jnp.float32),
+            best_loss=jnp.full((), jnp.finfo(jnp.float32).max, jnp.float32),
             best_step=jnp.full((), -1, jnp.int32),
             solved_step=jnp.full((), -1, jnp.int32),
             diverged_step=jnp.full((), -1, jnp.int32),
@@ -243,15 +264,20 @@ class SeedTrainer:
             return jax.value_and_grad(lambda params: self.losses[part](self.model, params, batch))(params)
 
         parts = self.settings.grad_accumulation
-        if parts == 1:
-            result = of(batch)
-        else:
-            split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
-            zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
-            add = lambda sums, part: (jax.tree.map(jnp.add, sums, of(part)), None)  # noqa: E731
-            sums, _ = jax.lax.scan(add, zeros, split)
-            result = jax.tree.map(lambda x: x / parts, sums)
-        return result if self.batch_axis is None else jax.lax.pmean(result, self.batch_axis)
+        if parts == 1 and self.batch_axis is None:
+            return of(batch)
+        total = _num_scored(batch)
+        if self.batch_axis is not None:
+            total = jax.lax.psum(total, self.batch_axis)
+
+        def add(sums, batch):
+            share = _num_scored(batch) / jnp.maximum(total, 1)
+            return jax.tree.map(lambda sum_, x: sum_ + share * x, sums, of(batch)), None
+
+        split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+        zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
+        result, _ = jax.lax.scan(add, zeros, split)
+        return result if self.batch_axis is None else jax.lax.psum(result, self.batch_axis)
 
     def train_steps(
         self,

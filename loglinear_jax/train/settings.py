@@ -19,19 +19,19 @@ class TrainSettings:
     num_steps: int = setting(5_000, "optimiser steps", least=1)
     batch_size: int = setting(64, "sequences in a batch of one seed", least=1)
     learning_rate: float = setting(1e-3, "of Adam, or of AdamW with a weight_decay", above=0)
-    warmup_steps: int = setting(0, "steps in which the learning rate rises linearly", least=0)
+    warmup_steps: int = setting(0, "steps in which the learning rate rises linearly, from 0 at the first one", least=0)
     schedule: str = setting(
         "constant", "the learning rate after warm-up: `constant`, or `cosine` to 0 at num_steps", choices=SCHEDULES
     )
     weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0.0)
-    decay_all: bool = setting(False, "decay every parameter, not matrices alone")
+    decay_all: bool = setting(False, "decay every parameter, not only matrices other than those of λ and of decays")
     grad_clip: float | None = setting(
         1.0, "global norm to clip gradients to (the paper does not say, the released code clips at 1); 0 or None: no clipping",
         least=0.0,
     )  # fmt: skip
     grad_accumulation: int = setting(
         1,
-        "parts of a batch whose gradients are computed one after another, to save memory; each part counts the same",
+        "parts of a batch whose gradients are computed one after another, to save memory",
         least=1,
     )
     stream: bool = setting(False, "draw fresh sequences for ever, instead of num_train fixed ones")

@@ -7,13 +7,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import pallas_kernels
 from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
-from loglinear_jax.mixers import init_dt_bias, unit
-from loglinear_jax.models import RecallModel, RecallSettings
+from loglinear_jax.mixers import MIXERS, init_dt_bias, unit
+from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.ops.softmax import rotate_by_position, softmax_attention
 
 SMALL = {"vocab_size": 16, "max_length": 24, "implementation": "parallel"}
@@ -339,3 +340,27 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
             out, cache = mixer.apply(params, *one, cache=cache)
             outs.append(out)
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_model_has_forward_mode_derivatives(mixer):
+    """Also of its gradient: the matrix of second derivatives is symmetric."""
+    settings = dict(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1, mixer=mixer)
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, 16)
+    for model in (RecallModel(RecallSettings(**settings)), LanguageModel(LanguageSettings(**settings))):
+        params = {"params": jax.jit(model.init)(jax.random.key(0), tokens)["params"]}
+
+        def loss(params, model=model):
+            losses = optax.softmax_cross_entropy_with_integer_labels(model.apply(params, tokens), tokens)
+            return jnp.mean(losses)
+
+        @jax.jit
+        def both_ways(params, u, v, loss=loss):
+            gradient = jax.grad(loss)
+            forward = jax.jvp(loss, (params,), (u,))[1], optax.tree.vdot(gradient(params), u)
+            second = [jax.jvp(gradient, (params,), (x,))[1] for x in (u, v)]
+            return forward, (optax.tree.vdot(second[0], v), optax.tree.vdot(second[1], u))
+
+        u, v = (optax.tree.random_like(jax.random.key(seed), params) for seed in (2, 3))
+        for one, other in both_ways(params, u, v):
+            assert one == pytest.approx(float(other), rel=2e-2) and one != 0  # float32, with cancellation

@@ -20,6 +20,7 @@ from loglinear_jax.train import (
     SeedTrainer,
     TrainSettings,
     device_mesh,
+    make_optimizer,
     mean_loss,
     scored_sums,
 )
@@ -465,3 +466,66 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     parts, of_parts, *_ = train([0, 1], dataclasses.replace(SETTINGS, grad_accumulation=4))
     np.testing.assert_allclose(of_parts, losses, rtol=1e-5)
     assert_equal_trees(parts.params, whole.params, rtol=1e-3, atol=1e-5)
+
+
+def uneven(batch=8):
+    """(tokens, targets) [1, 1, batch, 16] in whose first half nothing is scored, and in each later sequence another number."""
+    tokens = np.random.default_rng(0).integers(0, 16, (1, 1, batch, 16), np.int32)
+    counts = np.arange(batch) - batch // 2
+    return tokens, np.where(np.arange(16) < counts[:, None], np.roll(tokens, 1, axis=-1), -1)
+
+
+@pytest.mark.parametrize("devices, accumulation", [(1, 4), (2, 1), (2, 2)])
+def test_parts_of_a_batch_weigh_as_much_as_is_scored_in_them(devices, accumulation):
+    batches = uneven()
+
+    def step(devices, settings):
+        mesh = jax.sharding.Mesh(np.array(CPUS[:devices]).reshape(1, devices), ("seed", "batch"))
+        many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0], mesh)
+        state = many.train_steps(many.init(many.seeds), {"batches": many.place("batches", batches)}, 1)
+        return jax.device_get((state.loss_sum, state.opt_state[1][0].mu))  # Adam's mean is 0.1 of the gradient
+
+    parts = step(devices, dataclasses.replace(SETTINGS, grad_accumulation=accumulation))
+    assert_equal_trees(parts, step(1, SETTINGS), rtol=1e-4, atol=1e-8)
+
+
+def test_a_batch_in_which_nothing_is_scored_leaves_the_seed_as_it_is():
+    tokens, targets = uneven()
+    many = many_seeds(1, SETTINGS, tuple(CPUS[:1]), None)
+    batches = {"batches": many.place("batches", (tokens, np.full_like(targets, -1)))}
+    before = jax.device_get(many.init(many.seeds))
+    after = jax.device_get(many.train_steps(many.init(many.seeds), batches, 1))
+    assert after.diverged_step == [-1] and after.loss_sum == [0]
+    assert_equal_trees(after.params, before.params, rtol=0)
+
+
+@pytest.mark.parametrize("lam", ["fixed", "linear", "mlp_softplus", "rope", "content"])
+def test_weight_decay_reaches_matrices_but_not_lambda(lam):
+    """Of a step whose gradients are 0, so that decay alone moves parameters."""
+    model = RecallModel(dataclasses.replace(MODEL.settings, lam=lam, lam_head_slope=0.0 if lam == "content" else 1.0))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
+    optimizer = make_optimizer(dataclasses.replace(SETTINGS, weight_decay=0.1, learning_rate=0.5))
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    for (path, update), value in zip(
+        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True
+    ):
+        path = jax.tree_util.keystr(path)
+        decays = value.ndim >= 2 and "mixer" not in path  # which has decays, λ, and λ's slope over the heads
+        np.testing.assert_allclose(update, -0.05 * value if decays else 0 * value, rtol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_seed_is_the_same_whatever_settings_jax_has(stream):
+    settings = dataclasses.replace(SETTINGS, stream=stream)
+
+    def three_seeds():
+        many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1, 2], device_mesh(3, devices=CPUS[:1]))
+        state, data = many.init(many.seeds), many.data()
+        state, loss, _ = many.evaluate_and_record(many.train_steps(state, data, 2), data)
+        return jax.device_get((state, data, loss, many.test(state.params))), many.abstract_state()
+
+    expected, abstract = three_seeds()
+    with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False), jax.enable_x64(True):
+        found, also = three_seeds()
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert [x.dtype for x in jax.tree.leaves((found, also))] == [x.dtype for x in jax.tree.leaves((expected, abstract))]
