@@ -21,6 +21,7 @@ from loglinear_jax.analysis.tables.rates import (
     name_of,
     named_rates,
 )
+from loglinear_jax.analysis.tables.several_runs import SHARES
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.cells import (
     converged_and_solved,
@@ -51,13 +52,14 @@ def by_pairs(runs: Runs, variants: str = "", lines: str = "") -> Rows:
         )
     rows = found[0].rows
     if lines == "shares":
-        rows = [{k: v for k, v in row.items() if k} for row in rows if row[""].startswith("≥")]
+        rows = [{k: v for k, v in row.items() if k} for row in rows if row[""] == SHARES]
     return _chosen_rows(rows, variants)
 
 
 @table()
 def by_setting(runs: Runs, variants: str) -> Rows:
-    """A row for each setting of model and training that differs: `tables.by_setting` of one task."""
+    """A row of how many seeds converge for each setting of model and training that differs: of `tables.by_setting` of one
+    task."""
     found = list(tables.by_setting(runs).values())
     if len(found) != 1:
         raise ConfigError(f"runs={runs.text} are of {len(found)} tasks in several settings, expected one")
@@ -65,7 +67,7 @@ def by_setting(runs: Runs, variants: str) -> Rows:
     return [
         {"changed": row["changed"]} | {v: row[v] for v in chosen if v in row}
         for row in found[0].rows
-        if any(v in row for v in chosen)
+        if row[""] == SHARES and any(v in row for v in chosen)
     ]
 
 

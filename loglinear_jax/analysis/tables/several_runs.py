@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,13 @@ from loglinear_jax.analysis import paper
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.tables.rates import AtBest, at_best_of_runs
 from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.runs.cells import converged_and_solved, mean_and_std, median_step
+from loglinear_jax.runs.cells import converged_and_solved, finite, mean_and_std, median_step
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import longer_among
 from loglinear_jax.tasks import CONVERGED_ACCURACY
+
+MEANS, SHARES = "accuracy %", "≥ 90 %, ≥ 99 %"  # what a row shows
 
 
 def as_the_paper(runs: Sequence[Run]) -> list[Table]:
@@ -38,8 +41,9 @@ def as_the_paper(runs: Sequence[Run]) -> list[Table]:
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
-    """For each task whose score has thresholds, in words, that was run in several settings: a row for each, with every
-    variant's share of converged seeds; settings with few changes first. All tables are of accuracies on one set."""
+    """For each task whose score has thresholds, in words, that was run in several settings: for each of them a row of every
+    variant's accuracies, and one of how many seeds converged; settings with few changes first. All tables are of accuracies on
+    one set."""
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
     for run in sorted(finished, key=lambda run: _in_order(run.config.task)):
@@ -104,19 +108,22 @@ def _against_settings(
     notes: Sequence[str],
 ) -> Table:
     """One such table. runs, notes: of `_by_changes`. outcomes: by task, changes and variant."""
-    rows: dict[str, dict[str, str]] = {}
+    rows: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
     raw = []
     for (changes, variant), run in runs.items():
         outcome = outcomes[task, changes, variant]
-        cell = converged_and_solved(outcome) + median_step(outcome)
-        rows.setdefault(changes, {"changed": changes or "nothing"})[variant] = cell
+        changed = {"changed": changes or "nothing"}
+        means, shares = rows.setdefault(changes, (changed | {"": MEANS}, changed | {"": SHARES}))
+        means[variant] = mean_and_std(finite(100 * outcome.accuracy))
+        shares[variant] = converged_and_solved(outcome) + median_step(outcome)
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
-        f"{outcome.solved_note} Seeds that reached 90 %, with Wilson's 95 % interval of their share, and 99 %; the median step "
-        "at which those did. Changed: against the default settings, as far as these runs differ"
+        f"{outcome.solved_note} Mean ± std of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
+        "their share, and 99 %; the median step at which those did. Changed: against the default settings, as far as these runs "
+        "differ"
     )
     title = f"{task}: {outcome.shown_as}, by what is changed"
-    return Table(title, list(rows.values()), raw, "; ".join([note, *notes]) + ".")
+    return Table(title, list(itertools.chain(*rows.values())), raw, "; ".join([note, *notes]) + ".")
 
 
 def _keep_most_seeds(place: dict[Any, Run], key: Any, variant: str, run: Run, notes: list[str]) -> None:
@@ -159,9 +166,7 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     )
     rows, raw = [], []
     for variant, by_column in found.items():
-        ours, theirs, shares = (
-            {"variant": variant, "": what} for what in ("accuracy %", "the paper", "≥ 90 %, ≥ 99 %")
-        )
+        ours, theirs, shares = ({"variant": variant, "": what} for what in (MEANS, "the paper", SHARES))
         for value in columns:
             if value not in by_column:
                 continue
