@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
@@ -12,6 +13,7 @@ import matplotlib.image
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.figures.style import DOTS_PER_INCH, save
+from loglinear_jax.analysis.labels import sentence
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.runs.writing import replace_file
 
@@ -30,15 +32,30 @@ class Item:
 
 @dataclasses.dataclass
 class Part:
-    """A heading of the report with its items, which are written to files as they are added."""
+    """A heading of the report with its items, which are written to files as they are added. notes: lines below the heading,
+    such as why something is not drawn."""
 
     title: str
     intro: str = ""
     items: list[Item] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def anchor(self) -> str:
         return slug(self.title)
+
+    def entries(self, subjects: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """For the list of contents: by what is shown, the anchors by the run of which it is shown, in short; "" for all runs.
+
+        subjects: what titles call a run, and its short name. An item of a run has the title "<subject>: <what is shown>"; of a
+        figure and its table, which have one title, the first is named."""
+        found: dict[str, dict[str, str]] = {}
+        for number, item in enumerate(self.items, 1):
+            of_run = [subject for subject in subjects if item.title.startswith(f"{subject}: ")]
+            subject = max(of_run, key=len, default="")
+            what = sentence(item.title.removeprefix(f"{subject}: ") if subject else item.title)
+            found.setdefault(what, {}).setdefault(subjects.get(subject, ""), f"{self.anchor}-{number}")
+        return found
 
 
 class Report:
@@ -52,7 +69,7 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
 
     def part(self, title: str, intro: str = "") -> Part:
-        """The part of that title, begun if there is none yet. One without items is not shown."""
+        """The part of that title, begun if there is none yet. One without items and notes is not shown."""
         for part in self.parts:
             if part.title == title:
                 return part
@@ -70,7 +87,9 @@ class Report:
         """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
         self._claim(stem)
         files = tuple(path.name for path in table.write(self.out / stem))
-        item = Item(title or table.full_title, html=table.text("html"), note=table.note, files=files, folded=folded)
+        item = Item(
+            title or table.full_title, html=_unbroken(table.text("html")), note=table.note, files=files, folded=folded
+        )
         part.items.append(item)
 
     def _claim(self, stem: str) -> None:
@@ -78,8 +97,15 @@ class Report:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
 
-    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
-        """Writes report.html, with pictures inside. Raises CannotWrite."""
+    def write(
+        self,
+        title: str,
+        runs: Table,
+        settings: list[Table],
+        commands: list[str],
+        subjects: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Writes report.html, with pictures inside. subjects: as in `Part.entries`. Raises CannotWrite."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
             autoescape=True,
@@ -88,13 +114,15 @@ class Report:
         )
         environment.filters["as_data"] = _as_data
         environment.filters["width"] = _width
+        environment.filters["as_html"] = lambda table: _unbroken(table.text("html"))
         html = environment.get_template("report.html.jinja").render(
             title=title,
             runs=runs,
             settings=settings,
             commands=commands,
             problems=self.problems,
-            parts=[part for part in self.parts if part.items],
+            parts=[part for part in self.parts if part.items or part.notes],
+            subjects=subjects or {},
         )
         path = self.out / "report.html"
         replace_file(path, lambda file: file.write(html))
@@ -104,6 +132,12 @@ class Report:
 def slug(text: str) -> str:
     """A name for files and anchors."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
+
+
+def _unbroken(html: str) -> str:
+    """HTML whose lines break in no interval, nor beside ±, before % or after ≥."""
+    together = r"\[[^]<>]*\]|[^\s<>]+ ± [^\s<>]+| %|≥ "
+    return re.sub(together, lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), html)
 
 
 def _as_data(path: Path) -> str:

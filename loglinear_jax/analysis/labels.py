@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.runs.loading import Run
@@ -35,6 +35,15 @@ def describe_run(run: Run) -> str:
     """The task, the setting if it is released, and the label if there is one."""
     shown = ", setting released" if setting_of(run.config) == "released" else ""
     return run.task.describe() + shown + (f" ({run.label})" if run.label else "")
+
+
+def short_names(runs: Sequence[Run]) -> dict[str, str]:
+    """By what `describe_run` calls each of several runs, the words of it that not all of them have; of one run none."""
+    names = [describe_run(run) for run in runs]
+    words = {name: name.removesuffix(")").replace(" (", ", ").split(", ") for name in names}
+    shared = set.intersection(*map(set, words.values()))
+    short = {name: ", ".join(word for word in words[name] if word not in shared) or name for name in names}
+    return short if len(runs) > 1 else {}
 
 
 def describe_variant(variant: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.labels import describe_run
+from loglinear_jax.analysis.labels import describe_run, short_names
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
@@ -99,7 +99,7 @@ def make_report(
     sections = [section_class(context) for name, section_class in SECTIONS.items() if name in choices.sections]
     with _logged_to(report.out / LOG):
         _go_through(context, sections)
-    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
+    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs), short_names(runs))
     return path, report.problems
 
 

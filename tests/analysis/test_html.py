@@ -3,6 +3,7 @@
 import html as escaping
 import html.parser
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def check(page, times):
     assert "script" not in {tag for tag, _ in found.tags}
     assert not [attrs for _, attrs in found.tags if {"onerror", "onload", "onclick"} & set(attrs)]
     assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
-    assert all(attrs["href"].startswith("#") for tag, attrs in found.tags if tag == "a")
+    assert all(re.fullmatch("#.*|[A-Za-z0-9._/%-]+", attrs["href"]) for tag, attrs in found.tags if tag == "a")
     assert found.text.count(HOSTILE) >= times
 
 
@@ -56,6 +57,31 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     part.items.append(report_html.Item(HOSTILE, note=HOSTILE, files=(HOSTILE,)))
     page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
     check(page, 30)
+
+
+def test_links_lead_to_what_is_there(tmp_path):
+    """To the files beside the report, and from the list of contents to figures and tables, grouped by what they show."""
+    report = report_html.Report(tmp_path)
+    part, subjects = report.part("Results"), {"MQAR, pairs 4": "pairs 4", "MQAR, pairs 8": "pairs 8"}
+    for number, subject in enumerate(subjects):
+        for what in ("outcomes", "λ"):
+            report.add_table(part, Table(what, [{"a": "1 [0, 2]"}]), f"{what == 'λ'}-{number}", f"{subject}: {what}")
+    report.add_table(part, Table("of all", [{"a": "≥ 90 %"}]), "all")
+    report.part("Drawn nothing").notes.append("No seed converges.")
+    report.part("Empty")
+    assert part.entries(subjects) == {
+        "Outcomes": {"pairs 4": "results-1", "pairs 8": "results-3"},
+        "λ": {"pairs 4": "results-2", "pairs 8": "results-4"},
+        "Of all": {"": "results-5"},
+    }
+    page = report.write("t", Table("runs", [{"a": "b"}]), [], [], subjects).read_text(encoding="utf-8")
+    found = Tags(page)
+    anchors = {attrs["id"] for _, attrs in found.tags if "id" in attrs}
+    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    assert len(links) == 3 + 5 + 3 * 5
+    assert all(link[1:] in anchors if link[0] == "#" else (tmp_path / link).is_file() for link in links)
+    assert "No seed converges." in found.text and "Empty" not in found.text
+    assert "1 [0,\N{NO-BREAK SPACE}2]" in found.text and "≥\N{NO-BREAK SPACE}90\N{NO-BREAK SPACE}%" in found.text
 
 
 def test_what_a_run_says_of_itself_is_escaped(tmp_path):

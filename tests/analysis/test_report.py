@@ -16,6 +16,7 @@ from loglinear_jax import tasks
 from loglinear_jax.analysis import html, load_run, read_run
 from loglinear_jax.analysis.report import LOG, Choices, make_report
 from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Context, Section
+from loglinear_jax.analysis.sections.results import Results
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from tests.analysis.made_runs import made_run, made_variant
@@ -50,7 +51,7 @@ def test_everything_is_drawn_and_shown(report):
     assert report.problems == []
     for stem in (
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
-        "curves-tiny.png", "convergence-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
+        "curves-tiny.png", "curves-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
         "answer-levels.png", "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
@@ -62,7 +63,9 @@ def test_everything_is_drawn_and_shown(report):
     ]
     assert len(pictures) == len(list(report.out.glob("*.png"))) and max(pictures) <= 900
     linked = re.findall(r'(?:src|href)="([^"]*)"', report.html)
-    assert linked and all(link.startswith(("data:image/png", "#")) for link in linked)  # it opens without a network
+    elsewhere = [link for link in linked if not link.startswith(("data:image/png", "#"))]
+    assert elsewhere and all((report.out / link).is_file() for link in elsewhere)  # it opens without a network
+    assert "When seeds converge: not drawn, as no seed reaches 99 %." in report.html
     assert "Left out" not in report.html and "python run.py" in report.html
     assert report.figures["initial-memory"].axes[0].get_ylabel() == "test accuracy (%)"
 
@@ -94,6 +97,17 @@ def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
     assert context.describe_seed(trained, 1) == "seed 1, no validation perplexity"
     with pytest.raises(ValueError, match="no seed has a finite validation perplexity"):
         context.averaged_seeds(dataclasses.replace(trained, best_loss=np.full(4, np.inf)))
+
+
+def test_shares_of_seeds_are_not_drawn_where_none_converges(tmp_path, blank_figures):
+    accuracies = {"linear": [0.13, 0.185], "fixed": [0.2, 0.1]}
+    runs = [made_run(tmp_path / str(steps), accuracies=accuracies, warmup_steps=steps) for steps in (0, 9)]
+    report = html.Report(tmp_path / "out")
+    Results(Context(runs, report, Choices(), None)).finish()
+    (part,) = report.parts
+    assert part.notes == ["Seeds that converge, by what is changed: not drawn, as no seed reaches 90 %."]
+    table = (report.out / "by-setting-1.md").read_text(encoding="utf-8")
+    assert "15.8 ± 3.9" in table and "0/2 [0.00, 0.66], 0/2" in table and not report.problems
 
 
 def test_headings_say_lam(report):

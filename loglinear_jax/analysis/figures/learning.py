@@ -179,9 +179,9 @@ def _best_seeds(score: Score, best: Float[np.ndarray, " seeds"]) -> str:
 def draw_convergence(run: Run) -> Figure | None:
     """Share of the seeds that have reached 99 % validation accuracy by each step: the distribution of the convergence step.
 
-    None if the run has no summary, or the score of its task no thresholds.
+    None if the score of its task has no thresholds, or no seed reached it.
     """
-    if not run.outcomes or not run.task.score.thresholds:
+    if not run.task.score.thresholds or not any(outcome.num_solved for outcome in run.outcomes.values()):
         return None
     figure, ((axis,),) = new_figure(7.6, 4.0)
     last = max(outcome.last_step for outcome in run.outcomes.values())
@@ -205,8 +205,6 @@ def draw_convergence(run: Run) -> Figure | None:
 def _most_solved(run: Run) -> str:
     solved = {variant: outcome.num_solved for variant, outcome in run.outcomes.items()}
     most = max(solved.values())
-    if not most:
-        return "No seed reaches 99 %"
     first = [describe_variant(variant) for variant, count in solved.items() if count == most]
     if len(first) == len(solved) > 1:
         return f"{most} seeds reach 99 % with every variant"

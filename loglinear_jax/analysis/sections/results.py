@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loglinear_jax.analysis import figures, tables
 from loglinear_jax.analysis.sections.base import Context, Section
+from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 MANY_RUNS = 5  # from which their own tables are folded
 
@@ -25,7 +26,10 @@ class Results(Section):
             if by_setting:
                 shares = {task: table.raw for task, table in by_setting.items()}
                 title = "Seeds that converge, by what is changed"
-                report.add_figure(self.part, figures.draw_shares(shares), "by-setting", title)
+                if any(row["num_converged"] for rows in shares.values() for row in rows):
+                    report.add_figure(self.part, figures.draw_shares(shares), "by-setting", title)
+                else:
+                    self.part.notes.append(f"{title}: not drawn, as no seed reaches {100 * CONVERGED_ACCURACY:.0f} %.")
             for index, table in enumerate(by_setting.values()):
                 report.add_table(self.part, table, f"by-setting-{index + 1}")
         with context.attempt("all runs", "the figure of all tasks"):

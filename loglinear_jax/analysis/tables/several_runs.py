@@ -119,8 +119,8 @@ def _against_settings(
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
         f"{outcome.solved_note} Mean ± std of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
-        "their share, and 99 %; the median step at which those did. Changed: against the default settings, as far as these runs "
-        "differ"
+        "their share, and 99 %; the median step at which those did. Changed: against the default settings, as far as these "
+        "runs differ"
     )
     title = f"{task}: {outcome.shown_as}, by what is changed"
     return Table(title, list(itertools.chain(*rows.values())), raw, "; ".join([note, *notes]) + ".")
