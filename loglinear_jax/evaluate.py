@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.generate import tokens_at_a_time
 from loglinear_jax.models import LanguageModel
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 def window_losses(
     model: LanguageModel,
     params: Any,
-    windows: Int[np.ndarray, "N S"],
+    windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> Float[np.ndarray, "N T"]:
     """Cross-entropy in nats of every token of a window but the first, from all before it in the window; T = S - 1.
@@ -73,7 +73,7 @@ def window_losses(
     return losses
 
 
-def check_windows(model: LanguageModel, windows: Int[np.ndarray, "N S"]) -> None:
+def check_windows(model: LanguageModel, windows: Int[Array | np.ndarray, "N S"]) -> None:
     """Raises SettingError unless windows are arrays of token ids of the model's vocabulary, at least two in each and no more
     than its λ has levels for."""
     shape, dtype = getattr(windows, "shape", None), getattr(windows, "dtype", None)

@@ -29,7 +29,7 @@ SCORES = 1 << 28  # of softmax attention, that are held at a time: 1 GiB
 def generate(
     model: LanguageModel,
     params: Any,
-    prompt: Int[Array, "B T"],
+    prompt: Int[Array | np.ndarray, "B T"],
     num_tokens: int,
     *,
     temperature: float = 1.0,
@@ -52,7 +52,7 @@ def generate(
 def stream(
     model: LanguageModel,
     params: Any,
-    prompt: Int[Array, "B T"],
+    prompt: Int[Array | np.ndarray, "B T"],
     num_tokens: int,
     *,
     temperature: float = 1.0,
@@ -66,7 +66,8 @@ def stream(
     """The tokens after a prompt, one step of all B sequences at a time; all prompts are of one length.
 
     temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
-    fewest tokens that together have this probability (Holtzman et al. 2020). seed: the same seed gives the same tokens.
+    fewest likeliest tokens that together have this probability (Holtzman et al. 2020). Of equally likely tokens, those with the
+    smallest ids are taken first. seed: the same seed gives the same tokens.
     stop_token: a sequence that has produced it, or one of several, repeats it; when all have, it ends. max_length: tokens,
     prompt included, for which states are allocated; prompt and num_tokens together if None. num_ids: only token ids below it
     are taken, as the vocabulary of a model may be larger than its tokenizer's.
@@ -148,7 +149,7 @@ def _advance(weights, tokens, caches, key, *, model, **sampling):
 def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops):
     advance = functools.partial(_advance, model=model, **sampling)
     weights = decoding_weights(model, params)
-    key_of = functools.partial(jax.random.fold_in, jax.random.key(seed))
+    key_of = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
     stopped, shown = np.zeros(prompt.shape[0], bool), prompt[:, -1]
     # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
     part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompt), 1).bit_length() - 1)
@@ -172,7 +173,7 @@ def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops
 
 def sample(
     key: jax.Array,
-    logits: Float[Array, "B vocab"],
+    logits: Float[Array | np.ndarray, "B vocab"],
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -186,15 +187,21 @@ def sample(
     # From the largest, so that a small temperature makes -inf of the others.
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
     if top_k is not None:
-        smallest = jax.lax.top_k(logits, top_k)[0][:, -1:]
-        logits = jnp.where(logits < smallest, -jnp.inf, logits)
-    if top_p is not None:
+        logits = _largest(logits, jax.lax.top_k(logits, top_k)[0], top_k)
+    if top_p is not None and top_p < 1:  # float32 sums of all may fall short of 1, or reach it early
         ordered = jnp.sort(logits, axis=-1, descending=True)
-        probability = jax.nn.softmax(ordered, axis=-1)
-        enough = jnp.cumsum(probability, axis=-1) - probability >= top_p  # those before have it already
-        smallest = jnp.min(jnp.where(enough, jnp.inf, ordered), axis=-1, keepdims=True)
-        logits = jnp.where(logits < smallest, -jnp.inf, logits)
-    return jax.random.categorical(key, logits, axis=-1)
+        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1)[:, :-1]
+        logits = _largest(logits, ordered, 1 + jnp.sum(before < top_p, axis=-1, keepdims=True))
+    with jax.threefry_partitionable(True):  # a seed's tokens are the same whatever JAX's settings are
+        return jax.random.categorical(key, logits, axis=-1)
+
+
+def _largest(logits: Float[Array, "B vocab"], ordered: Float[Array, "B N"], num: int | Int[Array, "B 1"]):
+    """-inf for all but the `num` largest, of equal ones the first. ordered: at least so many of them, the largest first."""
+    smallest = jnp.take_along_axis(ordered, jnp.broadcast_to(num, (len(logits), 1)) - 1, axis=-1)
+    larger, equal = logits > smallest, logits == smallest
+    first = jnp.cumsum(equal, axis=-1) <= num - jnp.sum(larger, axis=-1, keepdims=True)
+    return jnp.where(larger | (equal & first), logits, -jnp.inf)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def test_spans_are_powers_of_two_and_cover_everything():
         (WINDOWS[:0], r"windows has shape \(0, 30\): expected at least one window of at least two"),
         (WINDOWS[:, :1], r"windows has shape \(5, 1\): expected"),
         (WINDOWS + 1, "windows has ids 1 to 23: expected 0 to 22"),
+        (jnp.asarray(WINDOWS) - 1, "windows has ids -1 to 21: expected 0 to 22"),
         (WINDOWS.tolist(), r"windows is of type list: expected an array \[windows, tokens\] of whole numbers"),
         (WINDOWS.astype(float), "windows is of dtype float64: expected an array"),
         (WINDOWS > 0, "windows is of dtype bool: expected an array"),

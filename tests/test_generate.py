@@ -153,6 +153,46 @@ def test_sampling_follows_the_logits():
     np.testing.assert_array_equal(shares(temperature=0), [1, 0, 0, 0])
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """Of one row of logits: the ids among which a token is drawn."""
+
+    def of(logits, **how):
+        seen = []
+        monkeypatch.setattr(jax.random, "categorical", lambda key, logits, axis: seen.append(logits))
+        sample(jax.random.key(0), jnp.asarray(logits)[None], **how)
+        return np.flatnonzero(np.isfinite(seen[0][0])).tolist()
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("how", "num"),
+    [({"top_k": 1}, 1), ({"top_k": 3}, 3), ({"top_p": 0.1}, 1), ({"top_p": 0.5}, 4), ({"top_p": 0.51}, 5)],
+    ids=str,
+)
+def test_of_equal_logits_the_first_are_taken(kept, how, num):
+    assert kept(np.zeros(8), **how) == list(range(num))
+    assert kept([0, 2, 2, 1, 2], top_k=2) == [1, 2]
+    assert kept([0, 2, 1, 1, 1], top_k=3, top_p=0.8) == [1, 2, 3]  # e²/(e² + 2e) = 0.58, with another 0.79
+
+
+def test_top_p_takes_the_fewest_tokens_of_a_large_vocabulary(kept):
+    logits = 4 * np.random.default_rng(0).normal(size=50_257).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    probability = np.exp(logits[order].astype(np.float64))
+    reached = np.cumsum(probability / probability.sum())
+    for top_p in (0.3, 0.9, 0.99):
+        assert kept(logits, top_p=top_p) == sorted(order[: np.searchsorted(reached, top_p) + 1])
+    assert len(kept(logits, top_p=1.0)) == len(logits)
+
+
+def test_jax_settings_change_no_token(params):
+    expected = generate(MODEL, params, PROMPT, 8, temperature=3.0, seed=7)
+    with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):
+        np.testing.assert_array_equal(generate(MODEL, params, PROMPT, 8, temperature=3.0, seed=7), expected)
+
+
 @pytest.mark.parametrize(
     ("prompt", "num_tokens", "kwargs", "message"),
     [
@@ -181,6 +221,7 @@ def test_sampling_follows_the_logits():
         (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
         (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),
+        (jnp.asarray(PROMPT) - 1, 1, {}, "prompt has ids -1 to 6: expected 0 to 22"),
         (PROMPT, 1, {"temperature": -1}, "temperature must be 0, or a number from .* on, got -1"),
         (PROMPT, 1, {"top_k": 24}, "top_k must be a whole number from 1 to 23, got 24"),
         (PROMPT, 1, {"top_p": 0.0}, "top_p must be a number above 0 and at most 1, got 0.0"),
