@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from pathlib import Path
 
 _FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -11,12 +12,21 @@ _FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 def avoid_faults() -> None:
     """Adds to XLA_FLAGS what this jaxlib needs, unless it is said there. Without effect once JAX has computed something.
 
+    Where XLA_FLAGS names a file of flags, the file's flags take its place. A file that can't be read is left for XLA to name.
+
     On a CPU, jaxlib 0.10.2 computes dot products, and products with their sums, by YNNPACK. A sum over an outer axis of
     arrays of seven axes or more then writes where it must not, and the process ends with a segmentation fault:
     `jnp.sum(x * y, axis=3)` with x and y of shape [2, 2, 1, 2, 4, 16, 16] is enough. Several seeds, with heads that share
     their keys, make such arrays. Dot products alone stay with YNNPACK, as without it some in bfloat16 are refused. jaxlib
     0.10.1 has no such fusions, and 0.11.0 computes them rightly.
     """
+    if importlib.metadata.version("jaxlib") != "0.10.2":
+        return
     flags = os.environ.get("XLA_FLAGS", "")
-    if _FUSIONS not in flags and importlib.metadata.version("jaxlib") == "0.10.2":
-        os.environ["XLA_FLAGS"] = f"{flags} {_FUSIONS}=dot,individual_dot".strip()
+    if flags and not flags.lstrip().startswith("-"):  # to XLA, the name of a file
+        try:
+            flags = Path(flags).read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return
+    if _FUSIONS not in flags:  # ours first, as what begins with no - would be a file
+        os.environ["XLA_FLAGS"] = f"{_FUSIONS}=dot,individual_dot {flags}".strip()

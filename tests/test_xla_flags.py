@@ -45,7 +45,7 @@ def test_gradients_of_several_seeds():
     "jaxlib, before, after",
     [
         ("0.10.2", None, "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
-        ("0.10.2", "--xla_a=1", "--xla_a=1 --xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
+        ("0.10.2", "--xla_a=1", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot --xla_a=1"),
         ("0.10.2", "--xla_cpu_experimental_ynn_fusion_type=", "--xla_cpu_experimental_ynn_fusion_type="),
         ("0.11.2", "--xla_a=1", "--xla_a=1"),
         ("0.11.2", None, None),
@@ -58,3 +58,23 @@ def test_flags_are_added_where_they_are_needed(monkeypatch, jaxlib, before, afte
         monkeypatch.setenv("XLA_FLAGS", before)
     avoid_faults()
     assert os.environ.get("XLA_FLAGS") == after
+
+
+@pytest.mark.parametrize(
+    "content, after",
+    [
+        ("--xla_a=1\n--xla_b=2", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot --xla_a=1\n--xla_b=2"),
+        ("", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
+        ("--xla_cpu_experimental_ynn_fusion_type=", None),
+        (None, None),
+    ],
+)
+def test_flags_in_a_file_are_kept(monkeypatch, tmp_path, content, after):
+    """XLA takes a value that begins with no - for the name of a file, and ends the process if it can't read that."""
+    monkeypatch.setattr("importlib.metadata.version", {"jaxlib": "0.10.2"}.__getitem__)
+    file = tmp_path / "flags"
+    monkeypatch.setenv("XLA_FLAGS", str(file))
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    avoid_faults()
+    assert os.environ["XLA_FLAGS"] == (after or str(file))
