@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from loglinear_jax.xla_flags import avoid_faults
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     )
 
 avoid_faults()
+
+try:
+    __version__ = importlib.metadata.version("loglinear_jax")
+except importlib.metadata.PackageNotFoundError:  # a checkout in PYTHONPATH
+    __version__ = "not installed"
 
 # Imported when first used, so that the command line starts without JAX.
 _MODULES = {

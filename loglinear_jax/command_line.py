@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loglinear_jax.files import why_not_local
 from loglinear_jax.settings import INT32_MAX
 
 # Exit codes, beside 0: done.
@@ -24,6 +26,15 @@ MOST_DIGITS = 18
 MOST_BYTES_OF_NAME, MOST_BYTES_OF_PATH = 255, 4095  # Linux's
 MOST_SHOWN = 1000  # characters of an error
 
+# The extra that brings a module which is no dependency of the package itself.
+EXTRAS = {
+    "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
+    "hub": ("huggingface_hub", "safetensors"),
+    "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
+    "analysis": ("jinja2",),
+    "sweep": ("rich", "submitit"),
+}  # fmt: skip
+
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
 
@@ -31,6 +42,28 @@ def one_line(error: object) -> str:
     """An error's message on one line; of a long one, as of a long argument, the beginning and the end."""
     text = " ".join(str(error).split())
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN * 3 // 4]} ... {text[-MOST_SHOWN // 4 :]}"
+
+
+def how_to_install(error: ModuleNotFoundError, extra: str) -> str | None:
+    """What to install where a module is missing that an extra brings; None for any other module, as that is a bug.
+
+    extra: the one to install where `train` brings the module, which the others include.
+    """
+    found = next((name for name, modules in EXTRAS.items() if error.name in modules), None)
+    if found is None:
+        return None
+    return f"needs {error.name}: pip install -e '.[{extra if found == 'train' else found}]' in the checkout"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports: a missing module that this extra brings is named with what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if hint := how_to_install(error, extra):
+            raise ModuleNotFoundError(f"this part of loglinear_jax {hint}", name=error.name) from error
+        raise
 
 
 class BadInput(Exception):
@@ -145,12 +178,12 @@ def comma_separated(item: Callable[[str], Any] = str) -> Callable[[str], list[An
 
 
 def path_pattern(text: str) -> str:
-    """A path, or a pattern of paths."""
+    """A path, or a pattern of paths, with the home folder for a ~ at its beginning."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
-    if problem := why_no_path(text):
+    if problem := why_not_local(text) or why_no_path(text):
         raise argparse.ArgumentTypeError(problem)
-    return text
+    return os.path.expanduser(text)
 
 
 def why_no_path(text: str) -> str | None:
@@ -172,9 +205,10 @@ def path(text: str) -> Path:
 
 
 def read_text(file: Path, name: str) -> str:
-    """The content of the file that the argument `name` gives. Raises BadInput if it can't be read, or is not UTF-8."""
+    """The content of the file that the argument `name` gives, without a byte order mark. Raises BadInput if it can't be read,
+    or is not UTF-8."""
     try:
-        return file.read_bytes().decode()
+        return file.read_bytes().decode().removeprefix("\ufeff")
     except OSError as error:
         raise BadInput(f"{name}: {file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

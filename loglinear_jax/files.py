@@ -1,16 +1,41 @@
-"""Files: found, on disk when they are written, and known by their hash."""
+"""Files: their paths as users give them, on disk when they are written, and known by their hash."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sys
 from pathlib import Path
 from typing import IO
 
+from loglinear_jax.settings import SettingError
 
-def expand_user(path: str | os.PathLike) -> Path:
-    """With a home folder for ~ at the beginning; with ~name as it is, where there is no such user."""
+
+def local_path(path: str | os.PathLike, argument: str) -> Path:
+    """The path that a user gives as `argument`, with the home folder for a ~ at its beginning.
+
+    Raises SettingError, naming the argument, for what `why_not_local` refuses.
+    """
+    if problem := why_not_local(path):
+        raise SettingError(f"{argument}: {problem}")
     return Path(os.path.expanduser(path))
+
+
+def why_not_local(path: str | os.PathLike) -> str | None:
+    """Why a path names nothing on this machine: it is an address such as gs://bucket, begins with the home folder of nobody,
+    or has characters that names of files cannot have in this locale. None if it may name something."""
+    text = os.fspath(path)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        return f"{text} is an address: expected a path on this machine, as only local folders and files are supported"
+    if os.path.expanduser(text).startswith("~"):
+        return f"{text}: there is no home folder for {text.partition('/')[0]}: expected a path without it"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        return f"{text} has characters that this locale's {encoding} lacks: expected other names, or a UTF-8 locale"
+    return None
 
 
 def to_disk(file: IO) -> None:

@@ -73,11 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import jax
+
     from loglinear_jax.analysis.report import LOG, Choices, make_report
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.settings import SettingError
 
     quiet_libraries()
+    jax.devices()  # what is wrong with them is no section's problem
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
     try:
         choices = Choices(**given | {"sections": tuple(args.sections)})
@@ -130,7 +133,7 @@ def _check_any_run(workdirs: list[str]) -> None:
 
 def _matching(patterns: list[str]) -> list[str]:
     """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
-    found = [sorted(filter(os.path.isdir, glob.glob(os.path.expanduser(p)))) or [p] for p in patterns]
+    found = [sorted(filter(os.path.isdir, glob.glob(p))) or [p] for p in patterns]
     return [path for paths in found for path in paths]
 
 

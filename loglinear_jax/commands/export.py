@@ -6,14 +6,11 @@ loglinear_jax export --workdir=runs/wikitext2 --variant=linear --out=my-model
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 from loglinear_jax.command_line import BadInput, check_folder, path
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_run_arguments, trained_of_run
-
-log = logging.getLogger(__name__)
 
 LONGEST_OF_OTHERS = 16_384  # tokens that λ has levels for in flash-linear-attention's and Guo et al.'s code
 HELP = "a run's language model in the layout of flash-linear-attention"
@@ -30,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.fenwick import num_levels
     from loglinear_jax.hub import export_params, save_model
     from loglinear_jax.hub.folders import CONFIG
     from loglinear_jax.runs.errors import NoReadableCheckpoint
@@ -42,6 +40,13 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
+        longest = model.settings.max_length
+        if model.settings.traits.levels and num_levels(longest) != num_levels(LONGEST_OF_OTHERS):
+            raise BadInput(
+                f"{args.workdir}: λ has {num_levels(longest)} levels, for model.max_length={longest}, and that of "
+                f"flash-linear-attention {num_levels(LONGEST_OF_OTHERS)}: train with model.max_length={LONGEST_OF_OTHERS}, "
+                "which task.seq_len may be below"
+            )
         check_folder(args.out, "--out")
         for pattern in (CONFIG, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"):
             if found := next(args.out.glob(pattern), None):  # of a model, or of a run
@@ -52,12 +57,6 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     except OSError as error:
         raise BadInput(f"--out: {args.out} can't be written: {error.strerror}") from error
-    longest = model.settings.max_length
-    if model.settings.traits.levels and longest != LONGEST_OF_OTHERS:
-        log.warning(
-            "λ has levels for model.max_length=%d, those of others for %d: load_model reads the folder, they do not",
-            longest, LONGEST_OF_OTHERS,
-        )  # fmt: skip
     print(f"Written to {args.out}")
     return 0
 

@@ -8,6 +8,7 @@ BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It impor
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pkgutil
 import select
@@ -16,17 +17,18 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TextIO
 
-from loglinear_jax import commands
-from loglinear_jax.command_line import BAD_INPUT, BROKEN_PIPE, FAILED, INTERRUPTED, BadInput, Failed, Parser, one_line
-
-# The extra that brings a module which is no dependency of the package itself.
-EXTRAS = {
-    "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
-    "hub": ("huggingface_hub", "safetensors"),
-    "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
-    "analysis": ("jinja2",),
-    "sweep": ("rich", "submitit"),
-}  # fmt: skip
+from loglinear_jax import __version__, commands
+from loglinear_jax.command_line import (
+    BAD_INPUT,
+    BROKEN_PIPE,
+    FAILED,
+    INTERRUPTED,
+    BadInput,
+    Failed,
+    Parser,
+    how_to_install,
+    one_line,
+)
 
 
 def find_commands() -> dict[str, ModuleType]:
@@ -41,10 +43,14 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
 
     command, called: for a file that stands for one command, such as run.py: which one, and how it is called.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack λ and ≥, or characters of a file's name
     argv = list(sys.argv[1:] if argv is None else argv)
     known = find_commands()
     if command is None:
         parser = Parser(prog=called, description="Log-linear attention with adaptive λ: experiments and measurements.")
+        parser.add_argument("--version", action="version", version=f"loglinear_jax {__version__}")
         parsers = parser.add_subparsers(metavar="command", required=True)
         for name, module in known.items():
             own = parsers.add_parser(name, help=module.HELP, description=module.__doc__)
@@ -75,14 +81,30 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written
         return BROKEN_PIPE
     except ModuleNotFoundError as error:
-        missing = error.name  # of a part of a package that is there it has a dot, and is a bug
-        extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
-        if extra is None:
+        hint = how_to_install(error, getattr(known[command], "EXTRA", "train"))
+        if hint is None:
             raise
-        if extra == "train":  # which every command needs, and the command's own extra includes
-            extra = getattr(known[command], "EXTRA", extra)
-        print(f"{name}: needs {missing}: pip install 'loglinear_jax[{extra}]'", file=sys.stderr)
+        print(f"{name}: {hint}", file=sys.stderr)
         return BAD_INPUT
+    except (AssertionError, RuntimeError):
+        problem = _why_no_device()
+        if problem is None:
+            raise
+        print(f"{name}:", one_line(problem), file=sys.stderr)
+        return BAD_INPUT
+
+
+def _why_no_device() -> str | None:
+    """What JAX was told to use, if it finds no device of that; of which it says nothing, or less, where it is first used."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.config.jax_platforms:
+        return None
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        why = f" ({error})" if str(error) else ""
+        return f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such device here{why}: expected another, such as cpu"
+    return None
 
 
 def _is_closed(stream: TextIO) -> bool:

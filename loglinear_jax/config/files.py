@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import type_of_setting
 from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
+from loglinear_jax.files import why_not_local
 from loglinear_jax.settings import SettingError, in_words, read_value
 
 PACKAGE = Path(__file__).parents[1]
@@ -104,12 +105,15 @@ def find_config_file(name: str) -> Path:
 
     Raises ConfigError if there is neither.
     """
+    if problem := why_not_local(name):
+        raise ConfigError(f"the config {problem}")
+    path = Path(name).expanduser()
     try:
-        is_file, is_folder = Path(name).is_file(), Path(name).is_dir()
+        is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:  # too long a name
         raise ConfigError(f"the config {name} can't be read: {error.strerror}") from error
     if is_file:
-        return Path(name)
+        return path
     if name in config_names():
         return configs_folder() / f"{name}.py"
     if is_folder:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loglinear_jax.files import expand_user
+from loglinear_jax.command_line import needs_extra
+from loglinear_jax.files import local_path, why_not_local
 from loglinear_jax.hub.fields import shown
 from loglinear_jax.hub.params import export_params, import_params
 from loglinear_jax.models import LanguageSettings
@@ -72,19 +74,21 @@ def save_model(
     config.json is to say; none if None, where the code of others would take an id of its own. Other arguments and errors as in
     `export_params`.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+    with needs_extra("hub"):
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
 
     config, arrays = export_params(settings, params, architecture)
     if not isinstance(folder, (str, Path)):
         raise ValueError(f"folder is {folder!r}: expected the name of one")
-    folder = Path(folder)
+    folder = local_path(folder, "folder")
     config |= {"torch_dtype": "float32", "eos_token_id": eos_token_id}
     _stop_tokens(config, settings.vocab_size)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # which safetensors makes readable by its owner alone
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: the model can't be written there: {_first_line(error)}") from error
 
@@ -97,7 +101,9 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise ValueError(f"model is {model!r}: expected a folder with {CONFIG}, or owner/name on the model hub")
-    path = expand_user(model)
+    if problem := why_not_local(model):
+        raise ValueError(problem)
+    path = Path(model).expanduser()
     try:
         if path.is_dir():
             return path, path
@@ -106,11 +112,12 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
         raise ValueError(f"model {shown(str(model))} can't be read: {error.strerror}") from error
     owner, _, name = str(model).partition("/")
     name, _, inside = name.partition("/")
-    outside = path.is_absolute() or owner in (".", "..") or owner.startswith("~") or ".." in Path(inside).parts
+    outside = path.is_absolute() or owner in (".", "..") or ".." in Path(inside).parts
     if there or not (owner and name) or outside:
         raise ValueError(f"{model} is not a folder: expected one with {CONFIG}, or owner/name on the model hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    with needs_extra("hub"):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*(f"{inside}/{pattern}" for pattern in NEEDED), *TOKENIZER] if inside else [*NEEDED]
     deeper = [f"{inside}/*/*" if inside else "*/*"]  # by a pattern's * also a folder is meant
@@ -185,7 +192,8 @@ def _read_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Path], 
 
 
 def _read_shard(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
+    with needs_extra("hub"):
+        from safetensors import SafetensorError, safe_open
 
     if path.is_dir():
         raise ValueError(f"{path} is a folder: expected a file of safetensors")

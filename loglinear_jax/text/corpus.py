@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,10 +29,10 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.files import expand_user, file_sha256, to_disk
+from loglinear_jax.files import file_sha256, local_path, to_disk
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.text.errors import CorpusError
+from loglinear_jax.text.errors import CorpusError, unreadable
 from loglinear_jax.text.files import (
     SPLITS,
     check_text_file,
@@ -89,9 +89,9 @@ def open_corpus(
     Blank lines are dropped, and each line is tokenised by itself, with its newline. Every line must come back when its
     tokens are decoded. Memory does not grow with the text (WikiText: up to 1 GB, see `prepare_wikitext`).
     Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a tokenizer that loses some of
-    it, a failed download, or a cache that can't be written.
+    it, a failed download, or a cache that can't be read or written; and SettingError as `local_path`.
     """
-    root = expand_user(cache).absolute()
+    root = local_path(cache, "cache").absolute()
     try:
         text = _wikitext(corpus, source, root) if corpus in WIKITEXT else _text(corpus, source)
     except OSError as error:
@@ -120,8 +120,11 @@ def open_corpus(
                         log.warning("%s is damaged: its tokens are made again", folder)
                     manifest = _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
-        written = error.filename is None or Path(error.filename).is_relative_to(root)
-        raise CorpusError(f"cache: {root} can't be written: {error}" if written else f"corpus: {error}") from error
+        of_corpus = error.filename is not None and not (
+            Path(error.filename).is_relative_to(root) or root.is_relative_to(error.filename)  # a folder that root is in
+        )
+        not_written = f"cache: {root} can't be written ({error}): expected another folder as task.cache"
+        raise CorpusError(f"corpus: {error}" if of_corpus else not_written) from error
     tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
     return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder)
 
@@ -132,7 +135,7 @@ def open_corpus(
 def _wikitext(name: str, source: str, root: Path) -> _Source:
     from loglinear_jax.text import wikitext  # TFDS takes long to import
 
-    source = str(expand_user(source)) if source else ""
+    source = str(local_path(source, "source")) if source else ""
     sha256 = wikitext.source_sha256(name, source)
     data_dir = root / "tfds" / (_digest(sha256) if source else "downloaded")
 
@@ -149,7 +152,7 @@ def _wikitext(name: str, source: str, root: Path) -> _Source:
 def _text(corpus: str, source: str) -> _Source:
     if source:
         raise CorpusError(f"source: {source!r} is for {', '.join(WIKITEXT)}; corpus is {corpus!r}, itself a path")
-    path = expand_user(corpus)
+    path = local_path(corpus, "corpus")
     if not corpus or not os.path.lexists(path):
         raise CorpusError(f"corpus: {corpus!r} is none of {', '.join(WIKITEXT)}, and there is no such file or folder")
     if path.is_dir():
@@ -188,12 +191,13 @@ def _file_blocks(path: Path, start: int, stop: int) -> Iterator[str]:
 def _make(folder: Path, text: _Source, encoder: tokenizers.Tokenizer, about: dict[str, Any]) -> dict[str, Any]:
     """Fills the folder, and returns its manifest. Only with the lock held."""
     for left in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # of a process that was killed
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=True)  # it may be another user's
     if folder.is_dir() and not folder.is_symlink():  # damaged, or `_finished` would have taken it
         shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
+    partial.mkdir()  # as the umask says: others may share the cache
     try:
         splits = text.splits()
         counts, sha256 = {}, {}
@@ -259,13 +263,15 @@ def _tokenise(
 
 
 def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a folder whose files are whole, else None."""
+    """The manifest of a folder whose files are whole, else None. Raises CorpusError if they may not be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         rest = {key: value for key, value in manifest.items() if key != "digest"}
         whole = manifest["digest"] == _digest(rest) and all(
             manifest["tokens_sha256"][split] == file_sha256(folder / f"{split}.bin") for split in SPLITS
         )
+    except PermissionError as error:
+        raise unreadable(error) from error
     except (OSError, ValueError, AttributeError, KeyError, RecursionError):  # gone, or no JSON object of ours
         return None
     return manifest if whole and all(manifest[key] == value for key, value in made_from.items()) else None

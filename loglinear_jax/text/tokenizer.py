@@ -13,7 +13,7 @@ import huggingface_hub.constants
 import tokenizers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from loglinear_jax.files import expand_user
+from loglinear_jax.files import local_path
 from loglinear_jax.text.errors import CorpusError
 from loglinear_jax.text.files import check_text_file, decode
 from loglinear_jax.text.network import NoAnswer, check_answers
@@ -28,9 +28,9 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
 
     A folder holds tokenizer.json, or vocab.json and merges.txt of a byte-level BPE such as GPT-2's. From the hub,
     tokenizer.json is taken; what was downloaded once is used again without a network.
-    Raises CorpusError if neither can be had or the files can't be read.
+    Raises CorpusError if neither can be had or the files can't be read, and SettingError as `local_path`.
     """
-    folder = expand_user(where)
+    folder = local_path(where, "tokenizer")
     try:
         if where and folder.is_dir():
             return _read(folder)
@@ -51,7 +51,7 @@ def holds_tokenizer(folder: Path) -> bool:
 
 def file_of_ids(where: str) -> str:
     """The file that has the token ids of `load_tokenizer`; a name on the hub as it is."""
-    folder = expand_user(where)
+    folder = local_path(where, "tokenizer")
     if not folder.is_dir():
         return where
     return str(folder / ("tokenizer.json" if (folder / "tokenizer.json").exists() else "vocab.json"))

@@ -27,7 +27,7 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 from tensorflow_datasets.core.utils import Size
 
 from loglinear_jax.files import file_sha256
-from loglinear_jax.text.errors import CorpusError
+from loglinear_jax.text.errors import CorpusError, unreadable
 from loglinear_jax.text.files import SPLITS, check_text_file, read_blocks
 from loglinear_jax.text.lock import locked
 from loglinear_jax.text.network import NoAnswer, check_answers
@@ -146,10 +146,12 @@ def prepare_wikitext(
 
 
 def _whole(folder: Path) -> bool:
-    """Whether the files of the records are those that were made."""
+    """Whether the files of the records are those that were made. Raises CorpusError if they may not be read."""
     try:
         expected = json.loads((folder / RECORDS_SHA256).read_bytes())
         return bool(expected) and all(file_sha256(folder / name) == sha256 for name, sha256 in expected.items())
+    except PermissionError as error:
+        raise unreadable(error) from error
     except (OSError, ValueError, AttributeError, RecursionError):  # gone, or no JSON object
         return False
 

@@ -19,7 +19,9 @@ def files(tmp_path):
     write(tmp_path / "model", "HGatedDeltaNetForCausalLM")
     write_tokenizer(tmp_path / "model", 19)
     ids = np.random.default_rng(0).integers(0, 19, 300)
-    (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")
+    (tmp_path / "text.txt").write_text(
+        "\ufeff" + " ".join(f"w{i}" for i in ids), encoding="utf-8"
+    )  # with a byte order mark
     return tmp_path / "model", tmp_path / "text.txt", ids
 
 

@@ -119,7 +119,7 @@ def test_text_shown_bit_by_bit_is_that_of_all_tokens(ids):
 def test_prompts_from_files(folder, capsys):
     (alone,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=6")
     files = [folder / "first", folder / "second"]
-    files[0].write_text("w3 w5 w2", encoding="utf-8")
+    files[0].write_text("\ufeffw3 w5 w2", encoding="utf-8")  # with a byte order mark
     files[1].write_bytes(b"w3 \xff")
     assert words_after(capsys, folder, f"--prompt_file={files[0]}", "--num_tokens=6") == [alone]
     for file, problem in ((files[1], "is not UTF-8, at byte 3"), (folder / "none", "can't be read: No such file")):

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, what is missing."""
 
+import io
 import json
 import re
 import runpy
@@ -8,10 +9,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 
+import loglinear_jax
+from loglinear_jax.command_line import EXTRAS, needs_extra
 from loglinear_jax.commands import train
-from loglinear_jax.commands.main import EXTRAS, find_commands, main
+from loglinear_jax.commands.main import find_commands, main
 
 ROOT = Path(__file__).parents[2]
 # What has a line of help is a command, and main finds them.
@@ -89,7 +93,31 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["generate", "--model=~nosuchuser/x", "--prompt=y"],
-            "loglinear_jax generate: --model: ~nosuchuser/x is not a folder: expected one with config.json",
+            "loglinear_jax generate: --model: ~nosuchuser/x: there is no home folder for ~nosuchuser: expected a path without",
+        ),
+        (
+            ["generate", "--model=hf://owner/name", "--prompt=y"],
+            "loglinear_jax generate: --model: hf://owner/name is an address: expected a path on this machine",
+        ),
+        *(
+            (
+                [*command, f"--{argument}=gs://bucket/x"],
+                f"loglinear_jax {command[0]}: argument --{argument}: gs://bucket/x is an address: expected a path on this",
+            )
+            for command, argument in [
+                (["train", "--config=mqar"], "workdir"),
+                (["analyze", "--workdir=x"], "out"),
+                (["analyze", "--out=x"], "workdir"),
+                (["generate", "--workdir=x"], "prompt_file"),
+                (["evaluate", "--workdir=x"], "text"),
+                (["export", "--workdir=x"], "out"),
+                (["sweep", "x.toml"], "report"),
+                (["results", "--check"], "folder"),
+            ]
+        ),
+        (
+            ["train", "--config=~nosuchuser/x"],
+            "loglinear_jax train: the config ~nosuchuser/x: there is no home folder for ~nosuchuser: expected",
         ),
         (
             ["benchmark", "lam", "--output=."],
@@ -128,8 +156,18 @@ def test_an_extra_that_is_missing_is_named(command, missing, extra, monkeypatch,
 
     monkeypatch.setattr(find_commands()[command[0]], "run", run)
     assert main(command) == 2
-    wanted = f"loglinear_jax {command[0]}: needs {missing}: pip install 'loglinear_jax[{extra}]'\n"
+    wanted = f"loglinear_jax {command[0]}: needs {missing}: pip install -e '.[{extra}]' in the checkout\n"
     assert capsys.readouterr().err == wanted
+
+
+def test_an_import_that_needs_an_extra_names_it():
+    code = "import sys; sys.modules['ml_collections'] = None; import loglinear_jax.analysis"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.endswith(
+        "\nModuleNotFoundError: this part of loglinear_jax needs ml_collections: pip install -e '.[analysis]' in the checkout\n"
+    )
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_module'"), needs_extra("text"):
+        import no_such_module  # noqa: F401
 
 
 def test_every_dependency_of_an_extra_is_known_to_the_command_line():
@@ -149,6 +187,42 @@ def test_the_version_stands_in_the_citation_and_the_changelog():
         part.partition("]")[0] for part in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## [")[1:]
     ]
     assert version in versions[: 1 + (versions[0] == "Unreleased")]
+
+
+def test_the_version_is_shown(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"loglinear_jax {loglinear_jax.__version__}\n"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert loglinear_jax.__version__ == version
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    sys.stdout.flush()
+    assert ended.value.code == 0 and b"attention with adaptive ?: experiments" in sys.stdout.buffer.getvalue()
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")], ids=str)
+def test_a_platform_without_a_device_is_named(error, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(train, "run", fail)
+    with pytest.raises(type(error)):  # it has to do with no platform
+        main(["train"])
+    monkeypatch.setattr(jax, "devices", fail)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", "cuda")
+    try:
+        assert main(["train"]) == 2
+    finally:
+        jax.config.update("jax_platforms", before)
+    why = f" ({error})" if str(error) else ""
+    line = f"JAX_PLATFORMS=cuda: JAX finds no such device here{why}: expected another, such as cpu\n"
+    assert capsys.readouterr().err == f"loglinear_jax train: {line}"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

@@ -1,6 +1,7 @@
 """Folders of config.json and safetensors: read, written, and what is wrong with them named."""
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,29 @@ def test_one_file_or_several_and_back(tmp_path, architecture):
     assert_same(load_model(str(tmp_path / "several")), expected)
     save_model(tmp_path / "written", *expected, architecture)
     assert_same(load_model(tmp_path / "written"), expected)
+
+
+def test_files_follow_the_umask(tmp_path):
+    config, arrays = write(tmp_path / "one")
+    before = os.umask(0o026)
+    try:
+        save_model(tmp_path / "written", *import_params(arrays, config))
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode)[-3:] for path in (tmp_path / "written").iterdir()} == {
+        "config.json": "640",
+        "model.safetensors": "640",
+    }
+
+
+def test_a_home_folder_is_found_and_an_address_refused(tmp_path, monkeypatch):
+    config, arrays = write(tmp_path / "one")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_model("~/written", *import_params(arrays, config))
+    assert_same(load_model("~/written"), load_model(tmp_path / "one"))
+    for call in (load_model, lambda folder: save_model(folder, *import_params(arrays, config))):
+        with pytest.raises(ValueError, match="gs://bucket/x is an address: expected a path on this machine"):
+            call("gs://bucket/x")
 
 
 def test_bfloat16_is_read(tmp_path):

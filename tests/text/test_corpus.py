@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from loglinear_jax.settings import SettingError
 from loglinear_jax.text import CorpusError, corpus, load_tokenizer, open_corpus
 from loglinear_jax.text.files import share_bounds
 from tests.text.conftest import make_text, without_blank
@@ -315,6 +317,55 @@ def test_bad_arguments(folder, bpe, cache, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(CorpusError, match="cache: .*file.* can't be written"):
         open_corpus(str(folder), tokenizer=bpe, cache=str(tmp_path / "file" / "cache"))
+
+
+@pytest.mark.parametrize("argument", ["corpus", "tokenizer", "cache", "source"])
+@pytest.mark.parametrize("path", ["s3://bucket/x", "~nobody-here/x"])
+def test_paths_that_are_not_on_this_machine_are_named(folder, bpe, cache, argument, path):
+    corpus = "wikitext-2" if argument == "source" else str(folder)
+    with pytest.raises(SettingError, match=f"^{argument}: {path}"):
+        open_corpus(**{"corpus": corpus, "tokenizer": bpe, "cache": cache} | {argument: path})
+    assert not Path("~nobody-here").exists()
+
+
+def test_others_can_read_the_cache_as_the_umask_says(folder, bpe, cache):
+    before = os.umask(0o027)
+    try:
+        opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    finally:
+        os.umask(before)
+    kept = opened.train.filename.parent
+    assert {oct(path.stat().st_mode)[-3:] for path in (kept.parent, kept)} == {"750"}
+    assert {oct(path.stat().st_mode)[-3:] for path in kept.iterdir()} == {"640"}
+
+
+def denied(path):
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+def test_tokens_that_may_not_be_read_are_not_made_again(folder, bpe, cache, count_blocks, monkeypatch):
+    opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    count_blocks.clear()
+    real = corpus.file_sha256
+    monkeypatch.setattr(corpus, "file_sha256", lambda path: denied(path) if path.suffix == ".bin" else real(path))
+    with pytest.raises(CorpusError) as raised:
+        open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    assert str(raised.value) == (
+        f"cache: {opened.train.filename} can't be read: Permission denied: expected a readable one, or another folder as "
+        "task.cache"
+    )
+    assert not count_blocks
+
+
+def test_a_folder_that_cannot_be_written_is_the_cache(folder, bpe, tmp_path, monkeypatch):
+    """Also where it would be made in one: a home folder that is read-only."""
+    home, tokens = tmp_path / "home", tmp_path / "home" / ".cache" / "tokens"
+    monkeypatch.setattr(Path, "mkdir", lambda path, **how: denied(home))
+    with pytest.raises(CorpusError) as raised:
+        open_corpus(str(folder), tokenizer=bpe, cache=str(tokens))
+    assert str(raised.value) == (
+        f"cache: {tokens} can't be written ([Errno 13] Permission denied: '{home}'): expected another folder as task.cache"
+    )
 
 
 def test_manifest_is_a_file_to_read(folder, bpe, cache):

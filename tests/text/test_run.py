@@ -52,8 +52,8 @@ def corpus(bpe, tmp_path_factory):
     return f"--config.task.corpus={path}", f"--config.task.tokenizer={bpe}", f"--config.task.cache={folder / 'cache'}"
 
 
-def start(workdir, *flags, devices=1):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+def start(workdir, *flags, devices=1, **env):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)} | env
     command = [sys.executable, "run.py", *SMALL, *flags, f"--workdir={workdir}"]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -222,7 +222,8 @@ def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
 
 
 def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
-    """To another folder, under another name, with the tokenizer and the cache; the run can be read from there afterwards."""
+    """To another folder, under another name, with the tokenizer and the cache, where the locale has ASCII alone; the run can be
+    read from there afterwards."""
     workdir, *_ = run
     again = tmp_path / "again"
     shutil.copytree(workdir, again)
@@ -232,7 +233,10 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     shutil.rmtree(again / "checkpoints" / "mlp_softplus" / "12")
     (again / "summary.json").unlink()
     moved = (f"--config.task.corpus={tmp_path / 'other.txt'}", f"--config.task.tokenizer={tmp_path / 'other'}")
-    finish(start(again, *moved, f"--config.task.cache={tmp_path / 'cache'}"))
+    (again / "tokenizer.json").unlink()
+    out, _ = finish(start(again, *moved, f"--config.task.cache={tmp_path / 'cache'}", LC_ALL="C", PYTHONUTF8="0"))
+    assert "validation perplexity, mean ? std" in out
+    assert (again / "tokenizer.json").read_bytes() == (workdir / "tokenizer.json").read_bytes()
     np.testing.assert_array_equal(curves(again), curves(workdir))
     assert load_run(again).task.data.train.filename.is_relative_to(tmp_path / "cache")
     with pytest.raises(ConfigError, match="task.seq_len: 16 → 8"):

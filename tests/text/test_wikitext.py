@@ -1,6 +1,7 @@
 """The builder, from each kind of source and from a server of this machine in place of the real one."""
 
 import contextlib
+import errno
 import functools
 import hashlib
 import http.server
@@ -65,6 +66,19 @@ def test_sources(tmp_path, texts, bpe, write, name, suffix):
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in dict.fromkeys(path for paths in find_files(name, folder).values() for path in paths)
     ]
+
+
+def test_records_that_may_not_be_read_are_not_made_again(tmp_path, texts, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    write_plain(tmp_path, texts, "wikitext-2", "tokens")
+    prepare_wikitext("wikitext-2", source=str(tmp_path), data_dir=tmp_path / "data")
+    records = sorted((tmp_path / "data").rglob("*"))
+    monkeypatch.setattr(wikitext, "file_sha256", denied)
+    with pytest.raises(CorpusError, match=f"^cache: {tmp_path}/data/.* can't be read: Permission denied: expected"):
+        prepare_wikitext("wikitext-2", source=str(tmp_path), data_dir=tmp_path / "data")
+    assert sorted((tmp_path / "data").rglob("*")) == records
 
 
 def test_records_keep_the_text_as_it_is_and_are_made_once(tmp_path, texts, monkeypatch):
