@@ -102,8 +102,8 @@ class TokenMixer(nn.Module):
     mixer "log_linear": o = log_linear_attention with λ from d; "linear": the same with λ ≡ 1, one state; "log_linear_delta" and
     "gated_delta": log_linear_delta_attention and gated_delta_attention, the same two with the delta rule, β = beta_max ·
     sigmoid(b); "delta": the latter without decays (DeltaNet); "softmax": causal softmax attention with rotary positions (it has
-    no other sense of order). dt, d and b are None where the mixer or its λ has no use for them. The delta rule wants q and k of
-    length 1.
+    no other sense of order). dt, d and b are None where the mixer or its λ has no use for them. For the delta rule q and k are
+    divided by their lengths, and q is then multiplied by query_scale.
 
     With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a
     over the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
@@ -144,6 +144,7 @@ class TokenMixer(nn.Module):
     learned_scale: bool = False
     lam_levels: int | None = None
     beta_max: float = 1.0
+    query_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -175,6 +176,7 @@ class TokenMixer(nn.Module):
         log_decay, v = self._decays(v, dt)
         betas = ()
         if traits.erases:
+            q, k = (unit(q) * self.query_scale).astype(q.dtype), unit(k)
             betas = (self.beta_max * nn.sigmoid(b.astype(jnp.float32)),)
             self.sow("intermediates", "beta", *betas)
         for name, value in (("queries", q), ("keys", k), ("log_decay", log_decay)):

@@ -7,6 +7,7 @@ Nothing outside knows which Pallas lowering they use.
 from pallas_kernels.attention import fenwick_attention
 from pallas_kernels.bucket_scores import chunk_scores
 from pallas_kernels.causal_conv import causal_conv, why_causal_conv_unsupported
+from pallas_kernels.common import with_standard_promotion
 from pallas_kernels.content_lam import content_lam, why_content_lam_unsupported
 from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
 from pallas_kernels.delta_carry import carry_state
@@ -57,4 +58,5 @@ __all__ = [
     "why_step_unsupported",
     "why_swiglu_unsupported",
     "why_unsupported",
+    "with_standard_promotion",
 ]

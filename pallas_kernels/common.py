@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 
-from pallas_kernels.support import triton
+from pallas_kernels.support import UnsupportedError, triton
 from pallas_kernels.tiles import Launch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 COLUMNS = 64  # a block of them, of `for_columns` and `column_blocks`
 
 
@@ -90,12 +96,35 @@ def vary_as(x, other):
     return lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
-def fold_mapped_axes(function):
-    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
+def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
+    """function, in which shapes and dtypes are promoted as usual, whatever jax_numpy_rank_promotion and
+    jax_numpy_dtype_promotion say: these watch over the code of users."""
 
-    @custom_vmap
-    def folding(*args):
-        return function(*args)
+    @functools.wraps(function)
+    def promoting(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return promoting
+
+
+def fold_mapped_axes(function):
+    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. To differentiate it
+    further than its callers do is an UnsupportedError."""
+
+    @jax.custom_jvp
+    @with_standard_promotion
+    def once(*args):
+        with jax.enable_x64(False):  # the kernels count in 32 bits
+            return function(*args)
+
+    @once.defjvp
+    def no_derivative(primals, tangents):
+        raise UnsupportedError(
+            "the Pallas kernels have first derivatives by jax.grad and jax.vjp only: implementation='xla' has all derivatives"
+        )
+
+    folding = custom_vmap(once)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):

@@ -4,6 +4,7 @@ its gradient takes its place there."""
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 
 import jax
@@ -45,20 +46,28 @@ def why_cross_entropy_unsupported() -> str | None:
 def _cross_entropy(logits, targets, *, vocab: int):
     import jax_triton
 
-    from pallas_kernels.cross_entropy_kernel import loss_and_gradient
+    from pallas_kernels.cross_entropy_kernel import loss_and_gradient, with_aliased_output
 
     rows, columns = logits.shape
     is_long = columns * logits.dtype.itemsize >= LONG_ROW
-    return jax_triton.triton_call(
-        logits,
-        targets,
-        vocab,
-        kernel=loss_and_gradient,
-        out_shape=[jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
+    sizes = dict(
         grid=(rows,),
-        input_output_aliases={0: 1},
         num_warps=LONG_WARPS if is_long else WARPS,
         columns=columns,
         BLOCK=LONG_BLOCK if is_long else BLOCK,
         LANE=LANE,
     )
+    losses = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    if _jax_triton_version() < (0, 4):
+        out_shape = [losses, jax.ShapeDtypeStruct(logits.shape, logits.dtype)]
+        return jax_triton.triton_call(
+            logits, targets, vocab,
+            kernel=with_aliased_output, out_shape=out_shape, input_output_aliases={0: 1}, **sizes,
+        )  # fmt: skip
+    gradients = jax.new_ref(logits)
+    losses = jax_triton.triton_call(gradients, targets, vocab, kernel=loss_and_gradient, out_type=losses, **sizes)
+    return losses, jax.freeze(gradients)
+
+
+def _jax_triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.metadata.version("jax-triton").split(".")[:2])

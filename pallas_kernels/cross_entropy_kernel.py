@@ -7,16 +7,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def loss_and_gradient(
-    logits, targets, vocab, losses, gradients, columns: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr
-):
-    """One row a program: its loss, and the gradient of that with respect to its logits, whose memory `gradients` may be.
+def loss_and_gradient(logits, targets, vocab, losses, columns: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr):
+    """One row a program: its loss, and the gradient of that with respect to its logits, which takes their place.
 
     The row comes from memory once, in blocks of LANE neighbours for each lane; for the gradient it comes from the cache.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
-    gradients += row * columns
     target = tl.load(targets + row)
     scored = target >= 0
     label_logit = tl.load(logits + tl.minimum(tl.maximum(target, 0), vocab - 1)).to(tl.float32)
@@ -40,19 +37,27 @@ def loss_and_gradient(
         for start in range(0, whole, BLOCK):
             logit = tl.load(logits + start + column, eviction_policy="evict_first").to(tl.float32)
             probability = tl.exp2(logit * LOG2_E - offset)
-            tl.store(gradients + start + column, probability.to(gradients.dtype.element_ty))
+            tl.store(logits + start + column, probability.to(logits.dtype.element_ty))
         for start in range(whole, columns, BLOCK):
             here = start + column
             logit = _masked_logits(logits, here, vocab, columns, "evict_first")
             probability = tl.exp2(logit * LOG2_E - offset)
-            tl.store(gradients + here, probability.to(gradients.dtype.element_ty), mask=here < columns)
+            tl.store(logits + here, probability.to(logits.dtype.element_ty), mask=here < columns)
         tl.debug_barrier()  # another thread has written the label's probability
-        of_label = (tl.exp2(label_logit * LOG2_E - offset) - 1.0).to(gradients.dtype.element_ty)
-        tl.store(gradients + target, of_label, mask=target < vocab)
+        of_label = (tl.exp2(label_logit * LOG2_E - offset) - 1.0).to(logits.dtype.element_ty)
+        tl.store(logits + target, of_label, mask=target < vocab)
     else:
         for start in range(0, columns, BLOCK):
             here = start + column
-            tl.store(gradients + here, tl.zeros_like(here).to(gradients.dtype.element_ty), mask=here < columns)
+            tl.store(logits + here, tl.zeros_like(here).to(logits.dtype.element_ty), mask=here < columns)
+
+
+@triton.jit
+def with_aliased_output(
+    logits, targets, vocab, losses, gradients, columns: tl.constexpr, BLOCK: tl.constexpr, LANE: tl.constexpr
+):
+    """`loss_and_gradient` for jax-triton before 0.4, which also passes an output that has an input's memory."""
+    loss_and_gradient(logits, targets, vocab, losses, columns, BLOCK, LANE)
 
 
 @triton.jit

@@ -90,15 +90,16 @@ def _step_kernel(levels_ref, position_ref, token_ref, out_ref, after_ref, *, num
     first, values = pl.program_id(0) * rows, 2 * key_dim
     q, k = (token_ref[pl.ds(start + first, rows)] for start in (0, key_dim))
     v, lam = token_ref[pl.ds(values, value_dim)], values + value_dim
-    decay = jnp.exp(token_ref[lam + num_levels])
+    lost = jnp.expm1(token_ref[lam + num_levels])  # near 1, exp would be rounded alike at each of many steps
     # Levels 0 .. z go into level z + 1, z the trailing zeros of the position; before the first token there is nothing.
     into = jnp.where(position == 0, num_levels, 32 - lax.clz(position ^ (position - 1)))
     after = k[:, None] * v[None, :]
     merged, weighted = before[0], token_ref[lam] * after
     after_ref[0] = after
     for level in range(1, num_levels):
-        after = decay * jnp.where(level < into, 0.0, jnp.where(level == into, before[level] + merged, before[level]))
+        after = jnp.where(level < into, 0.0, jnp.where(level == into, before[level] + merged, before[level]))
+        after += lost * after
         merged += jnp.where(level < into, before[level], 0.0)
-        weighted += token_ref[lam + level] * after
+        weighted += jnp.where((position >> (level - 1)) & 1 == 1, token_ref[lam + level], 0.0) * after
         after_ref[level] = after
     out_ref[:] = jnp.sum(q[:, None] * weighted, axis=0)

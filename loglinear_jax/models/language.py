@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.losses import chunked_token_losses, summed_loss
-from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings, unit
+from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings
 from loglinear_jax.models.positions import Positions, at_positions
 from loglinear_jax.modules import CausalConv, Embed, LinearMaps, swiglu
 from loglinear_jax.settings import SettingError, other_default, setting
@@ -205,11 +205,9 @@ class LanguageMixer(nn.Module):
         v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
         q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
         v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        if m.traits.erases:
-            # Guo et al. divide λ by the same again.
-            scale = 1 if m.has_lam else key_dim**-0.5
-            q, k = (unit(q) * scale).astype(q.dtype), unit(k)
-        mixed = m.token_mixer(scale_values=not m.traits.erases)(
+        # Guo et al. divide λ by the same again.
+        query_scale = key_dim**-0.5 if m.traits.erases and not m.has_lam else 1.0
+        mixed = m.token_mixer(scale_values=not m.traits.erases, query_scale=query_scale)(
             q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)),
             cache=None if cache is None else cache.mixer, max_length=max_length,
         )  # fmt: skip

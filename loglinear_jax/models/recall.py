@@ -97,7 +97,7 @@ def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Floa
     inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
     q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
-    if m.qk_norm or m.traits.erases:
+    if m.qk_norm and not m.traits.erases:  # which does so itself
         q, k = unit(q), unit(k)
     v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
     mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)

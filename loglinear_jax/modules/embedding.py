@@ -20,23 +20,25 @@ MOST_ROWS = 1 << 18  # that it takes: it compares each block with each
 def lookup(
     table: Float[Array | np.ndarray, "vocab D"], ids: Int[Array | np.ndarray, "*N"], dtype=None
 ) -> Float[Array, "*N D"]:
-    """table[ids] in dtype, the table's if None.
+    """table[ids] in dtype, the table's if None; NaN for an id that is not from 0 to vocab - 1.
 
     Its gradient has the same bits each time (see `sum_by_id_sorted`), and is summed in the table's dtype. In bfloat16 on a GPU
     it is summed in float32 by `sum_by_id_blocks`, where a gradient that is not finite reaches other ids. On a GPU it has no
     forward-mode derivative.
     """
-    dtype = dtype or table.dtype
-    return _lookup_on_gpu(table, ids, dtype) if runs_on_gpu() else jnp.asarray(table)[ids].astype(dtype)
+    ids = jnp.where(ids < 0, len(table), ids)  # which would count from the end
+    return (_lookup_on_gpu if runs_on_gpu() else _rows)(table, ids, dtype or table.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _lookup_on_gpu(table, ids, dtype):
-    return jnp.asarray(table)[ids].astype(dtype)
+def _rows(table, ids, dtype):
+    return jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan).astype(dtype)
+
+
+_lookup_on_gpu = jax.custom_vjp(_rows, nondiff_argnums=(2,))
 
 
 def _lookup_forward(table, ids, dtype):
-    return jnp.asarray(table)[ids].astype(dtype), (ids, table[:, :0])
+    return _rows(table, ids, dtype), (ids, table[:, :0])
 
 
 def _lookup_backward(dtype, saved, grad):

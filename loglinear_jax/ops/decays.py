@@ -26,6 +26,11 @@ def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"],
     return total, jnp.cumsum((step - rounded) + rounding, axis=-1)
 
 
+def decayed(states: Float[Array, "*N K V"], log_decay: Float[Array, "*#N"]) -> Float[Array, "*N K V"]:
+    """states · exp(log_decay), as what is left of them: near 1, exp would be rounded alike at each of many steps."""
+    return states + states * jnp.expm1(log_decay)[..., None, None]
+
+
 def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:
     """exp(sum of log_decay over s < r ≤ t) for every t ≥ s, and 0 above the diagonal.
 

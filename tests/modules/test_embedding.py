@@ -108,3 +108,15 @@ def test_softmax_with_unit_queries_and_keys_can_choose_a_token():
 
     equal, ten, sharper = (np.asarray(logits(x)) for x in (-9.0, np.log(10), np.log(100)))
     assert 0 < np.abs(ten - equal).max() < np.abs(sharper - equal).max()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_ids_outside_the_vocabulary_are_nan(gpu, monkeypatch):
+    monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)
+    model = RecallModel(RecallSettings(vocab_size=16, max_length=8, layers=1, implementation="recurrent"))
+    params = model.init(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
+    tokens = jnp.arange(8)[None]
+    logits = jax.jit(lambda tokens: model.apply(params, tokens))
+    for bad in (16, 99, -1):
+        out = logits(tokens.at[0, 5].set(bad))
+        assert np.isnan(out[0, 5:]).all() and np.isfinite(out[0, :5]).all()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pallas_kernels
 from loglinear_jax import (
     FenwickState,
     fenwick_level,
@@ -15,6 +16,7 @@ from loglinear_jax import (
     init_fenwick_state,
     log_linear_attention,
     num_levels,
+    occupied_levels,
 )
 from loglinear_jax.ops import softmax_attention
 
@@ -289,6 +291,59 @@ def test_bfloat16_inputs_accumulate_in_float32(form):
         argument = dict(zip(form.operation.arguments, inputs, strict=True)).get(name.removeprefix("d "))
         assert argument is None or result.dtype == argument.dtype
         assert relative_error(result, expected[name]) < form.bfloat16_tolerance, name
+
+
+@pytest.mark.parametrize("operation", [DELTA, GATED_DELTA], ids=lambda operation: operation.name)
+def test_the_error_of_the_parallel_delta_rule_in_bfloat16_does_not_grow_with_its_length(operation):
+    for length in (64, 512):
+        inputs = operation.inputs(9, 1, length, 1, 1, 16, 16, dtype=jnp.bfloat16)
+        out = operation.function(*inputs, implementation="parallel")
+        assert relative_error(out, exact_output(operation, inputs)) < 5e-3
+
+
+@pytest.mark.parametrize("operation", WITH_STATES, ids=lambda operation: operation.name)
+def test_slow_decays_do_not_drift_in_the_recurrent_form(operation):
+    """Rounded as a factor, exp(-1e-6) is off by 3 % of what is forgotten, alike at every token."""
+    length = 20_000
+    inputs = list(operation.inputs(9, 1, length, 1, 1, 2, 2, dtype=np.float32))
+    inputs[operation.arguments.index("log_decay")] = jnp.full((1, length, 1), -1e-6)
+    if "beta" in operation.arguments:
+        inputs[operation.arguments.index("beta")] *= 1e-4  # which erases slowly, too
+    got = operation.function(*inputs, implementation="recurrent")
+    assert relative_error(got, exact_output(operation, inputs)) < 1.3e-4  # 1.7e-4 by exp
+
+
+@every_form(lambda form: form.operation in (LOG_LINEAR, DELTA))
+def test_lambda_of_an_empty_level_counts_for_nothing(form):
+    *inputs, lam = form.inputs(6, 1, 20, 1, 2)
+    occupied = occupied_levels(np.arange(20), lam.shape[-1])[:, None]
+    bad = jnp.where(occupied, lam, jnp.inf)
+    assert relative_error(form((*inputs, bad)), exact_output(form.operation, (*inputs, lam))) < form.tolerance
+    _, state = form([x[:, :12] for x in (*inputs, lam)], return_state=True)
+    out, _ = form.operation.step(state, [x[:, 12] for x in (*inputs, bad)])
+    assert np.isfinite(out).all()
+
+
+@every_form(lambda form: form.name == "pallas" and of_its_own(form))
+def test_second_derivatives_of_kernels_are_refused_by_name(form):
+    inputs = form.inputs(6, 1, 20, 1, 2)
+    gradient = jax.grad(lambda inputs: jnp.sum(form(inputs) ** 2))
+    with pytest.raises(pallas_kernels.UnsupportedError, match="first derivatives .* implementation='xla' has all"):
+        jax.jvp(gradient, (inputs,), (inputs,))
+
+
+@every_form()
+def test_settings_that_watch_over_a_users_promotions_change_nothing(form):
+    inputs = form.inputs(6, 1, 20, 1, 2, dtype=np.float32)
+    inputs = [
+        x if name in ("log_decay", "lam") else x.astype(jnp.bfloat16)
+        for name, x in zip(form.operation.arguments, inputs, strict=True)
+    ]
+    expected = form(inputs)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        np.testing.assert_array_equal(form(inputs), expected)
+        if form.operation is not SOFTMAX:  # jax.nn's gradient does not pass
+            jax.grad(lambda inputs: jnp.sum(form(inputs).astype(jnp.float32)))(inputs)
 
 
 @every_form(of_its_own)

@@ -26,6 +26,7 @@ from loglinear_jax.ops.continuation import nan_beyond, with_more_levels
 from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
+@pallas_kernels.with_standard_promotion
 def bucket_scores(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],

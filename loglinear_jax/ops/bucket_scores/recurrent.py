@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
 
@@ -14,7 +15,7 @@ def step(state: FenwickState, q, k, log_decay, precision=None):
     """One token. q, k [B, G, K]; log_decay [B, H]. Returns (scores [B, H, L], new state)."""
     dtype = state.levels.dtype
     q, k = (jnp.repeat(x, log_decay.shape[1] // x.shape[1], axis=1).astype(dtype) for x in (q, k))
-    levels = merge_for_token(state.levels, state.position) * jnp.exp(log_decay)[..., None, None, None]
+    levels = decayed(merge_for_token(state.levels, state.position), log_decay[..., None])
     levels = levels.at[:, :, 0].set(k[..., None])
     scores = jnp.einsum("bhk,bhlk->bhl", q, levels[..., 0], precision=precision)
     return scores, FenwickState(levels=levels, position=advanced(state.position, 1))

@@ -22,6 +22,7 @@ from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
 from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
+@pallas_kernels.with_standard_promotion
 def log_linear_delta_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -118,6 +119,7 @@ _FORMS = {
 }
 
 
+@pallas_kernels.with_standard_promotion
 def log_linear_delta_step(
     state: FenwickState,
     q: Float[Array, "B G K"],
@@ -139,6 +141,7 @@ def log_linear_delta_step(
     return take_step(recurrent.step, state, q, k, v, log_decay, beta, lam)
 
 
+@pallas_kernels.with_standard_promotion
 def gated_delta_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, tree_heights
+from loglinear_jax.fenwick import fenwick_level, left_sibling, num_levels, occupied_levels, tree_heights
 from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Maps, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
@@ -207,6 +207,7 @@ def _aligned(q, k, v, log_decay, beta, lam, last, *, attend, chunk_size, return_
 def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
     """(outputs [B, T, H, V] of whole chunks, a function of a chunk to `_before`'s `left_node`)."""
     length, groups = q.shape[1:3]
+    lam = jnp.where(occupied_levels(jnp.arange(length), lam.shape[3])[:, None], lam, 0)  # 0 · inf is NaN
     q, k, v, log_decay, beta, lam = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta, lam)
     run = transitions(q, k, log_decay, beta, precision)
     weights = run.weights * select_level(lam[..., :inside], level_of_pairs(np.arange(chunk_size)))

@@ -53,6 +53,6 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, precisio
 def _whole(q, k, v, log_decay, beta, precision):
     """(the transitions of the whole sequence, v [B, G, R, T, V], log_decay [B, G, R, T])."""
     groups = q.shape[2]
-    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+    q, k = (jnp.moveaxis(x, 1, 2).astype(log_decay.dtype) for x in (q, k))  # rounded, M's error would grow with T
     v, log_decay, beta = (split_heads(x, groups) for x in (v, log_decay, beta))
     return transitions(q, k, log_decay, beta, precision), v, log_decay

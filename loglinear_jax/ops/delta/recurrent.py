@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
+from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
 
@@ -17,6 +18,7 @@ def step(state: FenwickState, q, k, v, log_decay, beta, lam, precision=None):
     levels = _overwritten(before, k[:, :, None], log_decay[..., None], beta[..., None], precision)
     written = beta[..., None, None] * k[..., :, None] * v[..., None, :]
     levels = levels.at[:, :, 0].set(written.astype(levels.dtype))
+    lam = jnp.where(occupied_levels(state.position, levels.shape[2]), lam, 0)  # 0 · inf is NaN
     out = jnp.einsum("bhk,bhl,bhlkv->bhv", q, lam, levels, precision=precision)
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
@@ -34,7 +36,7 @@ def _overwritten(states, k, log_decay, beta, precision):
     """exp(g) (I - β k kᵀ) S."""
     found = jnp.einsum("...k,...kv->...v", k, states, precision=precision)
     erased = beta[..., None, None] * k[..., :, None] * found[..., None, :]
-    return jnp.exp(log_decay)[..., None, None] * (states - erased)
+    return decayed(states - erased, log_decay)
 
 
 def recurrent(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):

@@ -13,10 +13,12 @@ from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear.chunkwise import chunkwise
 from loglinear_jax.ops.gated_linear.parallel import parallel
 from loglinear_jax.ops.gated_linear.recurrent import recurrent
+from pallas_kernels import with_standard_promotion
 
 Implementation = Literal["parallel", "recurrent", "xla"]
 
 
+@with_standard_promotion
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],

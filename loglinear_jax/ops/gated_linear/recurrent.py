@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 
 
@@ -20,7 +21,7 @@ def recurrent(q, k, v, log_decay, *, initial_state, precision=None):
 
     def step(state, token):
         q, k, v, log_decay = token
-        state = jnp.exp(log_decay)[..., None, None] * state + k[..., :, None] * v[..., None, :]
+        state = decayed(state, log_decay) + k[..., :, None] * v[..., None, :]
         return state, jnp.einsum("bhk,bhkv->bhv", q, state, precision=precision)
 
     tokens = (jnp.moveaxis(x.astype(dtype), 1, 0) for x in (q, k, v, log_decay))

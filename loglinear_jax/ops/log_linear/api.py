@@ -25,6 +25,7 @@ from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
 
 
+@pallas_kernels.with_standard_promotion
 def log_linear_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -125,6 +126,7 @@ def _attend(
     return nan_beyond(room, initial_state, out.astype(out_dtype)), state
 
 
+@pallas_kernels.with_standard_promotion
 def fenwick_step(
     state: FenwickState,
     q: Float[Array, "B G K"],

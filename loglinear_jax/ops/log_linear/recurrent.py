@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
+from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
 
@@ -15,10 +16,11 @@ def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
     heads, dtype = v.shape[1], state.levels.dtype
     q, k = (jnp.repeat(x, heads // x.shape[1], axis=1).astype(dtype) for x in (q, k))
     written = k[..., :, None] * v.astype(dtype)[..., None, :]
-    levels = merge_for_token(state.levels, state.position) * jnp.exp(log_decay)[..., None, None, None]
+    levels = decayed(merge_for_token(state.levels, state.position), log_decay[..., None])
     levels += jnp.where(jnp.arange(levels.shape[2])[:, None, None] == 0, written[:, :, None], 0)  # empty until now
     # q first: XLA reads every level where it writes it.
     read = jnp.einsum("bhk,bhlkv->bhlv", q, levels, precision=precision)
+    lam = jnp.where(occupied_levels(state.position, levels.shape[2]), lam, 0)  # 0 · inf is NaN
     out = jnp.sum(lam[..., None] * read, axis=2)
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 

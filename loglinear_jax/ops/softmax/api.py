@@ -10,10 +10,12 @@ from jaxtyping import Array, Float
 from loglinear_jax.ops.checks import check_implementation, check_shapes
 from loglinear_jax.ops.softmax.parallel import parallel
 from loglinear_jax.ops.softmax.recurrent import recurrent
+from pallas_kernels import with_standard_promotion
 
 Implementation = Literal["parallel", "recurrent"]
 
 
+@with_standard_promotion
 def softmax_attention(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],

@@ -1,0 +1,112 @@
+"""Every Triton kernel is lowered for a CUDA GPU where there is none, also under jax_enable_x64."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_kernels
+from loglinear_jax import (
+    bucket_scores,
+    gated_delta_attention,
+    log_linear_attention,
+    log_linear_delta_attention,
+    num_levels,
+    occupied_levels,
+)
+from pallas_kernels import support
+
+B, T, G, H, K, V = 1, 256, 1, 4, 64, 64
+L = num_levels(T)
+
+
+def arrays(*shapes, dtype=jnp.float32):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def qkv(dtype):
+    return arrays((B, T, G, K), (B, T, G, K), (B, T, H, V), dtype=dtype)
+
+
+def by_kernels(operation):
+    return functools.partial(operation, implementation="pallas")
+
+
+DECAY, LAM = arrays((B, T, H)), arrays((B, T, H, L))
+CALLS = {
+    "log_linear": (by_kernels(log_linear_attention), lambda dtype: [*qkv(dtype), *DECAY, *LAM]),
+    "delta": (by_kernels(log_linear_delta_attention), lambda dtype: [*qkv(dtype), *DECAY, *DECAY, *LAM]),
+    "gated_delta": (by_kernels(gated_delta_attention), lambda dtype: [*qkv(dtype), *DECAY, *DECAY]),
+    "bucket_scores": (by_kernels(bucket_scores), lambda dtype: [*qkv(dtype)[:2], *DECAY]),
+    "causal_conv": (
+        pallas_kernels.causal_conv,
+        lambda dtype: arrays((2, T, 96), dtype=dtype) + arrays((4, 96), (96,)),
+    ),
+    "swiglu": (pallas_kernels.swiglu, lambda dtype: arrays((2, T, 96), (2, T, 96), dtype=dtype)),
+    "lam_mlp": (
+        functools.partial(pallas_kernels.lam_mlp, out="softplus", activation="gelu"),
+        lambda dtype: arrays((B, T, H, L), (L, 64), (64,), (64, L), (L,)),
+    ),
+    "content_lam": (
+        lambda scores, scale: pallas_kernels.content_lam(scores, scale, occupied_levels(jnp.arange(T), L)[:, None]),
+        lambda dtype: arrays((B, T, H, L), (H,)),
+    ),
+}
+
+
+def step(*arguments):
+    return pallas_kernels.fenwick_step(*arguments)
+
+
+STEP = [
+    *arrays((B, H, L, K, V)),
+    *arrays((B,), dtype=jnp.int32),
+    *arrays((B, G, K), (B, G, K), (B, H, V), (B, H), (B, H, L)),
+]
+
+
+@pytest.fixture(autouse=True)
+def as_if_there_were_a_gpu(monkeypatch):
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    monkeypatch.setattr(support, "why_hopper_unsupported", lambda *_: "Triton's are wanted")
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA A100-SXM4-80GB", num_cores=None, platform="gpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with pallas_kernels.interpret(False), jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_and_their_gradients_are_lowered(name, dtype, x64):
+    function, arguments = CALLS[name]
+
+    def both(*arguments):
+        out, pull = jax.vjp(function, *arguments)
+        return out, pull(out)
+
+    with jax.enable_x64(x64):
+        text = jax.jit(both).trace(*arguments(dtype)).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__gpu$xla.gpu.triton" in text
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_step_is_lowered(x64):
+    with jax.enable_x64(x64):
+        text = jax.jit(step).trace(*STEP).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__gpu$xla.gpu.triton" in text
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_cross_entropy_is_traced(mapped, monkeypatch):
+    """By the jax-triton that is installed: 0.3 passes an aliased output to the kernel, 0.4 does not."""
+    pytest.importorskip("jax_triton")
+    pytest.importorskip("triton")
+    monkeypatch.setattr(sys.modules["pallas_kernels.cross_entropy"], "why_no_device", lambda: None)
+    seeds = (3,) if mapped else ()
+    loss = functools.partial(pallas_kernels.cross_entropy, vocab=5000)
+    shapes = arrays((*seeds, 64, 5120), dtype=jnp.bfloat16) + arrays((*seeds, 64), dtype=jnp.int32)
+    losses, gradients = jax.eval_shape(jax.vmap(loss) if mapped else loss, *shapes)
+    assert (losses.shape, gradients.shape, gradients.dtype) == (shapes[1].shape, shapes[0].shape, jnp.bfloat16)
