@@ -43,9 +43,13 @@ def test_what_is_not_on_this_machine_is_named(monkeypatch, path, problem):
 
 
 def test_names_that_the_locale_lacks_are_refused(monkeypatch):
+    with pytest.raises(
+        SettingError, match="corpus: M.ller.txt is not in this locale's encoding, utf-8: expected another"
+    ):
+        local_path(os.fsdecode("Müller.txt".encode("latin-1")), "corpus")
     monkeypatch.setattr("os.fsencode", lambda path: path.encode("ascii"))
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     with pytest.raises(
-        SettingError, match="corpus: Müller.txt has characters that this locale's ascii lacks: expected"
+        SettingError, match="corpus: Müller.txt is not in this locale's encoding, ascii: expected another"
     ):
         local_path("Müller.txt", "corpus")

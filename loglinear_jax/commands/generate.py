@@ -59,10 +59,9 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text.tokenizer import tokenizer_size
 
-    for name, texts in (("prompt", args.prompt or []), ("stop", [args.stop or ""])):
-        for text in texts:
-            _check_unicode(name, text)
-    texts = args.prompt or [read_text(file, "--prompt_file") for file in args.prompt_file]
+    stop = None if args.stop is None else _unicode("stop", args.stop)
+    texts = [_unicode("prompt", text) for text in args.prompt or []]
+    texts = texts or [read_text(file, "--prompt_file") for file in args.prompt_file]
 
     quiet_libraries()
     try:
@@ -70,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
             raise SettingError("--go_on is of a --model: a run's text has no end")
         model, params, tokenizer, stops = load_trained(args, stops=not args.go_on)
         stops = [*stops]
-        if args.stop is not None:
-            stops += _only_token(tokenizer, args.stop)
+        if stop is not None:
+            stops += _only_token(tokenizer, stop)
         prompts = [_ids(tokenizer, text) for text in texts]
         go_on = functools.partial(
             stream,
@@ -154,13 +153,16 @@ def _tokens_after(
     return after
 
 
-def _check_unicode(name: str, text: str) -> None:
-    """Raises BadInput for bytes of the command line that are no UTF-8, which Python passes on as surrogates."""
+def _unicode(name: str, text: str) -> str:
+    """An argument's text: Python passes on bytes as surrogates where the locale, such as C, does not have them. Raises BadInput
+    for what is not UTF-8."""
+    if not any("\udc80" <= character <= "\udcff" for character in text):
+        return text
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
+        return os.fsencode(text).decode()
+    except UnicodeDecodeError as error:
         raise BadInput(
-            f"--{name}: character {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
+            f"--{name}: byte {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
         ) from error
 
 

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loglinear_jax.commands.generate import _print_one, _text_after
+from loglinear_jax.commands.generate import _print_one, _text_after, _unicode
 from loglinear_jax.commands.main import main
 from loglinear_jax.text.decoding import TextAfter
 from tests.hub.checkpoints import write, write_tokenizer
@@ -103,6 +103,10 @@ def test_characters_of_several_tokens(prompt, ids, after, capsys):
     _print_one("text", prompt, tokenizer, lambda prompts: iter(np.asarray(ids)[:, None]))
     assert capsys.readouterr().out == f"text{after}\n"
     assert _text_after(tokenizer, prompt, ids) == after
+
+
+def test_a_prompt_is_read_where_the_locale_has_ascii_alone():
+    assert _unicode("prompt", "a\udcc3\udca9\udce6\udcbc\udca2") == "aé漢"
 
 
 def test_text_is_shown_as_soon_as_it_is_sure():

@@ -63,7 +63,7 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["generate", "--workdir=x", "--prompt=a\udcff"],
-            "loglinear_jax generate: --prompt: character 1 is not UTF-8, got b'a\\xff': expected text in UTF-8",
+            "loglinear_jax generate: --prompt: byte 1 is not UTF-8, got b'a\\xff': expected text in UTF-8",
         ),
         (
             ["train", "--config=/"],
