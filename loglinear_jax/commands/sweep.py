@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,9 +33,15 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--split",
         action="store_true",
-        help="train each variant of a cell by itself, in OUT/NAME@VARIANT, so that several run at a time",
+        help="train each variant of a cell by itself, in OUT/NAME--VARIANT, so that several run at a time",
     )
-    parser.add_argument("--list", action="store_true", help="print each cell's state and command, and start nothing")
+    parser.add_argument(
+        "--list",
+        nargs="?",
+        const="settings",
+        choices=["settings", "commands"],
+        help="print each cell's state, name, and the settings in which cells differ, and start nothing; or its whole command",
+    )
     parser.add_argument(
         "--report", type=path, help="folder for tables and figures of the finished cells (see analyze), made at the end"
     )
@@ -70,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
         grid = read_grid(args.file)
         cells = track(grid, grid.only(args.only), args.out, changes, args.split)
         if args.list:
-            width = max(len(tracked.shown_state) for tracked in cells)
-            for tracked in cells:
-                print(f"{tracked.shown_state:<{width}}  {tracked.command}")
+            _print_list(cells, commands=args.list == "commands")
             print(counts(cells))
             return 0
         open_cells = [tracked for tracked in cells if tracked.state not in (State.FINISHED, State.WAITING)]
@@ -99,6 +104,19 @@ def run(args: argparse.Namespace) -> int:
     if len(finished) == len(cells):
         return 0
     return INTERRUPTED if stopped else FAILED
+
+
+def _print_list(cells: list, commands: bool) -> None:
+    """A line for each cell, cut at a terminal's width unless it is a command, to be copied."""
+    from loglinear_jax.sweep.states import differing_settings
+
+    state = max(len(tracked.shown_state) for tracked in cells)
+    name = max(len(tracked.cell.name) for tracked in cells)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for tracked, settings in zip(cells, differing_settings(cells), strict=True):
+        shown = tracked.command if commands else f"{tracked.cell.name:<{name}}  {settings}".rstrip()
+        line = f"{tracked.shown_state:<{state}}  {shown}"
+        print(line if commands or width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
 def _jobs(args: argparse.Namespace, cells: list):

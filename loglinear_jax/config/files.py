@@ -47,8 +47,8 @@ class ConfigFile:
 
 @dataclasses.dataclass(frozen=True)
 class ChosenConfig:
-    """A config as a command line asks for it, and "selective_copy-smoke", the name of its run. given: the settings that the
-    command line changes, such as "train.num_seeds"."""
+    """A config as a command line asks for it, and "selective_copy-smoke", the folder's name of its run. given: the settings
+    that the command line changes, such as "train.num_seeds"."""
 
     config: ConfigDict
     name: str
@@ -97,7 +97,12 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     changes = [a for a in arguments if a.partition("=")[0].lstrip("-") != "config"]
     _change(config, changes)
     given = frozenset(change.partition("=")[0].lstrip("-").partition(".")[2] for change in changes)
-    return ChosenConfig(config, Path(filename).stem + (f"-{presets}" if presets else ""), given)
+    return ChosenConfig(config, shell_safe(Path(filename).stem + (f"-{presets}" if presets else "")), given)
+
+
+def shell_safe(name: str) -> str:
+    """A folder's name that needs no quoting in a shell: "mqar-kv=8+released" for "mqar-kv=8,released"."""
+    return re.sub(r"[^\w.=+-]", "-", name.replace(",", "+"))
 
 
 def find_config_file(name: str) -> Path:

@@ -83,7 +83,7 @@ class Grid:
 def read_grid(path: Path) -> Grid:
     """Raises ConfigError, naming the file and the grid in it, for whatever can't be."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from error
     except ValueError as error:  # also of another encoding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import datetime
 import os
+import re
 import signal
 import subprocess
 from collections import deque
@@ -23,6 +24,7 @@ from loglinear_jax.sweep.worker import Worker
 YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
 MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
+MOST_RESTARTS = 2  # of a cell that was killed
 
 
 def gpus_here() -> list[str]:
@@ -42,7 +44,12 @@ def gpus_here() -> list[str]:
 
 class Jobs(abc.ABC):
     """Cells that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
-    .sweep/."""
+    .sweep/. Raises ConfigError for a path in which something stands for a job's number.
+
+    EXPANDED: what does.
+    """
+
+    EXPANDED = re.compile("%[jtAa]")  # by submitit
 
     def __init__(self, cells: Sequence[Tracked], out: Path):
         self.waiting = deque(cells)
@@ -50,6 +57,11 @@ class Jobs(abc.ABC):
         self.stopping = False
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         self.logs = (out / ".sweep" / f"{started}-{os.getpid()}").absolute()
+        if found := self.EXPANDED.search(str(self.logs)):
+            raise ConfigError(
+                f"--out: {out.absolute()} has {found[0]!r} in it, which names of logs have for a job's number: expected a path "
+                "without it"
+            )
         self._stopped = self.logs / "stopped"
         # Cells that compile the same program do so once.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str((out / ".sweep" / "compiled").absolute()))
@@ -97,11 +109,23 @@ class Jobs(abc.ABC):
                 code = FAILED
         tracked.look()
         if code is None and not self.stopping and tracked.state not in (State.FINISHED, State.IN_USE):
-            tracked.state, tracked.why = State.FAILED, f"its process ended without a word{_how(job)}: was it killed?"
+            self._was_killed(tracked, job)
         elif code == 0:
             tracked.state = State.FINISHED
         elif code not in (None, INTERRUPTED) and tracked.state not in (State.FINISHED, State.IN_USE):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
+
+    def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
+        """Has the cell started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
+        tracked.why = f"its process ended without a word{_how(job)}: was it killed?"
+        if tracked.restarts < MOST_RESTARTS and not job.state.startswith("CANCELLED"):
+            tracked.restarts += 1
+            tracked.why += f" It is started again ({tracked.restarts} of {MOST_RESTARTS})"
+            self.waiting.append(tracked)
+        else:
+            tracked.state = State.FAILED
+            if tracked.restarts:
+                tracked.why += f" It was started {tracked.restarts + 1} times"
 
 
 # They say how much of a GPU's memory JAX takes. Where none is set, cells that share a GPU have equal parts of MEMORY_SHARE of
@@ -145,7 +169,7 @@ class LocalJobs(Jobs):
             job = executor.submit(Worker(tracked.arguments, self.environment | chosen, self._stopped))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        tracked.state, tracked.place = State.RUNNING, "here" if gpu is None else f"GPU {gpu}"
+        tracked.state, tracked.place, tracked.why = State.RUNNING, "here" if gpu is None else f"GPU {gpu}", ""
         tracked.log = Path(job.paths.stderr)
         self._places[tracked.cell.name] = gpu
         self.running[tracked.cell.name] = (tracked, job)
@@ -165,6 +189,8 @@ class SlurmJobs(Jobs):
 
     Raises ConfigError for parameters that submitit does not know, or without SLURM.
     """
+
+    EXPANDED = re.compile("%")  # by sbatch too, which has more of them
 
     def __init__(self, cells: Sequence[Tracked], out: Path, parameters: Mapping[str, Any], at_once: int | None = None):
         super().__init__(cells, out)
@@ -190,7 +216,8 @@ class SlurmJobs(Jobs):
             [Worker(tracked.arguments, self.environment, self._stopped) for tracked in cells]
         )
         for tracked, job in zip(cells, jobs, strict=True):
-            tracked.state, tracked.place, tracked.log = State.QUEUED, f"job {job.job_id}", Path(job.paths.stderr)
+            tracked.state, tracked.place, tracked.why = State.QUEUED, f"job {job.job_id}", ""
+            tracked.log = Path(job.paths.stderr)
             self.running[tracked.cell.name] = (tracked, job)
         return cells
 

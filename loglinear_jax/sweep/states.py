@@ -25,7 +25,7 @@ from loglinear_jax.config import (
     variant_names,
     variants_at_rates,
 )
-from loglinear_jax.config.files import read_config_arguments
+from loglinear_jax.config.files import read_config_arguments, shell_safe
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.lock import one_at_a_time
@@ -54,22 +54,23 @@ class State(enum.StrEnum):
 class Tracked:
     """A cell, its config and workdir, and what is known of it now; or one variant of a cell, in a workdir of its own.
 
-    whole: set for one variant only: config and command of its cell. kept: the folder in which config.json and summary.json are
-    left, of one variant those of the cell. num_finished: how many of its variants have their outcome in the workdir or there.
-    place: where it runs. why, log: of what failed. A cell that is WAITING has its variants at the first
-    of their rates, until they are chosen.
+    whole: set for one variant only: config, command and name of its cell. kept: the folder in which config.json and
+    summary.json are left, of one variant those of the cell. num_finished: how many of its variants have their outcome in the
+    workdir or there. place: where it runs. why, log: of what failed. restarts: how often it was started again after it was
+    killed. A cell that is WAITING has its variants at the first of their rates, until they are chosen.
     """
 
     cell: Cell
     config: ConfigDict
     workdir: Path
     kept: Path | None
-    whole: tuple[ConfigDict, str] | None = None
+    whole: tuple[ConfigDict, str, str] | None = None
     state: State = State.NOT_STARTED
     num_finished: int = 0
     place: str = ""
     why: str = ""
     log: Path | None = None
+    restarts: int = 0
     seconds: float = 0.0
 
     @property
@@ -84,7 +85,7 @@ class Tracked:
 
     def is_of(self, name: str) -> bool:
         """Whether it is the cell of this name, or a variant of it that is trained by itself."""
-        return self.cell.name == name or (self.whole is not None and self.cell.name.startswith(f"{name}@"))
+        return name == (self.cell.name if self.whole is None else self.whole[2])
 
     @property
     def shown_state(self) -> str:
@@ -220,11 +221,25 @@ class Tracked:
         return f"{names.index(name) + 1}/{len(names)} {name}: {record['step']:,}/{steps:,}"
 
 
+def differing_settings(cells: Sequence[Tracked]) -> list[str]:
+    """What each cell is given that not all of them are, such as "config=mqar:kv=4 train.num_steps=10"; nothing of one that is
+    waiting, as its variants are not known yet."""
+    given = [() if one.state is State.WAITING else one.cell.arguments for one in cells]
+    known = [set(arguments) for arguments in given if arguments]
+    shared = set.intersection(*known) if known else set()
+    return [
+        " ".join(
+            argument.removeprefix("--").removeprefix("config.") for argument in arguments if argument not in shared
+        )
+        for arguments in given
+    ]
+
+
 def track(
     grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = (), split: bool = False
 ) -> list[Tracked]:
     """The cells with their configs and states. changes: more arguments, --config.field=value, of each of them. split: each
-    variant of a cell in a workdir of its own, NAME@VARIANT, unless the cell has begun in one already.
+    variant of a cell in a workdir of its own, NAME--VARIANT, unless the cell has begun in one already.
 
     A cell with best_of is WAITING until what it names is finished, and its config is tracked again after that.
 
@@ -366,11 +381,12 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
     names = named_variants(tracked.config)
     if len(names) == 1:
         return [tracked]
+    whole = tracked.config, tracked.command, tracked.cell.name
     parts, arguments = [], [text for text in tracked.cell.arguments if not text.startswith("--config.variants=")]
     for name in names:
         cell = dataclasses.replace(
             tracked.cell,
-            name=f"{tracked.cell.name}@{name}",
+            name=shell_safe(f"{tracked.cell.name}--{name}"),
             arguments=(*arguments, f"--config.variants={name}"),
         )
         if len(cell.name.encode()) > MOST_BYTES_OF_NAME:
@@ -381,11 +397,7 @@ def _variants_of(tracked: Tracked, out: Path) -> list[Tracked]:
         config = read_config_arguments(cell.arguments).config
         if (begun := Workdir(out / cell.name)).config_file.exists():
             _check_begun(begun, config)
-        parts.append(
-            dataclasses.replace(
-                tracked, cell=cell, config=config, workdir=out / cell.name, whole=(tracked.config, tracked.command)
-            )
-        )
+        parts.append(dataclasses.replace(tracked, cell=cell, config=config, workdir=out / cell.name, whole=whole))
     return parts
 
 

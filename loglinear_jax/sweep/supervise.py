@@ -39,7 +39,7 @@ def supervise(
                 jobs.stop()
             finished = []
             for tracked in jobs.start():
-                began[tracked.cell.name] = time.monotonic()
+                began[tracked.cell.name], tracked.seconds = time.monotonic(), 0.0
                 finished += _keep_if_finished(tracked)  # by another sweep, meanwhile
                 table.changed(tracked)
             for tracked in jobs.poll():

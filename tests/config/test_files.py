@@ -61,7 +61,7 @@ def test_settings_are_changed_and_the_run_is_named():
     chosen = read_config_arguments(
         ["--config.train.num_seeds=3", "--config=mqar:smoke,kv=4", "--config.train.stream", "--workdir=elsewhere"]
     )
-    assert chosen.name == "mqar-smoke,kv=4"
+    assert chosen.name == "mqar-smoke+kv=4"  # needs no quoting in a shell
     assert (chosen.config.train.num_seeds, chosen.config.train.stream, chosen.config.task.num_pairs) == (3, True, 4)
     assert chosen.config.is_locked
 

@@ -51,6 +51,10 @@ def test_a_grid_is_the_product_of_its_axes(written, tmp_path):
     assert grid.keep_in == tmp_path / "kept"
 
 
+def test_a_byte_order_mark_is_no_part_of_a_grid(written):
+    assert read_grid(written("\ufeff" + GRID)) == read_grid(written(GRID))
+
+
 def test_a_list_of_settings_is_several_values(written):
     grid = read_grid(written(GRID.replace("learning_rate = 1e-3", "learning_rate = [0.001, 1e-2]")))
     assert "--config.train.learning_rate=0.001,0.01" in grid.cells[0].arguments

@@ -99,17 +99,28 @@ def saved(workdir):
     return [int(path.name) for path in (workdir / "checkpoints").glob("linear/*") if path.name.isdecimal()]
 
 
-def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
-    """The first start: one cell is killed, one fails, one ends well. The second: the killed one goes on from its checkpoint, is
-    preempted, put back in the queue, and goes on from where it was. The third has nothing to do."""
+def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypatch):
+    """The first start: one cell is killed, is started again, and is killed again; one fails, one ends well. The second: the
+    killed one goes on from its checkpoint, is preempted, put back in the queue, and goes on from where it was. The third has
+    nothing to do."""
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.MOST_RESTARTS", 1)
     grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
     (runs / "short-other").mkdir(parents=True)
     (runs / "short-other" / "notes.txt").write_text("", encoding="utf-8")
-    killing = meanwhile(runs / "long-killed", 100, lambda process: os.kill(process, signal.SIGKILL))
+    killings = [
+        meanwhile(runs / "long-killed", step, lambda process: os.kill(process, signal.SIGKILL), number)
+        for number, step in ((1, 100), (2, 200))
+    ]
     assert sweep(grid, "--workers=3") == 1
-    killing.join()
+    for killing in killings:
+        killing.join()
     out, err = capsys.readouterr()
-    assert "long-killed: its process ended without a word: was it killed?\n    log: " in out
+    killed = "its process ended without a word: was it killed?"
+    assert f"long-killed: {killed} It was started 2 times\n    log: " in out
+    assert re.search(
+        rf"^long-killed: interrupted after .*: {re.escape(killed)} It is started again \(1 of 1\)$", err, re.M
+    )
+    assert err.count("long-killed: running (here)\n") == 2
     refused = f"run.py: workdir {runs}/short-other holds no run, as there is no config.json, but notes.txt: "
     assert re.search(rf"^short-other: {refused}.*\n    log: ", out, re.MULTILINE)
     assert out.endswith("3 cell(s): 1 finished, 2 failed\n")
@@ -126,13 +137,13 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     assert lines[-1] == "3 cell(s): 1 finished, 1 interrupted, 1 not started"
 
     reached = max(saved(runs / "long-killed")) + 100
-    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=2)
+    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=3)
     short = (runs / "short" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short") == 0
     preempting.join()
     assert capsys.readouterr().out == "2 cell(s): 2 finished\n"
-    first, second, third = starts(runs / "long-killed")
-    assert first == 0 and second == reached - 100 and third >= reached and third % 5 == 0
+    first, again, second, third = starts(runs / "long-killed")
+    assert first == 0 and again >= 100 and second == reached - 100 and third >= reached and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
 
     before = (runs / "long-killed" / "processes.jsonl").read_bytes()
@@ -248,7 +259,7 @@ def test_a_cell_is_listed_with_the_number_of_its_finished_variants(tmp_path, cap
         "finished",
     ]
     counted = "5 cell(s): 1 finished, 3 interrupted, 1 not started"
-    assert sweep(grid, "--list") == 0
+    assert sweep(grid, "--list=commands") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     width = len(states[0])
     assert [line[:width].rstrip() for line in lines] == states and last == counted
@@ -275,6 +286,17 @@ def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_
     assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
 
 
+def test_the_list_has_what_differs_and_fits_the_terminal(tmp_path, capsys, monkeypatch):
+    grid = grid_file(tmp_path, "short", "long-b")
+    assert sweep(grid, "--list") == 0
+    listed = ["not started  short   train.num_steps=20", "not started  long-b  train.num_steps=1200"]
+    assert capsys.readouterr().out.splitlines()[:2] == listed
+    monkeypatch.setenv("COLUMNS", str(len(listed[0])))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert sweep(grid, "--list") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [listed[0], "not started  long-b  train.num_steps=1…"]
+
+
 def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
@@ -282,9 +304,9 @@ def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys
     assert sweep(grid, "--split", "--workers=2") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
     runs, kept = tmp_path / "runs", tmp_path / "kept" / "short"
-    assert {path.name for path in runs.iterdir()} == {".sweep", "short@mlp_softplus", "short@fixed"}
+    assert {path.name for path in runs.iterdir()} == {".sweep", "short--mlp_softplus", "short--fixed"}
     apart = [
-        json.loads((runs / f"short@{name}" / "summary.json").read_text(encoding="utf-8"))
+        json.loads((runs / f"short--{name}" / "summary.json").read_text(encoding="utf-8"))
         for name in ("mlp_softplus", "fixed")
     ]
     summary = json.loads((kept / "summary.json").read_text(encoding="utf-8"))
@@ -303,13 +325,13 @@ def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys
     assert (tmp_path / "report" / "curves-short.png").exists() and "analysis:" not in capsys.readouterr().err
 
     # What is kept is enough, and what is missing there comes from the workdirs without training.
-    shutil.rmtree(runs / "short@mlp_softplus")
+    shutil.rmtree(runs / "short--mlp_softplus")
     (kept / "summary.json").write_text(
         to_json(summary | {"variants": {"mlp_softplus": summary["variants"]["mlp_softplus"]}}), encoding="utf-8"
     )
     assert sweep(grid, "--split", "--list") == 0
     assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
-    assert sweep(grid, "--split") == 0 and not (runs / "short@mlp_softplus").exists()
+    assert sweep(grid, "--split") == 0 and not (runs / "short--mlp_softplus").exists()
     assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == summary["variants"]
 
 
@@ -322,7 +344,7 @@ def test_what_is_split(tmp_path):
     begun.workdir.mkdir(parents=True)
     Workdir(begun.workdir).config_file.write_text(to_json(begun.config.to_dict()), encoding="utf-8")
     cells = track(read_grid(grid), read_grid(grid).cells, runs, split=True)
-    assert [cell.cell.name for cell in cells] == ["short@linear", "short@fixed", "short-begun"]
+    assert [cell.cell.name for cell in cells] == ["short--linear", "short--fixed", "short-begun"]
     rates = [f"linear+train.learning_rate={rate}" for rate in ("0.1", "0.2")]
     made = made_run(tmp_path, accuracies={name: [0.5] for name in rates}).outcomes
     Workdir(cells[0].kept).path.mkdir(parents=True)
@@ -390,13 +412,13 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
     assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        ".sweep", *(f"short-rates@{name}" for name in ("linear", "fixed")), *(f"short-best@{name}" for name in chosen)
+        ".sweep", *(f"short-rates--{name}" for name in ("linear", "fixed")), *(f"short-best--{name}" for name in chosen)
     }  # fmt: skip
 
     # Of a file without the cell that chose, what is kept says as much.
     text = grid.read_text(encoding="utf-8")
     grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
-    assert sweep(grid, "--list") == 0
+    assert sweep(grid, "--list=commands") == 0
     assert capsys.readouterr().out.startswith("finished  python run.py ")
 
 
@@ -595,7 +617,7 @@ def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_p
     assert list(kept.read_summary().variants) == ["linear"]
     ours.state = State.FINISHED
     expected = (
-        f"short@fixed: finished, not kept: {kept.path} keeps the outcome of another config (train.num_steps: 30 → 20"
+        f"short--fixed: finished, not kept: {kept.path} keeps the outcome of another config (train.num_steps: 30 → 20"
     )
     assert expected in end_report([ours])
 
@@ -604,11 +626,11 @@ def test_no_two_cells_have_one_workdir(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     text = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
     grid.write_text(
-        text + '\n[[grid]]\nname = "short@linear"\nconfig = "mqar"\nsettings.variants = "linear"\n', encoding="utf-8"
+        text + '\n[[grid]]\nname = "short--linear"\nconfig = "mqar"\nsettings.variants = "linear"\n', encoding="utf-8"
     )
     assert sweep(grid, "--split", "--list") == 2
     assert (
-        f"2 cells have the workdir {tmp_path}/runs/short@linear: expected another for each" in capsys.readouterr().err
+        f"2 cells have the workdir {tmp_path}/runs/short--linear: expected another for each" in capsys.readouterr().err
     )
 
 
@@ -639,9 +661,9 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
 def test_a_workdir_with_a_run_of_another_config_is_named_before_anything_starts(tmp_path, capsys):
     grid, runs = grid_file(tmp_path, "short", "short-b"), tmp_path / "runs"
     (cell, _) = track(read_grid(grid), read_grid(grid).cells, runs)
-    for name, split in ("short", []), ("short-b@fixed", ["--split", "--config.variants=linear,fixed"]):
+    for name, split in ("short", []), ("short-b--fixed", ["--split", "--config.variants=linear,fixed"]):
         other = ConfigDict(cell.config.to_dict())
-        other.train.num_steps, other.variants = 30, name.partition("@")[2] or "linear"
+        other.train.num_steps, other.variants = 30, name.partition("--")[2] or "linear"
         (runs / name).mkdir(parents=True)
         (runs / name / "config.json").write_text(to_json(other.to_dict()), encoding="utf-8")
         for more in [], ["--list"]:
@@ -658,6 +680,8 @@ def test_a_workdir_with_a_run_of_another_config_is_named_before_anything_starts(
         (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
         (["--partition=gpu"], "--partition is for --cluster=slurm: here --workers says how many cells run at a time"),
         (["--gpus=2"], "--gpus=2: this machine has 0 for all cells: expected no more than that"),
+        (["--out=x %j"], "x %j has '%j' in it, which names of logs have for a job's number: expected a path without"),
+        (["--out=100 %", "--cluster=slurm"], "100 % has '%' in it, which names of logs have for a job's number"),
         (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
         (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
         (["--config.train.num_steps=x"], "cell short: train.num_steps: expected a whole number"),
@@ -721,6 +745,18 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     job.paths.stderr.write_text("something\nrun.py: no memory\n\n", encoding="utf-8")
     (ended,) = jobs.poll()
     assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
+    killed, ended_job = jobs.running["short-a"]
+    for state, again in ("OUT_OF_MEMORY", True), ("CANCELLED by 7", False):  # this one as somebody wanted
+        jobs.running["short-a"] = killed, ended_job
+        with monkeypatch.context() as patch:
+            patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
+            patch.setattr(submitit.SlurmJob, "state", state)
+            assert jobs.poll() == [killed] and list(jobs.waiting) == [killed] * again
+        jobs.waiting.clear()
+        why = f"its process ended without a word ({state}): was it killed? It "
+        assert killed.why == why + ("is started again (1 of 2)" if again else "was started 2 times")
+        assert killed.state is (State.NOT_STARTED if again else State.FAILED)
+    jobs.running = {"short-a": (killed, ended_job)} | jobs.running
     jobs.stop()
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
 
