@@ -427,6 +427,17 @@ def test_a_rate_at_which_a_seed_diverged_has_the_mean_of_the_others(tmp_path):
     assert best.rows[0]["seeds"] == "2 of 3"
 
 
+def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(tmp_path):
+    names = [f"{lam}+train.learning_rate={rate}" for lam in ("linear", "fixed", "rope") for rate in (0.001, 0.01)]
+    whole, losses = made_text(tmp_path, [1.0 + 0.01 * i for i in range(16)], names), [None] + [1.0] * 15
+    lost = {name: outcome for name, outcome in made_text(tmp_path, losses, names).outcomes.items() if "rope" in name}
+    run = dataclasses.replace(whole, summary=RunSummary(whole.outcomes | lost))
+    differences, few = tables.differences_at_best_rates(run), tables.few_seeds_table(run)
+    assert [row["perplexity A − B [95 % interval]"] == "–" for row in differences.rows] == [False, True, True]
+    assert "No difference (–) is given where a seed has no perplexity" in differences.note
+    assert len(few.rows) == 1 and "Not shown, as a seed has no perplexity there: rope." in few.note
+
+
 def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
     good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))

@@ -231,6 +231,8 @@ def differences_at_best_rates(run: Run) -> Table | None:
         "with the choices as given, so they are too small where the halves choose different rates: the interval counts there. "
         "They are not corrected for the number of comparisons."
     )
+    if any(np.isnan(row["mean_difference"]) for row in raw):
+        note += f" No difference (–) is given where a seed has no {score.name} at a rate that it reports, or there is one seed."
     return Table(f"differences at the best rates, {shown_as}", rows, raw, note, describe_run(run))
 
 
@@ -277,6 +279,8 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
         "that of the difference of all seeds, which is itself not known where its interval has 0 inside. Learning rates, where "
         "there are several, are those that the other half of all seeds chose: a study that chooses them by few seeds sees less."
     )
+    if left_out := [variant for variant in at_best if variant not in shown]:
+        note += f" Not shown, as a seed has no {score.name} there: {', '.join(left_out)}."
     if published == PUBLISHED_GAIN:
         note += (
             f" {PUBLISHED_GAIN:.1f} points: the largest gain of log-linear over one state in Guo et al.'s Table 2 (Mamba-2, "
