@@ -15,6 +15,7 @@ from pallas_kernels.tiles import Launch
 
 ELEMENTS = 512  # of a state that a program has, four a thread, of all levels at once
 MAX_STEP_LEVELS = 32  # as many as int32 positions have
+SLOW = -0.5  # log decays from here on are near 1
 LAUNCH = Launch(heads=1, warps=4, stages=1)
 
 
@@ -90,7 +91,12 @@ def _step_kernel(levels_ref, position_ref, token_ref, out_ref, after_ref, *, num
     first, values = pl.program_id(0) * rows, 2 * key_dim
     q, k = (token_ref[pl.ds(start + first, rows)] for start in (0, key_dim))
     v, lam = token_ref[pl.ds(values, value_dim)], values + value_dim
-    lost = jnp.expm1(token_ref[lam + num_levels])  # near 1, exp would be rounded alike at each of many steps
+    log_decay = token_ref[lam + num_levels]
+    # Near 1, exp would be rounded alike at each of many steps; far from it, little would be left of a difference.
+    kept, lost = (
+        jnp.where(log_decay > SLOW, 1.0, jnp.exp(log_decay)),
+        jnp.where(log_decay > SLOW, jnp.expm1(log_decay), 0.0),
+    )
     # Levels 0 .. z go into level z + 1, z the trailing zeros of the position; before the first token there is nothing.
     into = jnp.where(position == 0, num_levels, 32 - lax.clz(position ^ (position - 1)))
     after = k[:, None] * v[None, :]
@@ -98,7 +104,7 @@ def _step_kernel(levels_ref, position_ref, token_ref, out_ref, after_ref, *, num
     after_ref[0] = after
     for level in range(1, num_levels):
         after = jnp.where(level < into, 0.0, jnp.where(level == into, before[level] + merged, before[level]))
-        after += lost * after
+        after = kept * after + lost * after
         merged += jnp.where(level < into, before[level], 0.0)
         weighted += jnp.where((position >> (level - 1)) & 1 == 1, token_ref[lam + level], 0.0) * after
         after_ref[level] = after

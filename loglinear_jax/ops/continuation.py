@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels
+from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels, occupied_levels
 from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
@@ -181,17 +181,20 @@ class InitialState:
     def __init__(self, initial: FenwickState, log_decay: Float[Array, "B G R T"], levels: int):
         batch, groups, reps, length = log_decay.shape
         states = initial.levels.reshape(batch, groups, reps, levels, *initial.levels.shape[3:])
-        # Position 0 has no past: whatever the levels hold there belongs to nothing.
-        self.states = jnp.where(initial.position == 0, 0, states)
         last = initial.position - 1
+        # Position 0 has no past: whatever the levels hold there belongs to nothing.
+        self.occupied = occupied_levels(jnp.maximum(last, 0), levels) & (initial.position > 0)
+        self.states = jnp.where(self.occupied[:, None, None], states, 0)
+        self.occupied_later = occupied_levels(jnp.maximum(initial.position, 0), levels)  # by the first token
         level = jnp.arange(levels, dtype=jnp.int32)
         found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
         self.found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
         self.since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
 
     def found(self, lam: Float[Array, "B G R T L"]) -> Float[Array, "B G R T L"]:
-        """λ with which each token reads each of the buckets."""
-        return jnp.take_along_axis(lam, jnp.broadcast_to(self.found_at, lam.shape), axis=-1)
+        """λ with which each token reads each of the buckets; 0 for those that hold nothing, as 0 · inf is NaN."""
+        found = jnp.take_along_axis(lam, jnp.broadcast_to(self.found_at, lam.shape), axis=-1)
+        return jnp.where(self.occupied, found, 0)
 
     def read(
         self,
@@ -209,6 +212,7 @@ class InitialState:
             states, weights = self.states, self.found(lam) * self.since[..., None]
         else:
             states = self.moved(self.states)[:, :, :, beginning:]
+            lam = jnp.where(self.occupied_later, lam, 0)
             weights = lam[..., beginning:] * self.since[..., None]
 
         @jax.checkpoint

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 # exp of this is 0 in float64 too, while sums over a chunk stay finite: log_decay = -inf (forget everything) becomes usable.
 MIN_LOG_DECAY = -1e4
+SLOW = -0.5  # log decays above are those of `decayed` that lose less than they keep
 
 
 def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"], Float[Array, "... T"]]:
@@ -27,8 +28,10 @@ def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"],
 
 
 def decayed(states: Float[Array, "*N K V"], log_decay: Float[Array, "*#N"]) -> Float[Array, "*N K V"]:
-    """states · exp(log_decay), as what is left of them: near 1, exp would be rounded alike at each of many steps."""
-    return states + states * jnp.expm1(log_decay)[..., None, None]
+    """states · exp(log_decay). Of slow decays what is lost is taken away: near 1, exp would be rounded alike at each of many
+    steps."""
+    log_decay = log_decay[..., None, None]
+    return jnp.where(log_decay > SLOW, states + states * jnp.expm1(log_decay), states * jnp.exp(log_decay))
 
 
 def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:

@@ -20,6 +20,7 @@ from loglinear_jax import (
     log_linear_delta_attention,
     log_linear_delta_step,
     num_levels,
+    occupied_levels,
 )
 from loglinear_jax.ops import bucket_scores, softmax_attention
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
@@ -70,7 +71,12 @@ class Operation:
         return jnp.asarray(stood, named["log_decay"].dtype)
 
     def make_state(self, values, position):
-        return FenwickState(values, jnp.asarray(position, jnp.int32)) if self.has_levels else values
+        """A state of these values, at the levels that hold tokens after so many."""
+        if not self.has_levels:
+            return values
+        position = jnp.asarray(position, jnp.int32)
+        occupied = occupied_levels(jnp.maximum(position - 1, 0), values.shape[2]) & (position > 0)
+        return FenwickState(jnp.where(occupied[:, None, None], values, 0), position)
 
     def state_values(self, state):
         return state.levels if self.has_levels else state

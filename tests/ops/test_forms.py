@@ -322,6 +322,9 @@ def test_lambda_of_an_empty_level_counts_for_nothing(form):
     _, state = form([x[:, :12] for x in (*inputs, lam)], return_state=True)
     out, _ = form.operation.step(state, [x[:, 12] for x in (*inputs, bad)])
     assert np.isfinite(out).all()
+    for start in (12, 16):  # inside a window, and at its beginning
+        _, state = form([x[:, :start] for x in (*inputs, lam)], return_state=True)
+        assert np.isfinite(form([x[:, start:] for x in (*inputs, bad)], initial_state=state)).all()
 
 
 @every_form(lambda form: form.name == "pallas" and of_its_own(form))
