@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.files import file_sha256
 from loglinear_jax.runs.errors import NoReadableCheckpoint
@@ -160,6 +162,27 @@ class Checkpoints:
             if is_main():
                 keep_aside(self.directory / str(step))
         any_process(False)  # the others go on when it is done
+
+
+def check_can_be_read(directory: Path) -> None:
+    """Saves a small checkpoint in a directory, reads it, and removes it. Raises ConfigError if it does not come back: Orbax
+    loses arrays, without an error, where a path has `[` or a backslash; CannotWrite if it can't be written."""
+    probe, state = directory.absolute() / "probe", {"probe": np.arange(2)}
+    with writing(probe, quoted=True), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(probe, args=ocp.args.StandardSave(state), force=True)
+        try:
+            found = checkpointer.restore(probe, args=ocp.args.StandardRestore(state))["probe"].tolist()
+        except ValueError as error:
+            log.debug("%s", probe, exc_info=error)
+            found = None
+    any_process(False)  # the others have read it when it goes
+    if is_main():
+        shutil.rmtree(probe)
+    if found != state["probe"].tolist():
+        raise ConfigError(
+            f"workdir {directory.absolute()}: checkpoints that are saved there can't be read again; expected a path that Orbax "
+            "takes, without [, ] and \\"
+        )
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -53,7 +53,7 @@ class VariantOutcome:
     test_loss: list[float | None] | None = None
     test_accuracy: list[float | None] | None = None
     test_accuracy_of_parts: dict[str, list[float | None]] | None = None
-    test_loss_from_position: dict[str, list[float]] | None = None
+    test_loss_from_position: dict[str, list[float | None]] | None = None
 
     @property
     def accuracy(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from loglinear_jax.config import ConfigError, Experiment, build, check_config, v
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
-from loglinear_jax.runs.checkpoints import Checkpoints
+from loglinear_jax.runs.checkpoints import Checkpoints, check_can_be_read
 from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
 from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.loop import TrainingLoop
@@ -68,6 +68,7 @@ def run(
         resumed = directory.prepare(config)
         directory.repair()
         any_process(False)  # the others go on when it is done
+        check_can_be_read(directory.path)
         if task.corpus_read is not None:
             directory.keep_corpus(task.corpus_read, config)
         log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)

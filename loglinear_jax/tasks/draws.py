@@ -53,11 +53,11 @@ def increasing(key: jax.Array, num: int, count: int, size: int) -> Int[Array, "n
     def draw(taken, j_and_key):
         j, key = j_and_key
         last = size - count + j
-        candidate = jax.random.randint(key, (num,), 0, last + 1)
+        candidate = jax.random.randint(key, (num,), 0, last + 1, jnp.int32)
         is_taken = jnp.any(taken == candidate[:, None], axis=1)
         chosen = jnp.where(is_taken, last, candidate)
         return taken.at[:, j].set(chosen), None
 
     empty = jnp.full((num, count), -1, jnp.int32)
-    taken, _ = jax.lax.scan(draw, empty, (jnp.arange(count), jax.random.split(key, count)))
+    taken, _ = jax.lax.scan(draw, empty, (jnp.arange(count, dtype=jnp.int32), jax.random.split(key, count)))
     return jnp.sort(taken, axis=1)

@@ -82,7 +82,7 @@ class Forgetting(QueriesInSlots):
         first = distinct_of_many(key_values, num, pairs, num_values)
         updated = distinct(key_updated, num, updates, pairs)
         # A step from one value to any other, round in a circle.
-        steps = jax.random.randint(key_steps, (num, updates), 1, num_values)
+        steps = jax.random.randint(key_steps, (num, updates), 1, num_values, jnp.int32)
         new = (jnp.take_along_axis(first, updated, axis=1) + steps) % num_values
         rows = jnp.arange(num)[:, None]
         answers = half + first.at[rows, updated].set(new)
@@ -91,7 +91,7 @@ class Forgetting(QueriesInSlots):
         pair_end, end = 2 * pairs, self.first_query
         tokens = jnp.zeros((num, self.seq_len), jnp.int32)
         if self.filler == "random":
-            tokens = jax.random.randint(key_filler, tokens.shape, 0, self.vocab_size)
+            tokens = jax.random.randint(key_filler, tokens.shape, 0, self.vocab_size, jnp.int32)
         tokens = tokens.at[:, 0:pair_end:2].set(keys).at[:, 1:pair_end:2].set(half + first)
         tokens = tokens.at[:, pair_end:end:2].set(jnp.take_along_axis(keys, updated, axis=1))
         tokens = tokens.at[:, pair_end + 1 : end : 2].set(half + new)

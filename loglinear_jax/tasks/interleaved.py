@@ -66,7 +66,7 @@ class Interleaved(Task):
         key_keys, key_slots, key_others = jax.random.split(key, 3)
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
         slots = distinct(key_slots, num, 2 * pairs, self.seq_len // 2).reshape(num, pairs, 2)
-        others = jax.random.randint(key_others, (num, self.seq_len), half, self.vocab_size)
+        others = jax.random.randint(key_others, (num, self.seq_len), half, self.vocab_size, jnp.int32)
 
         rows, pair, query = jnp.arange(num)[:, None], 2 * slots.min(-1), 2 * slots.max(-1)
         tokens = others.at[rows, pair].set(keys).at[rows, query].set(keys)

@@ -68,7 +68,7 @@ class MadCopying(Task):
         count, context = self.num_tokens, self.context_len
         blank, copy = self.vocab_size - 2, self.vocab_size - 1
         key_data, key_blanks = jax.random.split(key)
-        data = jax.random.randint(key_data, (num, count), 0, blank)
+        data = jax.random.randint(key_data, (num, count), 0, blank, jnp.int32)
         before = jax.random.randint(
             key_blanks, (num, context - count), 0, count
         )  # the data token that a blank precedes

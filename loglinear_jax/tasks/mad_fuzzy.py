@@ -100,7 +100,7 @@ class MadFuzzy(Task):
 
     def _lay_out(self, keys, values, place):
         """One sequence of pairs of motifs, of which number 0 is the probe. place: the probe's, as a share of those allowed."""
-        number, name = jnp.arange(len(keys)), first_equal(keys)  # pairs of one key have one name
+        number, name = jnp.arange(len(keys), dtype=jnp.int32), first_equal(keys)  # pairs of one key have one name
         pairs = jnp.concatenate([keys, values[name]], axis=1)
         sizes = (pairs >= 0).sum(1)
         room = self.seq_len - sizes[0] - self.longest  # pairs begin before this position, but for the last
@@ -132,7 +132,7 @@ def motifs(
     """Distinct integers of first .. end-1 in random order, shortest .. longest of them, then -1 where there are fewer."""
     key_tokens, key_lengths = jax.random.split(key)
     tokens = first + distinct_of_many(key_tokens, shape[0] * shape[1], longest, end - first).reshape(*shape, longest)
-    lengths = jax.random.randint(key_lengths, (*shape, 1), shortest, longest + 1)
+    lengths = jax.random.randint(key_lengths, (*shape, 1), shortest, longest + 1, jnp.int32)
     return jnp.where(jnp.arange(longest) < lengths, tokens, -1)
 
 

@@ -54,7 +54,7 @@ class MadMemorisation(Task):
             )
 
     def sample(self, key, num):
-        keys = jax.random.randint(key, (num, self.seq_len // 2), 0, self.num_keys)
+        keys = jax.random.randint(key, (num, self.seq_len // 2), 0, self.num_keys, jnp.int32)
         tokens = jnp.stack([keys, jnp.full_like(keys, self.vocab_size - 1)], axis=-1).reshape(num, -1)
         values = jnp.asarray(values_of_keys(self.num_keys, self.vocab_size - 1, self.map_seed))
         targets = jnp.full_like(tokens, -1).at[:, self.scored].set(values[keys])

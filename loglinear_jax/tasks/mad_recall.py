@@ -80,9 +80,9 @@ class MadRecall(Task):
         num_keys, pairs = self.num_keys, self.seq_len // 2 - 1  # those before the last
         key_keys, key_values, key_last, key_is_noise, key_spared, key_noise = jax.random.split(key, 6)
         rows, number = jnp.arange(num)[:, None], jnp.arange(pairs)
-        keys = jax.random.randint(key_keys, (num, pairs), 0, num_keys)
-        values = jax.random.randint(key_values, (num, num_keys), num_keys, self.first_noise)  # of each key
-        spared = jax.random.randint(key_spared, (num, 1), 0, pairs)
+        keys = jax.random.randint(key_keys, (num, pairs), 0, num_keys, jnp.int32)
+        values = jax.random.randint(key_values, (num, num_keys), num_keys, self.first_noise, jnp.int32)  # of each key
+        spared = jax.random.randint(key_spared, (num, 1), 0, pairs, jnp.int32)
         is_noise = jax.random.bernoulli(key_is_noise, self.frac_noise, (num, pairs)) & (number != spared)
 
         first = jnp.full((num, num_keys), pairs).at[rows, jnp.where(is_noise, num_keys, keys)].min(number, mode="drop")
@@ -91,7 +91,7 @@ class MadRecall(Task):
 
         tokens = jnp.stack([keys, values[rows, keys]], axis=-1)
         if self.noise_vocab_size:
-            noise = jax.random.randint(key_noise, tokens.shape, self.first_noise, self.vocab_size)
+            noise = jax.random.randint(key_noise, tokens.shape, self.first_noise, self.vocab_size, jnp.int32)
             tokens = jnp.where(is_noise[:, :, None], noise, tokens)
         tokens = jnp.concatenate([tokens.reshape(num, -1), last, values[rows, last]], axis=1)
         queried = jnp.pad(is_query, [(0, 0), (0, 1)], constant_values=True)

@@ -21,6 +21,9 @@ class Mqar(Task):
     Positions 0 .. 2k-1 hold the pairs, key before value; keys are distinct in 1 .. V/2-1, values distinct in V/2 .. V-1.
     Of the last 2k positions every second one holds a key, in random order. All other positions are filler, uniform in
     1 .. V-1. Scored at the query keys only.
+
+    As filler is drawn from keys, too, a key may occur again between its pair and its query, with a token behind it that is not
+    its value: at T = 128, V = 128 and 8 pairs for more than half of the queries.
     """
 
     num_pairs: int = setting(8, "key-value pairs", least=1)
@@ -64,7 +67,7 @@ class Mqar(Task):
         values = half + distinct(key_values, num, pairs, self.vocab_size - half)
         order = distinct(key_order, num, pairs, pairs)
         queries, answers = (jnp.take_along_axis(x, order, axis=1) for x in (keys, values))
-        filler = jax.random.randint(key_filler, (num, self.seq_len), 1, self.vocab_size)
+        filler = jax.random.randint(key_filler, (num, self.seq_len), 1, self.vocab_size, jnp.int32)
 
         tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)
         tokens = tokens.at[:, self.scored].set(queries)

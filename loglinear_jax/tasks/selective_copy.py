@@ -77,7 +77,7 @@ class SelectiveCopy(Task):
     def sample(self, key, num):
         count, context = self.num_tokens, self.context_len
         key_noise, key_data, key_place = jax.random.split(key, 3)
-        noise = jax.random.randint(key_noise, (num, context), self.first_noise, self.vocab_size)
+        noise = jax.random.randint(key_noise, (num, context), self.first_noise, self.vocab_size, jnp.int32)
         data = FIRST_DATA + distinct(key_data, num, count, self.num_data_ids)
         place = increasing(key_place, num, count, context)
 

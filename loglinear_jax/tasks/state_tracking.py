@@ -69,7 +69,7 @@ class StateTracking(Task):
 
     def sample(self, key, num):
         table = jnp.asarray(products(self.group))
-        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)
+        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size, jnp.int32)
         return tokens, jax.lax.associative_scan(lambda before, after: table[before, after], tokens, axis=1)
 
 

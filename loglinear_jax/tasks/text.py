@@ -73,17 +73,18 @@ class Text(BaseTask):
 
     def test(self, seeds, params):
         """What was predicted; the loss over all of the test split, for each seed; and that by position in the window, over
-        positions 0, 1, 2-3, 4-7 and so on."""
+        positions 0, 1, 2-3, 4-7 and so on, as far as the test split has such positions."""
         windows = place_windows(seeds, self.windows("test"))
         loss, scored = (x.astype(np.float64) for x in to_host(seeds.sums_by_position(params, windows)))
-        by_position = loss / scored
-        starts = [0, *(1 << np.arange((by_position.shape[1] - 1).bit_length()))]
+        reached = int(np.count_nonzero(scored[0]))  # by the longest window, which is the first
+        by_position = loss[:, :reached] / scored[:, :reached]
+        starts = [0, *(1 << np.arange((reached - 1).bit_length()))]
         parts = np.split(by_position, starts[1:], axis=1)
         return {
             "predicts": TARGETS[self.target_offset],
             "test_loss": (loss.sum(axis=1) / scored.sum(axis=1)).tolist(),
             "test_loss_from_position": {
-                str(start): np.nanmean(part, axis=1).tolist() for start, part in zip(starts, parts, strict=True)
+                str(start): part.mean(axis=1).tolist() for start, part in zip(starts, parts, strict=True)
             },
         }
 

@@ -118,7 +118,7 @@ class ZoologyMqar(QueriesInSlots):
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
         values = half + distinct_of_many(key_values, num, pairs, self.vocab_size - half)
         places = self.query_places(key_slots, num)
-        filler = jax.random.randint(key_filler, (num, self.seq_len), 0, self.vocab_size)
+        filler = jax.random.randint(key_filler, (num, self.seq_len), 0, self.vocab_size, jnp.int32)
 
         rows = jnp.arange(num)[:, None]
         tokens = filler.at[:, 0 : 2 * pairs : 2].set(keys).at[:, 1 : 2 * pairs : 2].set(values)

@@ -304,3 +304,12 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     training.run(config, resumed, retrain=True)
     assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
     assert_same_run(some, resumed, ["linear"])
+
+
+@pytest.mark.parametrize("name", ["w[lab]", "a\\b"])
+def test_a_path_whose_checkpoints_could_not_be_read_is_refused_before_training(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    workdir = tmp_path / name / "run"
+    assert main(["train", *TINY, f"--workdir={workdir}"]) == 2
+    assert f"workdir {workdir}: checkpoints that are saved there can't be read again" in capsys.readouterr().err
+    assert not (workdir / "metrics.jsonl").exists() and not (workdir / "probe").exists()

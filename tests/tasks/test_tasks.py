@@ -5,6 +5,7 @@ import dataclasses
 import importlib.machinery
 import sys
 import types
+import warnings
 from typing import ClassVar
 
 import jax
@@ -293,3 +294,19 @@ def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="nothing_like_it"):
         load_task("own_package.task")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mqar", "selective_copy", "interleaved", "forgetting", "zoology_mqar", "state_tracking"),
+        *("mad_copying", "mad_fuzzy", "mad_memorisation", "mad_recall"),
+    ],
+)
+def test_sequences_are_drawn_under_64_bit_types_without_a_warning(name):
+    """By a user who calls `sample`; training draws with JAX's usual types, whatever is set."""
+    task = load_task(name)
+    with warnings.catch_warnings(), jax.enable_x64(True):
+        warnings.simplefilter("error")
+        tokens, targets = task.sample(jax.random.key(0), 4)
+    assert np.issubdtype(tokens.dtype, np.integer) and (np.asarray(targets) >= 0).any()

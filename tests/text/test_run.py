@@ -291,3 +291,18 @@ def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
     config.task.target_offset = 3
     with pytest.raises(ConfigError, match=r"task.target_offset must be 1 \(next token\) or 2 \(the one after\), got 3"):
         build(config, "linear")
+
+
+def test_a_test_split_shorter_than_the_window(bpe, tmp_path, monkeypatch):
+    """Has no losses at the later positions; the run is finished, and stays so."""
+    monkeypatch.chdir(ROOT)
+    text = make_text(150)
+    for split, part in (("train", text), ("valid", text), ("test", text[:60])):
+        (tmp_path / f"{split}.txt").write_text(part, encoding="utf-8")
+    config = tmp_path, f"--config.task.tokenizer={bpe}", f"--config.task.cache={tmp_path / 'cache'}"
+    given = "train", *SMALL, "--config.task.seq_len=128", f"--config.task.corpus={config[0]}", *config[1:]
+    for _ in range(2):
+        assert main([*given, "--config.train.num_steps=4", f"--workdir={tmp_path / 'run'}"]) == 0
+    outcome = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["variants"]["mlp_softplus"]
+    assert list(outcome["test_loss_from_position"]) == ["0", "1", "2", "4", "8", "16"]
+    assert all(np.isfinite(losses).all() for losses in outcome["test_loss_from_position"].values())
