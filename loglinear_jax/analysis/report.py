@@ -106,7 +106,7 @@ def make_report(
 def _check_drawn(runs: Sequence[Run], choices: Choices) -> None:
     """Raises ConfigError for a layer, a head or seeds that none of the runs has."""
     models = [variant_config(run.config, variant).model for run in runs for variant in run.variants]
-    for name, sizes in (("layer", [m.layers for m in models]), ("head", [m.heads for m in models if "heads" in m])):
+    for name, sizes in (("layer", [m.layers for m in models]), ("head", [m.heads for m in models if m.get("heads")])):
         chosen, most = getattr(choices, name), max(sizes, default=None)
         if most is not None and not -most <= chosen < most:
             raise ConfigError(f"{name}={chosen}: expected {-most} to {most - 1}, as the models have {most} or fewer")

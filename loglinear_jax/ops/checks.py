@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,14 @@ from loglinear_jax.fenwick import FenwickState, capacity, num_levels
 from loglinear_jax.ops.positions import END
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that say how an operation is computed, for its overloads."""
+
+    chunk_size: int | None
+    implementation: Implementation | None
+    precision: jax.lax.PrecisionLike
 
 
 def check_chunk_size(chunk_size: int | None) -> None:

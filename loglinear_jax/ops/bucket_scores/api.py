@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, Unpack, overload
 
 import jax
 from jaxtyping import Array, Float
@@ -16,6 +17,7 @@ from loglinear_jax.ops.bucket_scores.parallel import parallel
 from loglinear_jax.ops.bucket_scores.recurrent import recurrent
 from loglinear_jax.ops.checks import (
     Implementation,
+    Options,
     check_attention_settings,
     check_num_levels,
     check_options,
@@ -24,6 +26,20 @@ from loglinear_jax.ops.checks import (
 )
 from loglinear_jax.ops.continuation import nan_beyond, with_more_levels
 from loglinear_jax.ops.dtypes import to_common_dtypes
+
+
+@overload
+def bucket_scores(
+    q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def bucket_scores(
+    q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
+) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
 @pallas_kernels.with_standard_promotion

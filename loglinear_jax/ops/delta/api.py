@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, Unpack, overload
 
 import jax
 from jaxtyping import Array, Float
@@ -11,6 +12,7 @@ import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
     Implementation,
+    Options,
     check_attention_settings,
     check_initial_state,
     check_options,
@@ -20,6 +22,20 @@ from loglinear_jax.ops.checks import (
 from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
 from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
 from loglinear_jax.ops.dtypes import to_common_dtypes
+
+
+@overload
+def log_linear_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def log_linear_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
+) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
 @pallas_kernels.with_standard_promotion
@@ -139,6 +155,20 @@ def log_linear_delta_step(
     batch, heads, value_dim = v.shape
     check_step_state(state, lam, batch, heads, q.shape[-1], value_dim)
     return take_step(recurrent.step, state, q, k, v, log_decay, beta, lam)
+
+
+@overload
+def gated_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def gated_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    initial_state: Array | None = ..., return_state: Literal[True], **options: Unpack[Options],
+) -> tuple[Array, Array]: ...  # fmt: skip
 
 
 @pallas_kernels.with_standard_promotion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Literal, overload
 
 import jax
 from jaxtyping import Array, Float
@@ -16,6 +16,22 @@ from loglinear_jax.ops.gated_linear.recurrent import recurrent
 from pallas_kernels import with_standard_promotion
 
 Implementation = Literal["parallel", "recurrent", "xla"]
+
+
+@overload
+def gated_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, *,
+    initial_state: Array | None = ..., return_state: Literal[False] = ...,
+    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def gated_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, *,
+    initial_state: Array | None = ..., return_state: Literal[True],
+    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+) -> tuple[Array, Array]: ...  # fmt: skip
 
 
 @with_standard_promotion

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, Unpack, overload
 
 import jax
 from jaxtyping import Array, Float
@@ -11,6 +12,7 @@ import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
 from loglinear_jax.ops.checks import (
     Implementation,
+    Options,
     check_attention_settings,
     check_implementation,
     check_initial_state,
@@ -23,6 +25,20 @@ from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.log_linear.chunkwise import chunkwise
 from loglinear_jax.ops.log_linear.parallel import parallel
+
+
+@overload
+def log_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def log_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
+) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
 @pallas_kernels.with_standard_promotion
