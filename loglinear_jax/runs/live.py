@@ -56,6 +56,10 @@ class Live:
         """So many more steps are done."""
         self._bar.update(num_steps)
 
+    def evaluating(self) -> None:
+        """Steps wait for a validation."""
+        self._bar.set_postfix_str("validating")
+
     def evaluation(self, records: Sequence[Mapping[str, Any]]) -> None:
         """The validation of all seeds of some variants; records: as in metrics.jsonl."""
         loss, accuracy = (

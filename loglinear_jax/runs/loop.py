@@ -99,6 +99,7 @@ class TrainingLoop:
                 rates = f" at each of {len(self.members)} rates" if len(self.members) > 1 else ""
                 log.info("%s: %d seed(s)%s on %d device(s)", self.name, len(self.seeds), rates, self.many.mesh.size)
                 self._warn_of_idle_devices()
+                log.info("%s: compiling; the first steps and the first validation take longest", self.name)
                 with contextlib.closing(self._train(state)) as states:
                     for state in states:
                         self._after_evaluation(state)
@@ -221,6 +222,7 @@ class TrainingLoop:
                 began, start, computed = time.perf_counter(), step_of(state), self.idle.num_computed
                 state = self._to_next_evaluation(state, dispatches, live)
                 if not self.stopping:
+                    live.evaluating()
                     state = self._evaluate(state, data.validation, start, computed, began, live)
                 yield state
 
@@ -306,6 +308,7 @@ class TrainingLoop:
 
     def outcomes(self, states: dict[str, SeedState]) -> dict[str, VariantOutcome]:
         """The outcomes of the trained variants, from what `run` returned."""
+        log.info("%s: measuring on the test set", self.name)
         best = [states[member.variant].best_params for member in self.members]
         tested = self._despite_signal(self._test, best)
         return {
