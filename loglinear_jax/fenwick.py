@@ -56,7 +56,7 @@ def occupied_levels(position, num_levels: int):
     xp = jnp if isinstance(position, jax.Array) else np
     position = xp.asarray(position)[..., None]
     # A shift by as many bits as the type has is not defined.
-    bit, bits = np.arange(num_levels - 1), xp.iinfo(position.dtype).bits
+    bit, bits = np.arange(num_levels - 1).reshape(*[1] * (position.ndim - 1), -1), xp.iinfo(position.dtype).bits
     is_set = (position >> np.minimum(bit, bits - 1).astype(position.dtype)) & 1 == 1
     return xp.concatenate([xp.ones_like(position, bool), is_set & (bit < bits)], axis=-1)
 

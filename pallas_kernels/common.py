@@ -21,8 +21,10 @@ COLUMNS = 64  # a block of them, of `for_columns` and `column_blocks`
 
 
 def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, interpret: bool, aliases=None):
-    """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together."""
+    """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together. It has no
+    derivative: where a kernel's gradient is differentiated, it is an UnsupportedError."""
 
+    @jax.custom_jvp
     def run(*operands):
         varying = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
         axes = jax.sharding.ManualAxisType(varying=varying)
@@ -39,7 +41,15 @@ def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch
             name=name,
         )(*operands)
 
+    run.defjvp(refuse_derivative)
     return run
+
+
+def refuse_derivative(primals, tangents):
+    """The rule of jax.custom_jvp for what has no derivative."""
+    raise UnsupportedError(
+        "the Pallas kernels have first derivatives by jax.grad and jax.vjp only: implementation='xla' has all derivatives"
+    )
 
 
 def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
@@ -109,22 +119,13 @@ def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fold_mapped_axes(function):
-    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. To differentiate it
-    further than its callers do is an UnsupportedError."""
+    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
 
-    @jax.custom_jvp
+    @custom_vmap
     @with_standard_promotion
-    def once(*args):
+    def folding(*args):
         with jax.enable_x64(False):  # the kernels count in 32 bits
             return function(*args)
-
-    @once.defjvp
-    def no_derivative(primals, tangents):
-        raise UnsupportedError(
-            "the Pallas kernels have first derivatives by jax.grad and jax.vjp only: implementation='xla' has all derivatives"
-        )
-
-    folding = custom_vmap(once)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):
