@@ -344,7 +344,7 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_model_has_forward_mode_derivatives(mixer):
-    """Also of its gradient: the matrix of second derivatives is symmetric. On a GPU of the gradient alone, and of cuDNN's not."""
+    """Also of its gradient: the matrix of second derivatives is symmetric. On a GPU of the gradient alone."""
     if mixer == "softmax" and pallas_kernels.runs_on_gpu():
         pytest.skip("cuDNN's attention has no second derivatives")
     sizes = dict(vocab_size=16, max_length=16, hidden=16, head_dim=8, key_dim=8, layers=1)
