@@ -21,6 +21,7 @@ from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
 from loglinear_jax.analysis.sections.base import Context, Section
 from loglinear_jax.analysis.tables import Table
 from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several, variant_config
+from loglinear_jax.files import local_path
 from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
@@ -81,7 +82,7 @@ def make_report(
     """
     choices = choices or Choices()
     runs, problems = [], []
-    for workdir in dict.fromkeys(os.path.abspath(os.path.expanduser(workdir)) for workdir in workdirs):
+    for workdir in dict.fromkeys(os.path.abspath(local_path(workdir, "workdirs")) for workdir in workdirs):
         try:
             runs.append(dataclasses.replace(read_run(workdir), curves_in=tuple((curves_in or {}).get(workdir, ()))))
             problems += runs[-1].problems

@@ -1,5 +1,10 @@
 """Configs: every setting, presets, reading and checking, and what is built from them."""
 
+from loglinear_jax.command_line import needs_extra
+
+with needs_extra("train"):
+    import ml_collections  # noqa: F401
+
 from loglinear_jax.config.building import Experiment, build, task_of
 from loglinear_jax.config.defaults import (
     SWEPT,

@@ -3,6 +3,11 @@
 A *run* is a folder, a *variant* one trained setting in it, a *record* one line of its metrics.jsonl.
 """
 
+from loglinear_jax.command_line import needs_extra
+
+with needs_extra("train"):
+    import ml_collections  # noqa: F401
+
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config, variant_names
+from loglinear_jax.files import local_path
 from loglinear_jax.runs.lines import check_metrics, check_process, read_lines
 from loglinear_jax.runs.lock import is_held, only_process
 from loglinear_jax.runs.outcome import RunSummary
@@ -63,7 +64,7 @@ class Workdir:
     """Paths and records of one run's directory. Of several processes only one `writes`; Orbax sees to checkpoints."""
 
     def __init__(self, path: str | os.PathLike, writes: bool = True):
-        self.path = Path(path).absolute()
+        self.path = local_path(path, "workdir").absolute()
         self.writes = writes
         self.config_file = self.path / "config.json"
         self.corpus_file = self.path / "corpus.json"
