@@ -24,7 +24,7 @@ from loglinear_jax.benchmarks import common, kernels
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.train import ManySeeds, SeedTrainer
+from loglinear_jax.train import ManySeeds, SeedTrainer, open_data
 
 HELP = "time of training the recall model with many seeds"
 
@@ -77,7 +77,7 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
         of_replicas = [(train.learning_rate * 2**index, train.weight_decay) for index in range(rates) for _ in seeds]
         seeds = seeds * rates
     many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)
-    data = experiment.task.open_data(many, 0)
+    data = open_data(many, 0)
     sizes = [train.steps_per_dispatch] * (1 + -(-steps // train.steps_per_dispatch))
     dispatches = data.dispatches(sizes + sizes[:1] * profile)
     state = many.init(many.seeds)

@@ -26,9 +26,8 @@ from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh
+from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh, measure_test, open_data
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +209,7 @@ class TrainingLoop:
         step, settings = step_of(state), self.settings
         for member in self._training():
             self.directory.append_process(self.process | {"variant": member.variant, "from_step": step})
-        data = self._despite_signal(self.task.open_data, self.many, step)
+        data = self._despite_signal(open_data, self.many, step)
         dispatches = data.dispatches(self._dispatch_sizes(step))
         tensorboards = {member.variant: self.directory.tensorboard(member.variant) for member in self._training()}
         with (
@@ -317,19 +316,9 @@ class TrainingLoop:
         }
 
     def _test(self, best: list[Any]) -> dict[str, Any]:
-        """What the task's test measures of all members together. best: the parameters of each.
-
-        Raises SettingError if it is not one value a seed."""
+        """What the test measures of all members together. best: the parameters of each."""
         joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *best)
-        tested = self.task.test(self.many, jax.device_put(joined, self.many.sharding))
-        for path, values in jax.tree.leaves_with_path(tested, is_leaf=_is_list):
-            if _is_list(values) and len(values) != len(self.many.numbers):
-                name = ".".join(str(key.key) for key in path)
-                raise SettingError(
-                    f"task.name: {type(self.task).__name__}.test gives {len(values)} values of {name}: expected one for each "
-                    f"of the {len(self.many.numbers)} seeds (len(seeds.numbers), all rates counted)"
-                )
-        return tested
+        return measure_test(self.many, jax.device_put(joined, self.many.sharding))
 
     def _outcome(self, variant: str, state: SeedState, tested: dict[str, Any]) -> VariantOutcome:
         """tested: what the task's test measured of it.
@@ -353,11 +342,7 @@ def of_rows(tested: Any, rows: slice) -> Any:
     """Of what a task's test measured, the rows in every list, also in its dicts, whose order stays."""
     if isinstance(tested, dict):  # JAX's tree.map sorts their names
         return {name: of_rows(value, rows) for name, value in tested.items()}
-    return tested[rows] if _is_list(tested) else tested
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray))
+    return tested[rows] if isinstance(tested, list) else tested
 
 
 def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sharding.Mesh:

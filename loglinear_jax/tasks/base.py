@@ -8,20 +8,15 @@ import importlib
 import importlib.util
 import inspect
 import numbers
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int
 
 from loglinear_jax.settings import SettingError, check_fields, setting
-from loglinear_jax.tasks.data import Data, DrawnData
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.tasks.mixture import Mixture
-
-if TYPE_CHECKING:
-    from loglinear_jax.train import ManySeeds
-
 
 CONVERGED_ACCURACY = 0.90  # a seed has converged if its accuracy reaches this, in validation if it has no test
 SOLVED_ACCURACY = 0.99  # and it has solved its task at this in validation
@@ -98,18 +93,6 @@ class BaseTask:
     def corpus_read(self) -> Any | None:
         """The loglinear_jax.text.Corpus that the sequences are read from; None for drawn ones."""
         return None
-
-    def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
-        """What training reads, from the step on from which a run goes on."""
-        raise NotImplementedError(f"{type(self).__name__} has no method open_data(seeds, first_step)")
-
-    def test(self, seeds: ManySeeds, params: Any) -> dict[str, Any]:
-        """Measurements of trained parameters [replicas, ...] for their outcome, besides validation; by its fields' names.
-
-        Replicas are all seeds at each rate that is trained in the same program, as `seeds.numbers` has them. Each list, also
-        in a dict, has one entry for each of them; what is no list is the same for all.
-        """
-        return {}
 
     def inspection_sequences(
         self, num: int, seq_len: int | None = None
@@ -217,17 +200,6 @@ class Task(BaseTask):
         if type(self).sample_evaluation is not Task.sample_evaluation:
             for part in self.evaluated_on.parts:
                 check_sample(part, method="sample_evaluation")
-
-    def open_data(self, seeds: ManySeeds, first_step: int) -> Data:
-        return DrawnData(seeds)
-
-    def test(self, seeds, params):
-        """Loss and accuracy on the test sequences of each seed, and the accuracy on each part of them if there are several."""
-        loss, accuracy = (x.astype(np.float64) for x in seeds.test(params))
-        found = {"test_loss": loss.mean(axis=1).tolist(), "test_accuracy": accuracy.mean(axis=1).tolist()}
-        if len(names := self.evaluated_on.names) > 1:
-            found["test_accuracy_of_parts"] = dict(zip(names, accuracy.T.tolist(), strict=True))
-        return found
 
     def inspection_sequences(self, num, seq_len=None):
         return _inspect(with_length(self.trained_on.longest_part, num, seq_len), num)

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from loglinear_jax.distributed import to_host
 from loglinear_jax.settings import SettingError, setting
 from loglinear_jax.tasks.base import PERPLEXITY, BaseTask, with_length
-from loglinear_jax.tasks.data import StreamedData, place_windows
 from loglinear_jax.text import Corpus, SeedBatches, evaluation_windows, open_corpus
 
 TARGETS = {1: "next token", 2: "token after the next"}
@@ -68,25 +66,10 @@ class Text(BaseTask):
     def corpus_read(self) -> Corpus:
         return self.data
 
-    def open_data(self, seeds, first_step):
-        return StreamedData(seeds, self, first_step)
-
-    def test(self, seeds, params):
-        """What was predicted; the loss over all of the test split, for each seed; and that by position in the window, over
-        positions 0, 1, 2-3, 4-7 and so on, as far as the test split has such positions."""
-        windows = place_windows(seeds, self.windows("test"))
-        loss, scored = (x.astype(np.float64) for x in to_host(seeds.sums_by_position(params, windows)))
-        reached = int(np.count_nonzero(scored[0]))  # by the longest window, which is the first
-        by_position = loss[:, :reached] / scored[:, :reached]
-        starts = [0, *(1 << np.arange((reached - 1).bit_length()))]
-        parts = np.split(by_position, starts[1:], axis=1)
-        return {
-            "predicts": TARGETS[self.target_offset],
-            "test_loss": (loss.sum(axis=1) / scored.sum(axis=1)).tolist(),
-            "test_loss_from_position": {
-                str(start): part.mean(axis=1).tolist() for start, part in zip(starts, parts, strict=True)
-            },
-        }
+    @property
+    def predicts(self) -> str:
+        """Which token the targets are, in words."""
+        return TARGETS[self.target_offset]
 
     def inspection_sequences(self, num, seq_len=None):
         """The first windows of the validation split: as many tokens as `num` windows of the task's own length have."""
@@ -95,7 +78,7 @@ class Text(BaseTask):
         return tuple(x[:count] for x in task.windows("validation"))
 
     def describe(self) -> str:
-        return f"{Path(self.corpus).stem}, windows of {self.seq_len}, {TARGETS[self.target_offset]}"
+        return f"{Path(self.corpus).stem}, windows of {self.seq_len}, {self.predicts}"
 
     ROLES = ("word", "part of a word", "number", "sign")
     ANSWERS = ROLES

@@ -1,5 +1,6 @@
-"""Training: one seed's pure functions, many seeds of them at once, and what they read."""
+"""Training: one seed's pure functions, many seeds of them at once, their data, and their test."""
 
+from loglinear_jax.train.data import Data, open_data
 from loglinear_jax.train.many_seeds import DATA_SPECS, ManySeeds, device_mesh
 from loglinear_jax.train.seed_trainer import (
     Rates,
@@ -11,11 +12,13 @@ from loglinear_jax.train.seed_trainer import (
     scored_sums,
 )
 from loglinear_jax.train.settings import PRECISIONS, SCHEDULES, TrainSettings
+from loglinear_jax.train.testing import measure_test
 
 __all__ = [
     "DATA_SPECS",
     "PRECISIONS",
     "SCHEDULES",
+    "Data",
     "ManySeeds",
     "Rates",
     "SeedState",
@@ -25,5 +28,7 @@ __all__ = [
     "device_mesh",
     "make_optimizer",
     "mean_loss",
+    "measure_test",
+    "open_data",
     "scored_sums",
 ]

@@ -10,8 +10,6 @@ import pytest
 from loglinear_jax.config import variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import load_run, loop, read_run, training
-from loglinear_jax.settings import SettingError
-from loglinear_jax.tasks.mqar import Mqar
 from loglinear_jax.train import ManySeeds, device_mesh
 from tests.runs.tiny import TINY
 
@@ -98,20 +96,8 @@ def test_what_one_program_trains():
 
 
 def test_a_members_rows_of_what_was_tested():
-    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"b": (1, 2, 3, 4), "a": [5, 6, 7, 8]}}
-    expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"b": (3, 4), "a": [7, 8]}}
+    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"b": [1, 2, 3, 4], "a": [5, 6, 7, 8]}}
+    expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"b": [3, 4], "a": [7, 8]}}
     rows = loop.of_rows(found, slice(2, 4))
     assert rows == expected
     assert list(rows["parts"]) == ["b", "a"]  # the order of a table's columns
-
-
-def test_a_task_whose_test_is_not_of_every_seed_is_refused_and_its_training_kept(tmp_path, monkeypatch):
-    short = config(RATES, "--config.train.num_steps=10")
-    with monkeypatch.context() as patch:
-        patch.setattr(Mqar, "test", lambda self, seeds, params: {"of": {"parts": [1.0, 2.0]}})
-        with pytest.raises(SettingError, match=r"Mqar.test gives 2 values of of.parts: expected one for each of the 4"):
-            training.run(short, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(ManySeeds, "train_steps", None)
-        training.run(short, tmp_path)
-    assert [len(outcome.test_loss) for outcome in read_run(tmp_path).outcomes.values()] == [2, 2]

@@ -22,6 +22,7 @@ from loglinear_jax.train import (
     device_mesh,
     make_optimizer,
     mean_loss,
+    measure_test,
     scored_sums,
 )
 
@@ -433,7 +434,7 @@ def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
     sums = [jax.jit(scored_sums, static_argnums=0)(MODEL, *params_and_batch) for params_and_batch in alone]
     np.testing.assert_allclose(loss[1], np.mean([loss / scored for loss, _, scored in sums]), rtol=1e-5)
     np.testing.assert_allclose(accuracy[1], np.mean([right / scored for _, right, scored in sums]), rtol=1e-5)
-    found = MIXED.test(many, state.params)
+    found = measure_test(many, state.params)
     assert list(found["test_accuracy_of_parts"]) == ["8/2", "16/3"]
     of_parts = np.array(list(found["test_accuracy_of_parts"].values()))
     np.testing.assert_allclose(found["test_accuracy"], of_parts.mean(axis=0))

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from loglinear_jax.tasks.text import Text
-    from loglinear_jax.train import ManySeeds
-
-
-class Data(Protocol):
-    """What training reads."""
-
-    validation: dict[str, Any]  # data["validation"] of ManySeeds, on the devices
-
-    def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """For each number of steps to come, that number and what `ManySeeds.train_steps` reads in them."""
-
-    def close(self) -> None:
-        """Ends what reads ahead."""
+from loglinear_jax.train.many_seeds import ManySeeds
 
 
 class DrawnData:
-    """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones."""
+    """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones.
+
+    validation: data["validation"] of ManySeeds, on the devices.
+    """
 
     def __init__(self, seeds: ManySeeds):
         data = seeds.data()
         self.validation = {"validation": data.pop("validation")}
         self._train = data
 
-    def dispatches(self, sizes):
+    def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """For each number of steps to come, that number and what `ManySeeds.train_steps` reads in them."""
         for size in sizes:
             yield size, self._train
 
-    def close(self):
+    def close(self) -> None:
+        """Ends what reads ahead."""
         self._train = {}
 
 
@@ -47,13 +38,13 @@ class StreamedData:
     The next dispatch is read and copied to the devices while they work on this one.
     """
 
-    def __init__(self, seeds: ManySeeds, task: Text, first_step: int):
-        self._seeds = seeds
+    def __init__(self, seeds: ManySeeds, first_step: int):
+        self._seeds, task = seeds, seeds.trainer.task
         batches = task.batches(seeds.trainer.settings.batch_size, seeds.seeds_of_data)
         self._batches = batches.iterate(first_step)
         self.validation = {"validation": (place_windows(seeds, task.windows("validation")),)}
 
-    def dispatches(self, sizes):
+    def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             ready = None
             for size in sizes:
@@ -64,7 +55,7 @@ class StreamedData:
             if ready is not None:
                 yield ready[0], ready[1].result()
 
-    def close(self):
+    def close(self) -> None:
         self._batches.close()
 
     def _next(self, num_steps: int) -> dict[str, Any]:
@@ -74,11 +65,19 @@ class StreamedData:
 
 
 def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> Any:
-    """(tokens, targets) [windows, T], the same for every seed, as the one part of
-    data["validation"] of ManySeeds.
+    """(tokens, targets) [windows, T], the same for every seed, as the one part of data["validation"] of ManySeeds.
 
     Windows in which nothing is scored fill up what the devices could not share evenly.
     """
     fill = -len(windows[0]) % seeds.mesh.shape["batch"]
     padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1), strict=True))
     return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.seeds_of_data), *x.shape)) for x in padded))
+
+
+Data = DrawnData | StreamedData
+
+
+def open_data(seeds: ManySeeds, first_step: int) -> Data:
+    """The data of a task's training from a step on, 0 for a new run."""
+    streamed = seeds.trainer.task.STREAMED
+    return StreamedData(seeds, first_step) if streamed else DrawnData(seeds)
