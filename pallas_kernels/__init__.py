@@ -4,18 +4,10 @@ scores, λ, the short convolution and SwiGLU; and of cross-entropy by Triton.
 Nothing outside knows which Pallas lowering they use.
 """
 
-from pallas_kernels.attention import fenwick_attention
-from pallas_kernels.bucket_scores import chunk_scores
-from pallas_kernels.causal_conv import causal_conv, why_causal_conv_unsupported
-from pallas_kernels.common import with_standard_promotion
-from pallas_kernels.content_lam import content_lam, why_content_lam_unsupported
-from pallas_kernels.cross_entropy import cross_entropy, why_cross_entropy_unsupported
-from pallas_kernels.delta_carry import carry_state
-from pallas_kernels.delta_chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
-from pallas_kernels.delta_tree import join_tree, read_tree
-from pallas_kernels.lam import lam_mlp, why_lam_mlp_unsupported
-from pallas_kernels.step import fenwick_step, why_step_unsupported
-from pallas_kernels.support import (
+from pallas_kernels.attention.api import fenwick_attention
+from pallas_kernels.attention.step import fenwick_step, why_step_unsupported
+from pallas_kernels.common.launch import with_standard_promotion
+from pallas_kernels.common.support import (
     UnsupportedError,
     are_best,
     chooses_kernel,
@@ -24,8 +16,18 @@ from pallas_kernels.support import (
     runs_on_gpu,
     why_unsupported,
 )
-from pallas_kernels.swiglu import swiglu, why_swiglu_unsupported
-from pallas_kernels.tiles import MIN_TILE, chunk_of_scores, delta_chunk
+from pallas_kernels.common.tiles import MIN_TILE
+from pallas_kernels.delta.carry import carry_state
+from pallas_kernels.delta.chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
+from pallas_kernels.delta.tiles import delta_chunk
+from pallas_kernels.delta.tree import join_tree, read_tree
+from pallas_kernels.pointwise.causal_conv import causal_conv, why_causal_conv_unsupported
+from pallas_kernels.pointwise.content_lam import content_lam, why_content_lam_unsupported
+from pallas_kernels.pointwise.cross_entropy import cross_entropy, why_cross_entropy_unsupported
+from pallas_kernels.pointwise.lam_mlp import lam_mlp, why_lam_mlp_unsupported
+from pallas_kernels.pointwise.swiglu import swiglu, why_swiglu_unsupported
+from pallas_kernels.scores.api import chunk_scores
+from pallas_kernels.scores.tiles import chunk_of_scores
 
 __all__ = [
     "MIN_TILE",

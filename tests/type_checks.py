@@ -15,14 +15,14 @@ CHECKED = (
     "loglinear_jax/lam.py",
     "loglinear_jax/losses.py",
     "loglinear_jax/mixers.py",
-    "pallas_kernels/*.py",
+    "pallas_kernels/**/*.py",
 )
 # What checks arguments by itself and names what is wrong with one: tests look for its errors, in whose place the type checker's
 # would come. What it calls is checked. loglinear_jax/fenwick.py is not in the list above for the same reason.
 UNCHECKED = (
     "loglinear_jax/ops/checks.py",
     "loglinear_jax/ops/*/api.py",
-    "pallas_kernels/cross_entropy_kernel.py",  # Triton compiles it, and would find the checker's names in place of its own
+    "pallas_kernels/pointwise/cross_entropy_kernel.py",  # Triton compiles it, and knows no checker's names
 )
 types = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 

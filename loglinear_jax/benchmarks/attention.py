@@ -43,7 +43,8 @@ from loglinear_jax.ops import (
 )
 from loglinear_jax.ops.log_linear.api import Implementation
 from pallas_kernels import UnsupportedError, fenwick_attention
-from pallas_kernels.tiles import choose_tiles, tile_for
+from pallas_kernels.attention.tiles import choose_tiles
+from pallas_kernels.common.tiles import tile_for
 
 PRESETS = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),

@@ -3,7 +3,7 @@
     loglinear_jax benchmark tiles --length=8192 --heads=48 --groups=1 --key_dim=128 --value_dim=64
     loglinear_jax benchmark tiles --backend=hopper --heads_a_program=1,2,4,8,16,48
 
-Prints the fastest launches of each kernel and the sum over the kernels for each chunk: what pallas_kernels/tiles.py holds.
+Prints the fastest launches of each kernel and the sum over the kernels for each chunk, for pallas_kernels/attention/tiles.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from tabulate import tabulate
 from loglinear_jax import provenance
 from loglinear_jax.benchmarks import timing
 from loglinear_jax.command_line import BadInput, comma_separated, size
-from pallas_kernels import attention, triton_scan
-from pallas_kernels.support import why_cannot_run, why_hopper_unsupported
-from pallas_kernels.tiles import HEADS_A_PROGRAM, HopperTiles, Launch, Tiles, choose_hopper_tiles
+from pallas_kernels.attention import api as attention
+from pallas_kernels.attention import triton
+from pallas_kernels.attention.hopper.tiles import HEADS_A_PROGRAM, HopperTiles, choose_hopper_tiles
+from pallas_kernels.attention.tiles import Tiles
+from pallas_kernels.common.support import why_cannot_run, why_hopper_unsupported
+from pallas_kernels.common.tiles import Launch
 
 HELP = "find tiles for a shape of the GPU kernels"
 
@@ -42,7 +45,7 @@ class Tried:
     stages: Sequence[int] = (1, 2, 3)
 
 
-def draw_inputs(seed: int, sizes: triton_scan.AttentionSizes, backend: str = "triton") -> dict[str, jax.Array]:
+def draw_inputs(seed: int, sizes: triton.AttentionSizes, backend: str = "triton") -> dict[str, jax.Array]:
     """Random arrays of every kind that a kernel reads."""
     s = sizes
     states_dims = (s.key_dim, s.value_dim) if backend == "triton" else (s.value_dim, s.key_dim)
@@ -85,16 +88,16 @@ ARGUMENTS = {
 REST = {"outputs": (False,)}  # what they take behind sizes and tiles: no weights are kept, as in a forward pass alone
 
 
-def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
+def hopper_candidates(sizes: triton.AttentionSizes, tried: Tried):
     """As `candidates`, of the kernels for Hopper; settings: heads a program, of `chunk_states` also span and warpgroups, or the
     radix."""
-    from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
+    from pallas_kernels.attention.hopper import scan  # which only JAX from 0.11.2 on can import
 
     given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
 
     def call(name, tiles, *rest):
         rest = (*rest, *REST.get(name, ()))
-        return lambda x: getattr(hopper_scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
+        return lambda x: getattr(scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
 
     for name in HEADS_A_PROGRAM:
         if not sizes.heights and name not in ("outputs", "chunk_gradients"):
@@ -114,7 +117,7 @@ def hopper_candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
         yield "merge_states", radix, call("merge_states", dataclasses.replace(given, radix=radix), 1)
 
 
-def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
+def candidates(sizes: triton.AttentionSizes, tried: Tried):
     """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
     plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
@@ -122,7 +125,7 @@ def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
 
     def calls(name, *rest):
         """(settings) -> the call of that kernel with its arrays, the rest of its arguments, and these tiles."""
-        kernel, rest = getattr(triton_scan, name), (*rest, *REST.get(name, ()))
+        kernel, rest = getattr(triton, name), (*rest, *REST.get(name, ()))
         return lambda **tiles: lambda x: kernel(*map(x.get, ARGUMENTS[name]), sizes, Tiles(**tiles), *rest)
 
     by_launch = dict(outputs=shared, state_gradients=plain, query_gradients=shared, chunk_gradients=shared)
@@ -144,7 +147,7 @@ def candidates(sizes: triton_scan.AttentionSizes, tried: Tried):
 
 
 def time_candidates(
-    sizes: triton_scan.AttentionSizes,
+    sizes: triton.AttentionSizes,
     tried: Tried,
     only: Sequence[str] = (),
     input_sets: int = 3,

@@ -8,8 +8,10 @@ import pytest
 
 from loglinear_jax.benchmarks import tiles
 from loglinear_jax.commands.main import main
-from pallas_kernels import attention, support
-from pallas_kernels.tiles import GROUPS_A_PROGRAM, HEADS_A_PROGRAM, Tiles, choose_hopper_tiles
+from pallas_kernels.attention import api as attention
+from pallas_kernels.attention.hopper.tiles import GROUPS_A_PROGRAM, HEADS_A_PROGRAM, choose_hopper_tiles
+from pallas_kernels.attention.tiles import Tiles
+from pallas_kernels.common import support
 
 
 def sizes(length):

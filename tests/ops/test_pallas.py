@@ -10,7 +10,7 @@ import pytest
 import pallas_kernels
 from loglinear_jax import log_linear_attention
 from loglinear_jax.ops.log_linear import pallas
-from pallas_kernels import support
+from pallas_kernels.common import support
 
 from .forms import FORMS
 from .inputs import random_inputs, relative_error

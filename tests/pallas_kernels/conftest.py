@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import pallas_kernels
-from pallas_kernels import support
+from pallas_kernels.common import support
 
 HAS_GPU = jax.default_backend() == "gpu"
 

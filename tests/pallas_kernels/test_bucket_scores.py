@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import pallas_kernels
 from loglinear_jax import bucket_scores
-from pallas_kernels.tiles import Launch, ScoreTiles, choose_score_tiles
+from pallas_kernels.common.tiles import Launch
+from pallas_kernels.scores.tiles import ScoreTiles, choose_score_tiles
 from tests.ops.inputs import random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids

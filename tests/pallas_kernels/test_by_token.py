@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import by_token
-from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY, Sizes
+from pallas_kernels.common import by_token
+from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY, Sizes
 from tests.pallas_kernels.conftest import HAS_GPU
 
 pytestmark = pytest.mark.usefixtures("run_kernels")

@@ -23,7 +23,7 @@ NAMES = "y", "x", "kernel", "bias"
 @pytest.fixture(scope="module")
 def small_programs():
     """In the interpreter programs have few tokens, which are traced one by one."""
-    module = sys.modules["pallas_kernels.causal_conv"]
+    module = sys.modules["pallas_kernels.pointwise.causal_conv"]
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
             patch.setattr(module, "SPAN", 16)

@@ -10,7 +10,8 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax import gated_delta_attention
-from pallas_kernels.tiles import MIN_TILE, MULTIPROCESSORS, carry_columns
+from pallas_kernels.common.tiles import MIN_TILE, MULTIPROCESSORS
+from pallas_kernels.delta.tiles import carry_columns
 from tests.ops.inputs import random_inputs
 from tests.pallas_kernels.modes import (
     DTYPES,
@@ -92,7 +93,7 @@ def test_few_sequences_have_smaller_programs():
 
 def test_programs_of_all_columns(monkeypatch):
     """As where there are many sequences; and more columns than gradients take at a time."""
-    monkeypatch.setattr("pallas_kernels.tiles.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("pallas_kernels.delta.tiles.MULTIPROCESSORS", 1)
     inputs = draw(1, 2, 2, 16, 16, 128, jnp.bfloat16)
     assert (1, 2) in grids(pallas_kernels.carry_state, *inputs)
     check("bf16", inputs)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import UnsupportedError, fenwick_attention, support
-from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles
+from pallas_kernels import UnsupportedError, fenwick_attention
+from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
+from pallas_kernels.attention.tiles import Tiles
+from pallas_kernels.common import support
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.test_fenwick_attention import check, check_twice, inputs_of, output_and_gradients, reference
 

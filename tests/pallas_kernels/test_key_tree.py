@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import key_tree
+from pallas_kernels.scores import key_tree
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
 

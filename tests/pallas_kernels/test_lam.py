@@ -14,8 +14,8 @@ from scipy import stats
 
 import pallas_kernels
 from loglinear_jax.lam import MANY_ROWS, make_lam
-from pallas_kernels import support
-from pallas_kernels.lam import MlpSizes, normal_distribution
+from pallas_kernels.common import support
+from pallas_kernels.pointwise.lam_mlp import MlpSizes, normal_distribution
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import UnsupportedError, fenwick_attention, support
+from pallas_kernels import UnsupportedError, fenwick_attention
+from pallas_kernels.common import support
 from tests.ops.inputs import random_inputs
 
 needs_no_gpu = pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.tiles import HopperTiles, Launch, choose_tiles
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.tiles import choose_tiles
+from pallas_kernels.common.tiles import Launch
 
 
 @given(

@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention import _sum_over_reads
-from pallas_kernels.chunks import since_block_start
+from pallas_kernels.attention.api import _sum_over_reads
+from pallas_kernels.common.chunks import since_block_start
 from tests.ops.inputs import in_float64
 
 

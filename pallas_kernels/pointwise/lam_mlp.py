@@ -20,9 +20,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, dot, vary_as, with_gradient
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_cannot_run, why_not_precise
-from pallas_kernels.tiles import Launch, tile_for
+from pallas_kernels.common.launch import call, dot, vary_as, with_gradient
+from pallas_kernels.common.support import (
+    UnsupportedError,
+    dot_mode,
+    interpreting,
+    triton,
+    why_cannot_run,
+    why_not_precise,
+)
+from pallas_kernels.common.tiles import Launch, tile_for
 
 MAX_LEVELS, MAX_HIDDEN = 31, 128
 OUTS = ("softplus", "softmax")

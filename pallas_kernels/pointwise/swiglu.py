@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes
-from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import call, fold_mapped_axes
+from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.tiles import Launch
 
 BLOCK = 2048  # numbers a program
 MOST_NUMBERS = 2**31 - BLOCK  # which an int32 counts

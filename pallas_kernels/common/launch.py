@@ -12,8 +12,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 
-from pallas_kernels.support import UnsupportedError, triton
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.support import UnsupportedError, triton
+from pallas_kernels.common.tiles import Launch
 
 P = ParamSpec("P")
 R = TypeVar("R")

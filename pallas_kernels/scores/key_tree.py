@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes, pad
-from pallas_kernels.support import interpreting, why_cannot_run
-from pallas_kernels.tiles import MIN_TILE, Launch
+from pallas_kernels.common.launch import call, fold_mapped_axes, pad
+from pallas_kernels.common.support import interpreting, why_cannot_run
+from pallas_kernels.common.tiles import MIN_TILE, Launch
 
 MAX_CHUNKS = 1024
 ELEMENTS = 4096  # of all chunks that a program has, where that leaves it columns enough

@@ -3,7 +3,7 @@ summed by level, and with the sums of keys that the chunk reads, of several head
 
 Sums of a chunk's keys are left to plain JAX, and those of nodes to `key_tree`: there are T / C of them, not T.
 
-Names and shapes inside, beside those of `kernels`:
+Names and shapes inside, beside those of `attention.triton`:
 
   sums        [B, H, M, K]      of keys: the left node of every pair of nodes, height after height from the chunks up; a
                                 height i has P / 2^(i+1) of them, for P chunks, N up to a power of two
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.by_token import differentiable_decay
-from pallas_kernels.chunks import (
+from pallas_kernels.common.by_token import differentiable_decay
+from pallas_kernels.common.chunks import (
     LOG2_E,
     Sizes,
     Specs,
@@ -34,10 +34,11 @@ from pallas_kernels.chunks import (
     multiply,
     since_block_start,
 )
-from pallas_kernels.common import call, pad, with_gradient
-from pallas_kernels.key_tree import join_keys
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
-from pallas_kernels.tiles import MIN_TILE, Launch, ScoreTiles, choose_score_tiles, tile_for
+from pallas_kernels.common.launch import call, pad, with_gradient
+from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
+from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
+from pallas_kernels.scores.key_tree import join_keys
+from pallas_kernels.scores.tiles import ScoreTiles, choose_score_tiles
 
 READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
 

@@ -10,8 +10,8 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.common import fold_mapped_axes
-from pallas_kernels.support import UnsupportedError, interpreting, why_no_device
+from pallas_kernels.common.launch import fold_mapped_axes
+from pallas_kernels.common.support import UnsupportedError, interpreting, why_no_device
 
 LANE = 8
 BLOCK, WARPS = 2048, 8  # columns of a step, and warps, of a program
@@ -46,7 +46,7 @@ def why_cross_entropy_unsupported() -> str | None:
 def _cross_entropy(logits, targets, *, vocab: int):
     import jax_triton
 
-    from pallas_kernels.cross_entropy_kernel import loss_and_gradient, with_aliased_output
+    from pallas_kernels.pointwise.cross_entropy_kernel import loss_and_gradient, with_aliased_output
 
     rows, columns = logits.shape
     is_long = columns * logits.dtype.itemsize >= LONG_ROW

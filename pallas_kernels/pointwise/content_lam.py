@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, of_sequence, vary_as, with_gradient
-from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import call, of_sequence, vary_as, with_gradient
+from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.tiles import Launch
 
 MAX_LEVELS = 31  # bits of an int32 above 0
 LAUNCH = Launch(heads=4, warps=4, stages=1)

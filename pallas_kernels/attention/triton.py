@@ -32,7 +32,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import (
+from pallas_kernels.attention.tiles import Tiles
+from pallas_kernels.common.chunks import (
     Sizes,
     Specs,
     decay_parts,
@@ -43,8 +44,8 @@ from pallas_kernels.chunks import (
     read_decay,
     where_read,
 )
-from pallas_kernels.common import call, pad
-from pallas_kernels.tiles import Launch, Tiles
+from pallas_kernels.common.launch import call, pad
+from pallas_kernels.common.tiles import Launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import (
+from pallas_kernels.common.chunks import (
     LOG2_E,
     MIN_LOG2_DECAY,
     Sizes,
@@ -23,9 +23,9 @@ from pallas_kernels.chunks import (
     sum_tokens,
     where_read,
 )
-from pallas_kernels.common import call, of_sequence, pad, with_gradient
-from pallas_kernels.support import triton, why_cannot_run
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import call, of_sequence, pad, with_gradient
+from pallas_kernels.common.support import triton, why_cannot_run
+from pallas_kernels.common.tiles import Launch
 
 DECAY_LAUNCH = Launch(heads=16, warps=8, stages=1)
 LAM_LAUNCH = Launch(heads=1, warps=4, stages=1)

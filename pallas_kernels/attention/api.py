@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import triton_scan
-from pallas_kernels.by_token import decay_gradient, decay_of_tokens, lam_gradient
-from pallas_kernels.chunks import chunk_decay_of, since_block_start
-from pallas_kernels.common import fold_mapped_axes, pad
-from pallas_kernels.support import choose_backend, dot_mode, interpreting
-from pallas_kernels.tiles import HopperTiles, Tiles, choose_hopper_tiles, choose_tiles, tile_for
-from pallas_kernels.triton_scan import AttentionSizes
+from pallas_kernels.attention import triton
+from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
+from pallas_kernels.attention.tiles import Tiles, choose_tiles
+from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
+from pallas_kernels.common.chunks import chunk_decay_of, since_block_start
+from pallas_kernels.common.launch import fold_mapped_axes, pad
+from pallas_kernels.common.support import choose_backend, dot_mode, interpreting
+from pallas_kernels.common.tiles import tile_for
 
 
 def fenwick_attention(
@@ -146,10 +148,10 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
 def _scan_of(tiles: Tiles | HopperTiles):
     """The module of the kernels that these tiles are for."""
     if tiles.backend == "triton":
-        return triton_scan
-    from pallas_kernels import hopper_scan  # which only JAX from 0.11.2 on can import
+        return triton
+    from pallas_kernels.attention.hopper import scan  # which only JAX from 0.11.2 on can import
 
-    return hopper_scan
+    return scan
 
 
 def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, keep: bool):

@@ -1,6 +1,6 @@
 """The delta rule between chunks of one state a head, with its gradient: the state is carried from chunk to chunk.
 
-A chunk's map takes a state S before it to γ S - D S after it. Names and shapes inside, as in `delta_tree`:
+A chunk's map takes a state S before it to γ S - D S after it. Names and shapes inside, as in `delta.tree`:
 
   reads       [B, H, N, C, K]   what each query reads with at the start of its chunk
   decay       [B, H, N]         float32: γ of a chunk
@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes, for_columns, pad
-from pallas_kernels.delta_tree import MapSizes, MapSpecs, map_sizes, multiply_maps
-from pallas_kernels.tiles import CARRY, CARRY_GRADIENTS, carry_columns, for_maps
+from pallas_kernels.common.launch import call, fold_mapped_axes, for_columns, pad
+from pallas_kernels.delta.tiles import CARRY, CARRY_GRADIENTS, carry_columns, for_maps
+from pallas_kernels.delta.tree import MapSizes, MapSpecs, map_sizes, multiply_maps
 
 
 def carry_state(inside, reads, decay, lost, states, first, *, precision=None):

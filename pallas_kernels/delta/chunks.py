@@ -1,7 +1,7 @@
 """What chunks of tokens do by the gated delta rule, each by itself, by one kernel, with its gradient: the WY form of
 `loglinear_jax.ops.delta.transitions`, whose letters these are, without a matrix of it in memory.
 
-Names and shapes inside, beside those of `chunks` (K, V, C powers of two ≥ 16; one head a program):
+Names and shapes inside, beside those of `attention.triton` (K, V, C powers of two ≥ 16; one head a program):
 
   v, o      [B, T, H, V]      what a token reads of its own chunk, in float32
   beta      [B, H, T]         float32
@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import (
+from pallas_kernels.common.chunks import (
     LOG2_E,
     Sizes,
     Specs,
@@ -40,9 +40,10 @@ from pallas_kernels.chunks import (
     since_chunk_start,
     sum_tokens,
 )
-from pallas_kernels.common import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
-from pallas_kernels.tiles import MIN_TILE, Launch, delta_launch, tile_for
+from pallas_kernels.common.launch import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
+from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
+from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
+from pallas_kernels.delta.tiles import delta_launch
 
 MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it multiplies in shared memory
 

@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import dot, pad
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import dot, pad
+from pallas_kernels.common.tiles import Launch
 
 LOG2_E = math.log2(math.e)
 # exp2 of this is 0 in float32, and sums of it over a chunk stay small.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.tiles import MIN_TILE
+from pallas_kernels.common.tiles import MIN_TILE
 
 try:
     from jax.experimental.pallas import triton

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, fold_mapped_axes
-from pallas_kernels.support import MAX_DIM, MIN_DIM, UnsupportedError, interpreting, why_cannot_run
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import call, fold_mapped_axes
+from pallas_kernels.common.support import MAX_DIM, MIN_DIM, UnsupportedError, interpreting, why_cannot_run
+from pallas_kernels.common.tiles import Launch
 
 ELEMENTS = 512  # of a state that a program has, four a thread, of all levels at once
 MAX_STEP_LEVELS = 32  # as many as int32 positions have

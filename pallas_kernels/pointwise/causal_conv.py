@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common import call, with_gradient
-from pallas_kernels.support import UnsupportedError, interpreting, triton, why_cannot_run
-from pallas_kernels.tiles import Launch
+from pallas_kernels.common.launch import call, with_gradient
+from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.tiles import Launch
 
 MAX_WIDTH = 8  # so many inputs of each channel are held
 # Channels and tokens of a program, and tokens that it fetches at once.

@@ -29,12 +29,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.chunks import LOG2_E, MIN_LOG2_DECAY
-from pallas_kernels.common import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
-from pallas_kernels.delta_chunks import why_delta_unsupported
-from pallas_kernels.support import UnsupportedError, dot_mode, interpreting
-from pallas_kernels.tiles import (
-    MIN_TILE,
+from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY
+from pallas_kernels.common.launch import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting
+from pallas_kernels.common.tiles import MIN_TILE, tile_for
+from pallas_kernels.delta.chunks import why_delta_unsupported
+from pallas_kernels.delta.tiles import (
     TREE_JOIN_GRADIENTS,
     TREE_JOINS,
     TREE_NODES,
@@ -42,7 +42,6 @@ from pallas_kernels.tiles import (
     TREE_READ_GRADIENTS,
     TREE_READS,
     for_maps,
-    tile_for,
 )
 
 

@@ -1,7 +1,7 @@
 """The chunkwise Fenwick scan's kernels for Hopper GPUs in bfloat16, by the Mosaic GPU lowering of Pallas.
 
-Names, shapes and functions are those of `triton_scan`, but for these. A block has 64 tokens, as many as a warpgroup's matrix
-unit has rows; a chunk has one or two of them, in which all pairs of tokens are multiplied out. A state is [V, K], so that one
+Names, shapes and functions are those of `attention.triton`, with these differences. A block has 64 tokens, as many as a warpgroup
+has rows in its matrix unit; a chunk has one or two of them, in which all pairs of tokens are multiplied out. A state is [V, K], so that one
 instruction builds it. Values are not cut into blocks: a head is a head. λ is read as it comes, [B, T, H, L].
 
 In most kernels one warpgroup of a program fetches, and the others multiply. What it fetches waits in a ring of slots: a barrier
@@ -17,9 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.common import pad
-from pallas_kernels.tiles import HopperTiles
-from pallas_kernels.triton_scan import AttentionSizes
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.launch import pad
 
 BLOCK = 64
 TILE = plgpu.Layout.WGMMA
@@ -496,7 +496,7 @@ SINCE = 32  # numbers of `since` that are fetched of each head: no tree is highe
 
 
 def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: HopperTiles, keep: bool):
-    """As `triton_scan.outputs`. weight is written only if it is wanted, and only where a state is read.
+    """As `attention.triton.outputs`. weight is written only if it is wanted, and only where a state is read.
 
     A program has a chunk and some heads, a warpgroup that multiplies a block's queries.
     """
@@ -767,7 +767,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
 
 
 def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: HopperTiles):
-    """As `triton_scan.query_gradients`; read is written only where a state is read.
+    """As `attention.triton.query_gradients`; read is written only where a state is read.
 
     A program has a chunk and some heads, a warpgroup that multiplies a block's queries. With all heads of a group it adds dq.
     """
@@ -901,7 +901,10 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
 
 
 def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
-    """As `triton_scan.chunk_gradients`. A program has a chunk and some heads, a warpgroup that multiplies a block's keys."""
+    """As `attention.triton.chunk_gradients`.
+
+    A program has a chunk and some heads, and a warpgroup for each block of keys.
+    """
     dq, dk, dv, dlam, *by_token = _chunk_gradients(q, k, v, do, decay[0], lam, gradients, sizes, tiles)
     dk = jnp.sum(dk, axis=0).astype(k.dtype) if len(dk) > 1 else dk[0]
     of_keys = None if gradients is None else by_token.pop(1)
@@ -1246,7 +1249,7 @@ def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, 
 def spread_gradients(
     state_gradients, states, above, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int, radix: int
 ):
-    """As `triton_scan.spread_gradients`."""
+    """As `attention.triton.spread_gradients`."""
     heads, num_chunks = sizes.heads, sizes.num_chunks
     elements = sizes.key_dim * sizes.value_dim
     strips = elements // ELEMENTS

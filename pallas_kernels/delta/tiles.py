@@ -1,0 +1,52 @@
+"""How the delta rule's kernels are cut into programs, found by trying a few launches on an H200."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pallas_kernels.common.tiles import MIN_TILE, MULTIPROCESSORS, Launch
+
+# `for_maps` has those of small maps.
+TREE_JOINS = Launch(1, 8, 3)
+TREE_JOIN_GRADIENTS = Launch(1, 8, 3)
+TREE_READS = Launch(1, 4, 1)
+TREE_READ_GRADIENTS = Launch(1, 4, 1)
+TREE_PULLS = Launch(1, 4, 2)
+TREE_NODES = Launch(1, 4, 3)
+CARRY = Launch(1, 4, 2)
+CARRY_GRADIENTS = Launch(1, 4, 1)
+
+
+def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
+    """Tokens a chunk of the kernels of the delta rule."""
+    if jnp.dtype(dtype).itemsize == 2:
+        return 64
+    return next((size for size in (16, 32) if max(key_dim, value_dim) <= size), 64)
+
+
+def delta_launch(*tile: int, gradients: bool = False, pipelined: bool = False) -> Launch:
+    """Of what happens inside chunks, by the sizes of a chunk, K and V: no more warps than such tiles keep busy.
+
+    pipelined: whether the columns of large tiles are fetched while those before are multiplied.
+    """
+    largest = max(tile)
+    small = 2 if gradients and largest > 16 else 1
+    return Launch(1, small if largest <= 32 else 4, 2 if pipelined and largest > 32 else 1)
+
+
+def for_maps(launch: Launch, *tile: int) -> Launch:
+    """A launch with one warp where a program's tile is 32 x 32 at most (timed there, in TF32)."""
+    return dataclasses.replace(launch, warps=1) if max(tile) <= 32 else launch
+
+
+def carry_columns(sequences: int, value_dim: int) -> int:
+    """Columns of V a program of the kernels that carry a state over the chunks of all heads' sequences.
+
+    Programs are few and long there: smaller ones where they leave multiprocessors idle.
+    """
+    block = value_dim
+    while block > MIN_TILE and sequences * (value_dim // block) < MULTIPROCESSORS:
+        block //= 2
+    return block
