@@ -94,8 +94,8 @@ class ContentLam(nn.Module):
     def _takes_kernel(self, scores: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]) -> bool:
         if (scores.ndim, occupied.ndim) != (4, 3) or _has_few_rows(scores):
             return False
-        why_not = functools.partial(pallas_kernels.why_content_lam_unsupported, scores.shape[-1], scores.dtype)
-        return pallas_kernels.chooses_kernel("λ content", self.implementation, why_not)
+        kernel = pallas_kernels.KERNELS["content_lam"]
+        return kernel.is_chosen(self.implementation, scores.shape[-1], scores.dtype)
 
 
 def _sharpness(module: nn.Module, heads: int) -> Float[Array, " H"]:
@@ -153,10 +153,7 @@ class MlpLam(nn.Module):
         return nn.softplus(logits) if self.out == "softplus" else nn.softmax(logits, axis=-1)
 
     def _kernel_is_best(self, levels: int, width: int) -> bool:
-        return pallas_kernels.are_best(
-            "the MLP of λ",
-            lambda: pallas_kernels.why_lam_mlp_unsupported(levels, width, self.out, self.activation),
-        )
+        return pallas_kernels.KERNELS["lam_mlp"].is_best(levels, width, self.out, self.activation)
 
 
 class ContentMlpLam(nn.Module):

@@ -1,48 +1,41 @@
-"""GPU kernels by Pallas, with their gradients: of log-linear attention and of a step of decoding, the delta rule, bucket
-scores, λ, the short convolution and SwiGLU; and of cross-entropy by Triton.
+"""GPU kernels with their gradients and batching rules, one folder an operation: log-linear attention and a step of decoding,
+the delta rule, bucket scores; and pointwise ones: λ, the short convolution, SwiGLU, cross-entropy.
 
-Nothing outside knows which Pallas lowering they use.
+`KERNELS` says of each whether it can run here, whether it is the best, and if not, why. Nothing outside knows which lowering a
+kernel uses.
 """
 
 from pallas_kernels.attention.api import fenwick_attention
-from pallas_kernels.attention.step import fenwick_step, why_step_unsupported
+from pallas_kernels.attention.step import fenwick_step
 from pallas_kernels.common.launch import with_standard_promotion
-from pallas_kernels.common.support import (
-    UnsupportedError,
-    are_best,
-    chooses_kernel,
-    interpret,
-    interpreting,
-    runs_on_gpu,
-    why_unsupported,
-)
+from pallas_kernels.common.support import UnsupportedError, interpret, interpreting, runs_on_gpu
 from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.delta.carry import carry_state
-from pallas_kernels.delta.chunks import delta_chunks, delta_kernels_pay, why_delta_unsupported
+from pallas_kernels.delta.chunks import delta_chunks
 from pallas_kernels.delta.tiles import delta_chunk
 from pallas_kernels.delta.tree import join_tree, read_tree
-from pallas_kernels.pointwise.causal_conv import causal_conv, why_causal_conv_unsupported
-from pallas_kernels.pointwise.content_lam import content_lam, why_content_lam_unsupported
-from pallas_kernels.pointwise.cross_entropy import cross_entropy, why_cross_entropy_unsupported
-from pallas_kernels.pointwise.lam_mlp import lam_mlp, why_lam_mlp_unsupported
-from pallas_kernels.pointwise.swiglu import swiglu, why_swiglu_unsupported
+from pallas_kernels.pointwise.causal_conv import causal_conv
+from pallas_kernels.pointwise.content_lam import content_lam
+from pallas_kernels.pointwise.cross_entropy import cross_entropy
+from pallas_kernels.pointwise.lam_mlp import lam_mlp
+from pallas_kernels.pointwise.swiglu import swiglu
+from pallas_kernels.registry import KERNELS, Kernel
 from pallas_kernels.scores.api import chunk_scores
 from pallas_kernels.scores.tiles import chunk_of_scores
 
 __all__ = [
+    "KERNELS",
     "MIN_TILE",
+    "Kernel",
     "UnsupportedError",
-    "are_best",
     "carry_state",
     "causal_conv",
-    "chooses_kernel",
     "chunk_of_scores",
     "chunk_scores",
     "content_lam",
     "cross_entropy",
     "delta_chunk",
     "delta_chunks",
-    "delta_kernels_pay",
     "fenwick_attention",
     "fenwick_step",
     "interpret",
@@ -52,13 +45,5 @@ __all__ = [
     "read_tree",
     "runs_on_gpu",
     "swiglu",
-    "why_causal_conv_unsupported",
-    "why_content_lam_unsupported",
-    "why_cross_entropy_unsupported",
-    "why_delta_unsupported",
-    "why_lam_mlp_unsupported",
-    "why_step_unsupported",
-    "why_swiglu_unsupported",
-    "why_unsupported",
     "with_standard_promotion",
 ]

@@ -75,7 +75,7 @@ def test_all_logits_never_exist_at_once():
 def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(pallas, dtype, tokens, monkeypatch):
     """Without the kernel they become float32."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 128)
-    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: None if pallas else "no GPU")
+    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "device", lambda: None if pallas else "no GPU")
     monkeypatch.setattr(
         pallas_kernels, "cross_entropy", lambda logits, targets, vocab: (jnp.zeros(len(logits)), logits)
     )
@@ -92,7 +92,7 @@ def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(pallas, dtype, toke
 )
 def test_the_kernel_agrees_with_plain_jax_on_a_gpu(vocab, columns, dtype):
     pytest.importorskip("jax_triton")
-    assert pallas_kernels.why_cross_entropy_unsupported() is None
+    assert pallas_kernels.KERNELS["cross_entropy"].why_not() is None
     rng = np.random.default_rng(0)
     logits = jnp.asarray(5 * rng.normal(size=(3, 70, columns)), dtype)
     targets = jnp.asarray(rng.integers(-1, vocab, (3, 70)), jnp.int32)
@@ -112,7 +112,7 @@ def test_a_model_takes_the_kernel_unless_it_is_told_not_to(implementation, chunk
     def cross_entropy(logits, targets, vocab):
         raise RuntimeError("by the kernel")
 
-    monkeypatch.setattr(pallas_kernels, "why_cross_entropy_unsupported", lambda: None)
+    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "device", lambda: None)
     monkeypatch.setattr(pallas_kernels, "cross_entropy", cross_entropy)
     monkeypatch.setattr(recall, "MOST_LOGITS", chunk * 2048)
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * 2048)

@@ -25,9 +25,10 @@ from loglinear_jax.benchmarks import timing
 from loglinear_jax.command_line import BadInput, comma_separated, size
 from pallas_kernels.attention import api as attention
 from pallas_kernels.attention import triton
+from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.attention.hopper.tiles import HEADS_A_PROGRAM, HopperTiles, choose_hopper_tiles
 from pallas_kernels.attention.tiles import Tiles
-from pallas_kernels.common.support import why_cannot_run, why_hopper_unsupported
+from pallas_kernels.common.support import why_cannot_run
 from pallas_kernels.common.tiles import Launch
 
 HELP = "find tiles for a shape of the GPU kernels"
@@ -212,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
     if args.backend == "triton":
         reason = why_cannot_run()
     else:
-        reason = why_hopper_unsupported(args.key_dim, args.value_dim, jnp.dtype(args.dtype))
+        reason = BACKENDS["hopper"].why_not(args.key_dim, args.value_dim, jnp.dtype(args.dtype))
     if reason:
         raise BadInput(reason)
     shape = (args.batch, args.length, args.groups, args.heads, args.key_dim, args.value_dim)

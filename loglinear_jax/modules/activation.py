@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import flax.linen as nn
 from jaxtyping import Array, Float
 
@@ -18,7 +16,6 @@ def swiglu(
     implementation: that of the attention beside it. With "pallas", and with None on a GPU, a kernel computes the gradients
       where it can run.
     """
-    why_not = functools.partial(pallas_kernels.why_swiglu_unsupported, gate.size, gate.dtype)
-    if pallas_kernels.chooses_kernel("SwiGLU", implementation, why_not):
+    if pallas_kernels.KERNELS["swiglu"].is_chosen(implementation, gate.size, gate.dtype):
         return pallas_kernels.swiglu(gate, up)
     return nn.silu(gate) * up

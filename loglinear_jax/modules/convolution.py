@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -36,8 +34,7 @@ class CausalConv(nn.Module):
         bias = self.param("bias", uniform, (channels,)) if self.use_bias else jnp.zeros((channels,))
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
-            why_not = functools.partial(pallas_kernels.why_causal_conv_unsupported, self.width, x.dtype)
-            if pallas_kernels.chooses_kernel("the short convolution", self.implementation, why_not):
+            if pallas_kernels.KERNELS["causal_conv"].is_chosen(self.implementation, self.width, x.dtype):
                 return pallas_kernels.causal_conv(x, kernel, bias), _last(window, x)
         padded = jnp.concatenate([window.astype(x.dtype), x], axis=1)
         length = x.shape[1]

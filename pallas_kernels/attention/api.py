@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.attention import triton
+from pallas_kernels.attention.backends import choose_backend
 from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
 from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
 from pallas_kernels.common.chunks import chunk_decay_of, since_block_start
 from pallas_kernels.common.launch import fold_mapped_axes, pad
-from pallas_kernels.common.support import choose_backend, dot_mode, interpreting
+from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
 
 
@@ -37,12 +38,13 @@ def fenwick_attention(
 
     Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_unsupported` gives a reason, and ValueError for arrays that do not fit together.
+    Raises UnsupportedError where KERNELS["log_linear_attention"] says why it cannot run, ValueError for arrays that do not fit
+    together.
     """
     _check(q, k, v, log_decay, lam)
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    backend = choose_backend(key_dim, value_dim, q.dtype, chunk_size, precision, tiles and tiles.backend)
+    backend = choose_backend(tiles and tiles.backend, key_dim, value_dim, q.dtype, chunk_size, precision)
     chosen, for_hopper = tiles, backend == "hopper"
     if chosen is None:
         tiles = (

@@ -1,19 +1,16 @@
-"""What the kernels can run, and where."""
+"""The device, the interpreter and the precision of products: what every kernel asks before it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-
-from pallas_kernels.common.tiles import MIN_TILE
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 
 try:
     from jax.experimental.pallas import triton
@@ -26,12 +23,8 @@ except ImportError:
 if jax.__version_info__ < (0, 11, 2):  # its interfaces were others before
     mosaic = None
 
-log = logging.getLogger("pallas_kernels")
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
-MIN_DIM, MAX_DIM = MIN_TILE, 256
-MIN_CHUNK, MAX_CHUNKS = MIN_TILE, {2: 128, 4: 64}  # by bytes an element
-HOPPER_DIMS, HOPPER_CHUNKS = (33, 128), (64, 128)  # below, a block of 64 would be half empty
 
 _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("interpreting", default=None)
 
@@ -64,76 +57,7 @@ def interpreting() -> bool:
     return value == "1"
 
 
-def why_unsupported(
-    key_dim: int, value_dim: int | None, dtype, chunk_size: int | None = None, precision=None
-) -> str | None:
-    """Why `fenwick_attention`, or `chunk_scores` if value_dim is None, would raise UnsupportedError here for q, k, v of this
-    dtype; None if it would run."""
-    if value_dim is not None and why_hopper_unsupported(key_dim, value_dim, dtype, chunk_size) is None:
-        return None
-    return why_triton_unsupported(key_dim, value_dim, dtype, chunk_size, precision)
-
-
-def choose_backend(
-    key_dim: int, value_dim: int, dtype, chunk_size: int | None = None, precision=None, asked: str | None = None
-) -> str:
-    """ "hopper" or "triton": whose kernels of the attention to take; in the interpreter Triton's, if they run.
-
-    Raises UnsupportedError if there are none, or if those that were asked for cannot run.
-    """
-    reasons = dict(
-        hopper=why_hopper_unsupported(key_dim, value_dim, dtype, chunk_size),
-        triton=why_triton_unsupported(key_dim, value_dim, dtype, chunk_size, precision),
-    )
-    order = [asked] if asked else sorted(reasons, reverse=interpreting())
-    chosen = next((name for name in order if reasons[name] is None), None)
-    if chosen is None:
-        raise UnsupportedError(reasons[asked or "triton"])
-    log.debug("K=%d, V=%d, %s: kernels for %s", key_dim, value_dim, jnp.dtype(dtype), chosen)
-    return chosen
-
-
-def why_hopper_unsupported(key_dim: int, value_dim: int, dtype, chunk_size: int | None = None) -> str | None:
-    """Why the kernels for Hopper GPUs cannot run this here; None if they can."""
-    low, high = HOPPER_DIMS
-    for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
-        if not low <= size <= high:
-            return f"{name} is {size}: the kernels for Hopper take {low} to {high}"
-    if dtype != jnp.bfloat16:
-        return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels for Hopper take bfloat16"
-    if chunk_size not in (None, *HOPPER_CHUNKS):
-        return f"chunk_size is {chunk_size}: the kernels for Hopper take {' or '.join(map(str, HOPPER_CHUNKS))}"
-    if mosaic is None:
-        return (
-            f"JAX {jax.__version__} has no Mosaic GPU lowering of Pallas for the kernels for Hopper: JAX 0.11.2 has it"
-        )
-    if interpreting():
-        return None
-    reason = why_no_device()
-    if reason is None and (capability := _compute_capability())[0] != 9:
-        return f"the GPU has compute capability {'.'.join(map(str, capability))}: the kernels for Hopper need 9.0"
-    return reason
-
-
-def why_triton_unsupported(
-    key_dim: int, value_dim: int | None, dtype, chunk_size: int | None = None, precision=None
-) -> str | None:
-    """Why the kernels for any GPU since Ampere cannot run this here; None if they can."""
-    for name, size in (("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
-        if size is not None and not MIN_DIM <= size <= MAX_DIM:
-            return f"{name} is {size}: the Pallas kernels take {MIN_DIM} to {MAX_DIM}"
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        return f"q, k and v have dtype {jnp.dtype(dtype)}: the Pallas kernels take float32 and bfloat16"
-    max_chunk = MAX_CHUNKS[jnp.dtype(dtype).itemsize]
-    if chunk_size is not None and not (MIN_CHUNK <= chunk_size <= max_chunk and chunk_size & (chunk_size - 1) == 0):
-        return (
-            f"chunk_size is {chunk_size}: the Pallas kernels take powers of two from {MIN_CHUNK} to {max_chunk} for "
-            f"{jnp.dtype(dtype)}"
-        )
-    return why_not_precise(dtype, precision) or why_cannot_run()
-
-
-def why_not_precise(dtype, precision) -> str | None:
+def why_not_precise(dtype: DTypeLike, precision: PrecisionLike) -> str | None:
     """Why the kernels cannot multiply this dtype under `precision`; None if they can."""
     if dot_mode(dtype, precision) is not None:
         return None
@@ -150,30 +74,6 @@ def why_cannot_run() -> str | None:
     return None if interpreting() else why_no_device()
 
 
-def are_best(what: str, why_not: Callable[[], str | None]) -> bool:
-    """Whether to take kernels for `what` where no implementation is asked for: on a GPU, unless `why_not` gives a reason why
-    they cannot run, of which there is one warning."""
-    if interpreting() or not runs_on_gpu():
-        return False
-    reason = why_not()
-    if reason is not None:
-        _warn_once(f"{what} falls back to implementation='xla', which is slower: {reason}")
-    return reason is None
-
-
-def chooses_kernel(what: str, implementation: str | None, why_not: Callable[[], str | None]) -> bool:
-    """Whether a part of a model takes its kernel, where the attention's implementation is this: with "pallas" if it can run,
-    with None if it is best."""
-    if implementation is None:
-        return are_best(what, why_not)
-    return implementation == "pallas" and why_not() is None
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=5)
-
-
 def _platform() -> str:
     default = jax.config.jax_default_device
     return default if isinstance(default, str) else getattr(default, "platform", None) or jax.default_backend()
@@ -184,12 +84,26 @@ def runs_on_gpu() -> bool:
     return _platform() in ("gpu", "cuda")
 
 
+def why_no_hopper() -> str | None:
+    """Why no kernel for Hopper GPUs can run here; None if they can."""
+    if mosaic is None:
+        return (
+            f"JAX {jax.__version__} has no Mosaic GPU lowering of Pallas for the kernels for Hopper: JAX 0.11.2 has it"
+        )
+    if interpreting():
+        return None
+    reason = why_no_device()
+    if reason is None and (capability := compute_capability())[0] != 9:
+        return f"the GPU has compute capability {'.'.join(map(str, capability))}: the kernels for Hopper need 9.0"
+    return reason
+
+
 def why_no_device() -> str | None:
     """Why the kernels cannot run on the default device; None if they can."""
     hint = f"set {INTERPRET_VARIABLE}=1 or use pallas_kernels.interpret() to run them in Pallas's interpreter"
     if not runs_on_gpu():
         return f"JAX runs on {_platform()}: the Pallas kernels need an NVIDIA GPU ({hint})"
-    kind, version = _device().device_kind, _compute_capability()
+    kind, version = _device().device_kind, compute_capability()
     if version is None:
         return f"{kind} is no NVIDIA GPU with a compute capability: the Pallas kernels need one ({hint})"
     if version < MIN_COMPUTE_CAPABILITY:
@@ -202,7 +116,7 @@ def _device():
     return jax.local_devices(backend="gpu")[0]
 
 
-def _compute_capability() -> tuple[int, ...] | None:
+def compute_capability() -> tuple[int, ...] | None:
     """Of the GPU; None if it has none."""
     try:
         return tuple(int(part) for part in _device().compute_capability.split("."))
@@ -221,7 +135,7 @@ _F32_MODES = {
 }
 
 
-def dot_mode(dtype, precision) -> str | None:
+def dot_mode(dtype: DTypeLike, precision: PrecisionLike) -> str | None:
     """ "bf16", "tf32" or "f32": how matrix products of this dtype run under `precision`; None if they cannot."""
     if dtype == jnp.bfloat16:
         return "bf16"

@@ -39,7 +39,7 @@ def carry_state(inside, reads, decay, lost, states, first, *, precision=None):
     Returns o [B, T, H, V] in the dtype of reads, and last [B, H, K, V] in float32. Differentiable in reverse mode, and batched
     by vmap, to any depth.
 
-    Raises UnsupportedError where `why_delta_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     sizes = map_sizes(lost, states, reads.shape[3], precision)
     key_dim, value_dim = states.shape[3:]

@@ -26,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 
 from pallas_kernels.common.chunks import (
     LOG2_E,
@@ -41,11 +43,36 @@ from pallas_kernels.common.chunks import (
     sum_tokens,
 )
 from pallas_kernels.common.launch import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
-from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting, why_cannot_run, why_not_precise
+from pallas_kernels.common.support import dot_mode, interpreting, why_not_precise
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.delta.tiles import delta_launch
+from pallas_kernels.registry import Kernel, register
 
 MAX_DIMS = {2: 128, 4: 64}  # by bytes of an element: a program keeps what it multiplies in shared memory
+
+
+def _limits(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precision: PrecisionLike = None) -> str | None:
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels of the delta rule take float32 and bfloat16"
+    most = MAX_DIMS[jnp.dtype(dtype).itemsize]
+    for name, size in (("chunk_size", chunk), ("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
+        if size > most:
+            return f"{name} is {size}: the kernels of the delta rule take up to {most} for {jnp.dtype(dtype)}"
+    if chunk < MIN_TILE or chunk & (chunk - 1):
+        return f"chunk_size is {chunk}: the kernels of the delta rule take powers of two from {MIN_TILE}"
+    return why_not_precise(dtype, precision)
+
+
+def _pays(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precision: PrecisionLike = None) -> bool:
+    """As timed, forward and backward: in bfloat16, and in TF32 for keys and values up to 64. In full float32 the kernels are
+    slower backward."""
+    del chunk
+    if dtype == jnp.float32:
+        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= MAX_DIMS[4]
+    return dtype == jnp.bfloat16
+
+
+DELTA = register("delta", Kernel("the delta rule", _limits, pays=_pays))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,12 +105,11 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
     Returns o [B, T, H, V] in float32, reads [B, H, N, C, K], lost [B, H, N, K, K], states [B, H, N, K, V] in q's dtype.
     Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_delta_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    if reason := why_delta_unsupported(chunk_size, key_dim, value_dim, q.dtype, precision):
-        raise UnsupportedError(reason)
+    DELTA.require(chunk_size, key_dim, value_dim, q.dtype, precision)
     sizes = ChunkSizes(
         batch=batch,
         chunk=chunk_size,
@@ -111,27 +137,6 @@ def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=No
         lost[..., :key_dim, :key_dim],
         states[..., :key_dim, :value_dim],
     )
-
-
-def why_delta_unsupported(chunk: int, key_dim: int, value_dim: int, dtype, precision=None) -> str | None:
-    """Why the kernels of the delta rule would raise UnsupportedError here; None if they would run."""
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        return f"q, k and v have dtype {jnp.dtype(dtype)}: the kernels of the delta rule take float32 and bfloat16"
-    most = MAX_DIMS[jnp.dtype(dtype).itemsize]
-    for name, size in (("chunk_size", chunk), ("K, the key dim,", key_dim), ("V, the value dim,", value_dim)):
-        if size > most:
-            return f"{name} is {size}: the kernels of the delta rule take up to {most} for {jnp.dtype(dtype)}"
-    if chunk < MIN_TILE or chunk & (chunk - 1):
-        return f"chunk_size is {chunk}: the kernels of the delta rule take powers of two from {MIN_TILE}"
-    return why_not_precise(dtype, precision) or why_cannot_run()
-
-
-def delta_kernels_pay(key_dim: int, value_dim: int, dtype, precision=None) -> bool:
-    """Whether the kernels of the delta rule were faster than plain JAX, forward and backward, where they were timed: in
-    bfloat16, and in TF32 for keys and values up to 64. In full float32 they are slower backward."""
-    if dtype == jnp.float32:
-        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= MAX_DIMS[dtype.itemsize]
-    return dtype == jnp.bfloat16
 
 
 @functools.cache

@@ -31,9 +31,9 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY
 from pallas_kernels.common.launch import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
-from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting
+from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import MIN_TILE, tile_for
-from pallas_kernels.delta.chunks import why_delta_unsupported
+from pallas_kernels.delta.chunks import DELTA
 from pallas_kernels.delta.tiles import (
     TREE_JOIN_GRADIENTS,
     TREE_JOINS,
@@ -87,7 +87,7 @@ def join_tree(log_decay, lost, states, *, precision=None):
     Returns decay γ, lost and states of the nodes, in the same shapes: at c of the largest node that ends with chunk c; at N - 1
     of the last chunk alone. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_delta_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     sizes = map_sizes(lost, states, None, precision)
     key_dim, value_dim = states.shape[3:]
@@ -112,7 +112,7 @@ def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
 
     Returns o [B, T, H, V] in the dtype of reads. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_delta_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     sizes = map_sizes(lost, states, reads.shape[3], precision)
     keys, values = sizes.key_dim, sizes.value_dim
@@ -130,8 +130,7 @@ def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
 def map_sizes(lost, states, chunk: int | None, precision) -> MapSizes:
     """Those of maps `lost` [B, H, N, K, K] and `states` [B, H, N, K, V]. Raises UnsupportedError."""
     batch, heads, num_chunks, key_dim, value_dim = states.shape
-    if reason := why_delta_unsupported(chunk or MIN_TILE, key_dim, value_dim, lost.dtype, precision):
-        raise UnsupportedError(reason)
+    DELTA.require(chunk or MIN_TILE, key_dim, value_dim, lost.dtype, precision)
     return MapSizes(
         batch=batch,
         heads=heads,

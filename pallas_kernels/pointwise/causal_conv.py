@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from pallas_kernels.common.launch import call, with_gradient
-from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.support import interpreting, triton
 from pallas_kernels.common.tiles import Launch
+from pallas_kernels.registry import Kernel, register
 
 MAX_WIDTH = 8  # so many inputs of each channel are held
 # Channels and tokens of a program, and tokens that it fetches at once.
@@ -53,7 +55,7 @@ def causal_conv(x, kernel, bias):
 
     Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises ValueError for shapes that do not fit, UnsupportedError where `why_causal_conv_unsupported` gives a reason.
+    Raises ValueError for shapes that do not fit, UnsupportedError where KERNELS["causal_conv"] says why it cannot run.
     """
     width, channels = kernel.shape
     if bias.shape != (channels,) or x.ndim != 3 or x.shape[2] != channels:
@@ -61,20 +63,21 @@ def causal_conv(x, kernel, bias):
             f"kernel of shape {kernel.shape} and bias of shape {bias.shape} do not fit x of shape {x.shape}: "
             "expected [W, C], [C] and [B, T, C]"
         )
-    if reason := why_causal_conv_unsupported(width, x.dtype):
-        raise UnsupportedError(reason)
+    CAUSAL_CONV.require(width, x.dtype)
     sizes = ConvSizes(length=x.shape[1], channels=channels, width=width, interpret=interpreting())
     weights = jnp.concatenate([kernel, bias[None]]).astype(jnp.float32)
     return _differentiable(sizes)(x[None], weights[None])[0]
 
 
-def why_causal_conv_unsupported(width: int, dtype) -> str | None:
-    """Why `causal_conv` would raise UnsupportedError here; None if it would run."""
+def _limits(width: int, dtype: DTypeLike) -> str | None:
     if not 1 <= width <= MAX_WIDTH:
         return f"W, the width of the convolution, is {width}: its kernel takes 1 to {MAX_WIDTH}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"x has dtype {jnp.dtype(dtype)}: the kernel of the convolution takes float32 and bfloat16"
-    return why_cannot_run()
+    return None
+
+
+CAUSAL_CONV = register("causal_conv", Kernel("the short convolution", _limits))
 
 
 @functools.cache

@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from pallas_kernels.common.launch import call, of_sequence, vary_as, with_gradient
-from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.support import interpreting, triton
 from pallas_kernels.common.tiles import Launch
+from pallas_kernels.registry import Kernel, register
 
 MAX_LEVELS = 31  # bits of an int32 above 0
 LAUNCH = Launch(heads=4, warps=4, stages=1)
@@ -36,12 +38,10 @@ def content_lam(scores, scale, occupied):
 
     Returns λ [B, T, H, L]. Differentiable in reverse mode in scores and scale, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_content_lam_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["content_lam"] says why it cannot run.
     """
     batch, length, heads, levels = scores.shape
-    reason = why_content_lam_unsupported(levels, scores.dtype)
-    if reason is not None:
-        raise UnsupportedError(reason)
+    CONTENT_LAM.require(levels, scores.dtype)
     level = jnp.arange(levels, dtype=jnp.int32)
     bits = jnp.sum(occupied[:, 0].astype(jnp.int32) << level, axis=-1, dtype=jnp.int32)
     scale, bits = (vary_as(x, scores) for x in (scale.astype(jnp.float32), bits))
@@ -49,13 +49,15 @@ def content_lam(scores, scale, occupied):
     return _differentiable(interpreting())(*operands, jnp.broadcast_to(bits, (batch, length)))
 
 
-def why_content_lam_unsupported(levels: int, dtype) -> str | None:
-    """Why `content_lam` would raise UnsupportedError here; None if it would run."""
+def _limits(levels: int, dtype: DTypeLike) -> str | None:
     if jnp.dtype(dtype) != jnp.float32:
         return f"bucket scores have dtype {jnp.dtype(dtype)}: the kernel of λ content takes float32"
     if levels > MAX_LEVELS:
         return f"L, the number of levels, is {levels}: the kernel of λ content takes 1 to {MAX_LEVELS}"
-    return why_cannot_run()
+    return None
+
+
+CONTENT_LAM = register("content_lam", Kernel("λ content", _limits))
 
 
 @functools.cache

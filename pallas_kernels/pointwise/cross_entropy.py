@@ -10,8 +10,9 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.common import support
 from pallas_kernels.common.launch import fold_mapped_axes
-from pallas_kernels.common.support import UnsupportedError, interpreting, why_no_device
+from pallas_kernels.registry import Kernel, register
 
 LANE = 8
 BLOCK, WARPS = 2048, 8  # columns of a step, and warps, of a program
@@ -26,21 +27,24 @@ def cross_entropy(logits, targets, vocab: int):
       logits: [N, columns], float32 or bfloat16; columns from `vocab` on do not count, and have gradient 0.
       targets: [N], whole numbers below `vocab`; where one is < 0, loss and gradient are 0.
 
-    Batched by vmap, to any depth. Raises UnsupportedError where `why_cross_entropy_unsupported` gives a reason.
+    Batched by vmap, to any depth. Raises UnsupportedError where KERNELS["cross_entropy"] says why it cannot run.
     """
-    if reason := why_cross_entropy_unsupported():
-        raise UnsupportedError(reason)
+    CROSS_ENTROPY.require()
     return fold_mapped_axes(functools.partial(_cross_entropy, vocab=vocab))(logits, targets.astype(jnp.int32))
 
 
-def why_cross_entropy_unsupported() -> str | None:
-    """Why `cross_entropy` would raise UnsupportedError here; None if it would run."""
-    if interpreting():
+def _why_cannot_run() -> str | None:
+    if support.interpreting():
         return "Pallas's interpreter was asked for, and cross_entropy is not Pallas's"
     for package in ("jax_triton", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"cross_entropy needs jax-triton, and {package} is not installed: pip install jax-triton"
-    return why_no_device()
+    return support.why_no_device()
+
+
+CROSS_ENTROPY = register(
+    "cross_entropy", Kernel("cross-entropy", limits=lambda: None, device=_why_cannot_run, warns=False)
+)
 
 
 def _cross_entropy(logits, targets, *, vocab: int):

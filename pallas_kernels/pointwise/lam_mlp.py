@@ -19,17 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.lax import PrecisionLike
 
 from pallas_kernels.common.launch import call, dot, vary_as, with_gradient
-from pallas_kernels.common.support import (
-    UnsupportedError,
-    dot_mode,
-    interpreting,
-    triton,
-    why_cannot_run,
-    why_not_precise,
-)
+from pallas_kernels.common.support import dot_mode, interpreting, triton, why_not_precise
 from pallas_kernels.common.tiles import Launch, tile_for
+from pallas_kernels.registry import Kernel, register
 
 MAX_LEVELS, MAX_HIDDEN = 31, 128
 OUTS = ("softplus", "softmax")
@@ -76,12 +71,10 @@ def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=
 
     Returns λ [..., L]. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where `why_lam_mlp_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["lam_mlp"] says why it cannot run.
     """
     levels, hidden = w1.shape
-    reason = why_lam_mlp_unsupported(levels, hidden, out, activation, precision)
-    if reason is not None:
-        raise UnsupportedError(reason)
+    LAM_MLP.require(levels, hidden, out, activation, precision)
     sizes = MlpSizes(
         rows=math.prod(d.shape[:-1]),
         num_levels=levels,
@@ -100,8 +93,7 @@ def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=
     return _differentiable(sizes)(*(x.astype(jnp.float32)[None] for x in operands)).reshape(d.shape)
 
 
-def why_lam_mlp_unsupported(levels: int, hidden: int, out: str, activation: str, precision=None) -> str | None:
-    """Why `lam_mlp` would raise UnsupportedError here; None if it would run."""
+def _limits(levels: int, hidden: int, out: str, activation: str, precision: PrecisionLike = None) -> str | None:
     for name, value, known in (("out", out, OUTS), ("activation", activation, ACTIVATIONS)):
         if value not in known:
             return f"{name} is {value!r}: the kernel of the λ MLP takes {' and '.join(known)}"
@@ -111,7 +103,10 @@ def why_lam_mlp_unsupported(levels: int, hidden: int, out: str, activation: str,
     ):
         if not 1 <= size <= largest:
             return f"{name} is {size}: the kernel of the λ MLP takes 1 to {largest}"
-    return why_not_precise(jnp.float32, precision) or why_cannot_run()
+    return why_not_precise(jnp.float32, precision)
+
+
+LAM_MLP = register("lam_mlp", Kernel("the MLP of λ", _limits))
 
 
 @functools.cache

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from pallas_kernels.common.launch import call, fold_mapped_axes
-from pallas_kernels.common.support import UnsupportedError, interpreting, triton, why_cannot_run
+from pallas_kernels.common.support import interpreting, triton
 from pallas_kernels.common.tiles import Launch
+from pallas_kernels.registry import Kernel, register
 
 BLOCK = 2048  # numbers a program
 MOST_NUMBERS = 2**31 - BLOCK  # which an int32 counts
@@ -23,22 +25,23 @@ def swiglu(gate, up):
 
     Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises ValueError for shapes or dtypes that differ, UnsupportedError where `why_swiglu_unsupported` gives a reason.
+    Raises ValueError for shapes or dtypes that differ, UnsupportedError where KERNELS["swiglu"] says why it cannot run.
     """
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(f"up is {up.dtype}{list(up.shape)}: expected {gate.dtype}{list(gate.shape)}, as gate is")
-    if reason := why_swiglu_unsupported(gate.size, gate.dtype):
-        raise UnsupportedError(reason)
+    SWIGLU.require(gate.size, gate.dtype)
     return _differentiable(interpreting())(gate, up)
 
 
-def why_swiglu_unsupported(size: int, dtype) -> str | None:
-    """Why `swiglu` would raise UnsupportedError here for so many numbers; None if it would run."""
+def _limits(size: int, dtype: DTypeLike) -> str | None:
     if not 1 <= size < MOST_NUMBERS:
         return f"gate has {size} numbers: the kernel of SwiGLU takes 1 to {MOST_NUMBERS - 1}"
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"gate has dtype {jnp.dtype(dtype)}: the kernel of SwiGLU takes float32 and bfloat16"
-    return why_cannot_run()
+    return None
+
+
+SWIGLU = register("swiglu", Kernel("SwiGLU", _limits))
 
 
 @functools.cache

@@ -20,7 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 
+from pallas_kernels.attention.backends import triton_limits
 from pallas_kernels.common.by_token import differentiable_decay
 from pallas_kernels.common.chunks import (
     LOG2_E,
@@ -35,12 +38,22 @@ from pallas_kernels.common.chunks import (
     since_block_start,
 )
 from pallas_kernels.common.launch import call, pad, with_gradient
-from pallas_kernels.common.support import UnsupportedError, dot_mode, interpreting, triton, why_unsupported
+from pallas_kernels.common.support import dot_mode, interpreting, triton
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
+from pallas_kernels.registry import Kernel, register
 from pallas_kernels.scores.key_tree import join_keys
 from pallas_kernels.scores.tiles import ScoreTiles, choose_score_tiles
 
 READ_BYTES = 16 * 1024  # of sums that a program reads at once, or of scores that come of them
+
+
+def _limits(
+    key_dim: int, dtype: DTypeLike, chunk_size: int | None = None, precision: PrecisionLike = None
+) -> str | None:
+    return triton_limits(key_dim, None, dtype, chunk_size, precision)
+
+
+SCORES = register("bucket_scores", Kernel("bucket_scores", _limits))
 
 
 def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
@@ -54,12 +67,10 @@ def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: Sco
     Returns scores [B, T, H, levels] in float32, 0 where a bucket is empty. Differentiable in reverse mode, and batched by vmap,
     to any depth.
 
-    Raises UnsupportedError where `why_unsupported` gives a reason.
+    Raises UnsupportedError where KERNELS["bucket_scores"] says why it cannot run.
     """
     batch, length, groups, key_dim = q.shape
-    reason = why_unsupported(key_dim, None, q.dtype, chunk_size, precision)
-    if reason is not None:
-        raise UnsupportedError(reason)
+    SCORES.require(key_dim, q.dtype, chunk_size, precision)
     sizes = Sizes(
         batch=batch,
         chunk=chunk_size,

@@ -10,6 +10,7 @@ import pytest
 import pallas_kernels
 from loglinear_jax import log_linear_attention
 from loglinear_jax.ops.log_linear import pallas
+from pallas_kernels import KERNELS, registry
 from pallas_kernels.common import support
 
 from .forms import FORMS
@@ -46,7 +47,7 @@ def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypat
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(support, "interpreting", lambda: False)
     inputs = random_inputs(3, 1, 9, 1, 1, 8, 8, dtype=np.float32)
-    support._warn_once.cache_clear()
+    registry._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=r"falls back to implementation='xla'.*K, the key dim, is 8") as caught:
         out = log_linear_attention(*inputs)
         log_linear_attention(*inputs)
@@ -58,7 +59,7 @@ def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monk
     asked = []
     monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
     monkeypatch.setattr(support, "interpreting", lambda: False)
-    monkeypatch.setattr(pallas.pallas_kernels, "why_unsupported", lambda *settings: asked.append(settings[2]))
+    monkeypatch.setattr(KERNELS["log_linear_attention"], "limits", lambda *problem: asked.append(problem[2]))
     q, k, v, *_ = random_inputs(3, 1, 9, 1, 1, 16, 16, dtype=np.float32)
     assert pallas.is_best(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v)
     assert asked == [jnp.float32]

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 import pallas_kernels
+from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common import support
 
 HAS_GPU = jax.default_backend() == "gpu"
@@ -19,7 +20,7 @@ def run_kernels():
 @pytest.fixture
 def no_hopper(monkeypatch):
     """The kernels for any GPU since Ampere, on a Hopper GPU too."""
-    monkeypatch.setattr(support, "why_hopper_unsupported", lambda *_: "these are not wanted here")
+    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: "these are not wanted here")
 
 
 @pytest.fixture

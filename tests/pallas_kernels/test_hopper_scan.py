@@ -9,6 +9,7 @@ import pytest
 
 import pallas_kernels
 from pallas_kernels import UnsupportedError, fenwick_attention
+from pallas_kernels.attention.backends import BACKENDS, choose_backend
 from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
 from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
@@ -122,7 +123,7 @@ KERNELS = [
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (128, 128)])
 def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, batch, groups):
     """All of it, without a GPU; and without Triton."""
-    monkeypatch.setattr(support, "_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
     inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
     text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
@@ -145,14 +146,14 @@ def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, batch, grou
 )
 def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_size, backend):
     monkeypatch.setattr(support, "why_no_device", lambda: None)
-    monkeypatch.setattr(support, "_compute_capability", lambda: capability)
+    monkeypatch.setattr(support, "compute_capability", lambda: capability)
     with pallas_kernels.interpret(False):
-        assert support.choose_backend(*dims, dtype, chunk_size) == backend
+        assert choose_backend(None, *dims, dtype, chunk_size) == backend
         monkeypatch.setattr(support, "mosaic", None)
-        assert support.choose_backend(*dims, dtype, chunk_size) == "triton"
+        assert choose_backend(None, *dims, dtype, chunk_size) == "triton"
         monkeypatch.setattr(support, "triton", None)
         with pytest.raises(UnsupportedError, match="has no Triton lowering of Pallas"):
-            support.choose_backend(*dims, dtype, chunk_size)
+            choose_backend(None, *dims, dtype, chunk_size)
 
 
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
@@ -185,7 +186,7 @@ LARGE = {
 @pytest.mark.parametrize("shape", LARGE)
 def test_accuracy_and_races_on_a_gpu(shape, min_decay):
     """Twice the same, in memory that was filled with nan before."""
-    if support.why_hopper_unsupported(*LARGE[shape][-2:], jnp.bfloat16):
+    if BACKENDS["hopper"].why_not(*LARGE[shape][-2:], jnp.bfloat16):
         pytest.skip("no Hopper GPU")
     inputs = inputs_of("bf16", *LARGE[shape], min_decay=min_decay)
     expected = reference(inputs, "xla" if LARGE[shape][1] > 2000 else "parallel")

@@ -14,6 +14,7 @@ from scipy import stats
 
 import pallas_kernels
 from loglinear_jax.lam import MANY_ROWS, make_lam
+from pallas_kernels import registry
 from pallas_kernels.common import support
 from pallas_kernels.pointwise.lam_mlp import MlpSizes, normal_distribution
 from tests.ops.inputs import relative_error
@@ -157,7 +158,7 @@ def test_the_module_needs_a_gpu_for_the_kernel_and_says_nothing_without():
 
 def test_a_module_that_falls_back_on_a_gpu_warns_once(monkeypatch):
     monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
-    support._warn_once.cache_clear()
+    registry._warn_once.cache_clear()
     d = draw(0, (MANY_ROWS,), 6, 1)[0]
     module, plainly = (make_lam("mlp_softplus", hidden=129, implementation=i) for i in (None, "xla"))
     with pallas_kernels.interpret(False), pytest.warns(UserWarning) as caught:

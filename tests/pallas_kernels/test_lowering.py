@@ -15,8 +15,8 @@ from loglinear_jax import (
     num_levels,
     occupied_levels,
 )
+from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common import support
-from pallas_kernels.pointwise import cross_entropy
 
 B, T, G, H, K, V = 1, 256, 1, 4, 64, 64
 L = num_levels(T)
@@ -70,7 +70,7 @@ STEP = [
 @pytest.fixture(autouse=True)
 def as_if_there_were_a_gpu(monkeypatch):
     monkeypatch.setattr(support, "why_no_device", lambda: None)
-    monkeypatch.setattr(support, "why_hopper_unsupported", lambda *_: "Triton's are wanted")
+    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: "Triton's are wanted")
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA A100-SXM4-80GB", num_cores=None, platform="gpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
     with pallas_kernels.interpret(False), jax.sharding.use_abstract_mesh(mesh):
@@ -104,7 +104,6 @@ def test_cross_entropy_is_traced(mapped, monkeypatch):
     """By the jax-triton that is installed: 0.3 passes an aliased output to the kernel, 0.4 does not."""
     pytest.importorskip("jax_triton")
     pytest.importorskip("triton")
-    monkeypatch.setattr(cross_entropy, "why_no_device", lambda: None)
     seeds = (3,) if mapped else ()
     loss = functools.partial(pallas_kernels.cross_entropy, vocab=5000)
     shapes = arrays((*seeds, 64, 5120), dtype=jnp.bfloat16) + arrays((*seeds, 64), dtype=jnp.int32)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import loglinear_jax
-import pallas_kernels
 from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from pallas_kernels import UnsupportedError, fenwick_step
+from pallas_kernels.common import support
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -113,7 +113,7 @@ def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu):
 def test_decoding_on_a_gpu_takes_it_where_it_can(
     implementation, dtype, levels, key_dim, by_kernel, compiling_for_a_gpu, monkeypatch
 ):
-    monkeypatch.setattr(pallas_kernels, "runs_on_gpu", lambda: True)
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
     states, *inputs = draw(1, 1, 1, levels, key_dim, 16)
     step = functools.partial(loglinear_jax.fenwick_step, implementation=implementation)
     text = str(jax.make_jaxpr(step)(FenwickState(states.astype(dtype), jnp.int32(1)), *inputs))

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import pallas_kernels
 from loglinear_jax.ops.bucket_scores.continuation import run_from
 from loglinear_jax.ops.levels import pad_to
+from pallas_kernels import KERNELS
 
 
 def is_best(q, k, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
-    dtype = jnp.result_type(q, k)
-    return pallas_kernels.are_best(
-        "bucket_scores", lambda: pallas_kernels.why_unsupported(q.shape[-1], None, dtype, chunk_size, precision)
-    )
+    return KERNELS["bucket_scores"].is_best(q.shape[-1], jnp.result_type(q, k), chunk_size, precision)
 
 
 def pallas(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):

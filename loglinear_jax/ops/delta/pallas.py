@@ -12,6 +12,7 @@ from loglinear_jax.ops.delta.chunkwise import by_chunks, node_at
 from loglinear_jax.ops.delta.transitions import Maps
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.tree import fitting_chunk_size
+from pallas_kernels import KERNELS
 
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
@@ -19,11 +20,7 @@ def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     cannot run, of which there is one warning for each reason."""
     dtype, dims = jnp.result_type(q, k, v), (q.shape[-1], v.shape[-1])
     size = chunk_size_for(q, v, dtype, chunk_size)
-    if q.shape[1] <= size or not pallas_kernels.delta_kernels_pay(*dims, dtype, precision):
-        return False
-    return pallas_kernels.are_best(
-        "the delta rule", lambda: pallas_kernels.why_delta_unsupported(size, *dims, dtype, precision)
-    )
+    return q.shape[1] > size and KERNELS["delta"].is_best(size, *dims, dtype, precision)
 
 
 def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:

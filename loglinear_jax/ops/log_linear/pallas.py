@@ -11,15 +11,13 @@ from loglinear_jax.ops.continuation import run_from
 from loglinear_jax.ops.levels import levels_after
 from loglinear_jax.ops.log_linear import recurrent
 from loglinear_jax.ops.positions import advanced
+from pallas_kernels import KERNELS
 
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
     dtype = jnp.result_type(q, k, v)
-    return pallas_kernels.are_best(
-        "log_linear_attention",
-        lambda: pallas_kernels.why_unsupported(q.shape[-1], v.shape[-1], dtype, chunk_size, precision),
-    )
+    return KERNELS["log_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
 
 
 def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
@@ -35,10 +33,8 @@ def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=N
 
 
 def can_step(state: FenwickState) -> bool:
-    """Whether `step` can run its kernel on this GPU. No warning if not, as plain JAX takes only about a tenth longer."""
-    if pallas_kernels.interpreting() or not pallas_kernels.runs_on_gpu():
-        return False
-    return pallas_kernels.why_step_unsupported(*state.levels.shape[2:], state.levels.dtype) is None
+    """Whether `step` can run its kernel on this GPU."""
+    return KERNELS["fenwick_step"].is_best(*state.levels.shape[2:], state.levels.dtype)
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam):

@@ -1,8 +1,8 @@
 """The chunkwise Fenwick scan's kernels for Hopper GPUs in bfloat16, by the Mosaic GPU lowering of Pallas.
 
-Names, shapes and functions are those of `attention.triton`, with these differences. A block has 64 tokens, as many as a warpgroup
-has rows in its matrix unit; a chunk has one or two of them, in which all pairs of tokens are multiplied out. A state is [V, K], so that one
-instruction builds it. Values are not cut into blocks: a head is a head. λ is read as it comes, [B, T, H, L].
+Names, shapes and functions are those of `attention.triton`, with these differences. A block has 64 tokens, as many as the
+matrix unit of a warpgroup takes rows; a chunk has one or two blocks, in which all pairs of tokens are multiplied out. A state
+is [V, K], so that one instruction builds it. Values are not cut into blocks. λ is read as it comes, [B, T, H, L].
 
 In most kernels one warpgroup of a program fetches, and the others multiply. What it fetches waits in a ring of slots: a barrier
 says that a slot is full, another that all have used it.
