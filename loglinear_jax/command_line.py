@@ -30,7 +30,7 @@ MOST_SHOWN = 1000  # characters of an error
 EXTRAS = {
     "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
     "hub": ("huggingface_hub", "safetensors"),
-    "text": ("array_record", "filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
+    "text": ("filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
     "sweep": ("rich", "submitit"),
 }  # fmt: skip

@@ -30,13 +30,14 @@ class LineStream:
 
 def progress_bar(
     description: str,
-    total: int,
+    total: int | None,
     initial: int = 0,
     shown: bool = True,
     unit: str = "step",
     unit_scale: bool = False,
 ) -> tqdm:
-    """A bar over steps, or other units, with rate and time left; in a log file, a line every LOG_FILE_SECONDS."""
+    """A bar over steps, or other units, with the rate and, where the total is known, the time left; in a log file, a line every
+    LOG_FILE_SECONDS."""
     stream = sys.stderr
     terminal = stream.isatty()
     return tqdm(

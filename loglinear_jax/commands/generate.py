@@ -117,24 +117,22 @@ def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Ca
     """The text and what follows it, token by token."""
     import numpy as np
 
-    from loglinear_jax.text.decoding import TextAfter
+    from loglinear_jax.text.tokenizer import text_after
 
     tokens = go_on(np.asarray([prompt]))
     first = next(tokens)
     print(text, end="", flush=True)
-    after = TextAfter(tokenizer, prompt)
     try:
-        for (token,) in itertools.chain([first], tokens):
-            print(after.add(token), end="", flush=True)
+        for piece in text_after(tokenizer, prompt, (token for (token,) in itertools.chain([first], tokens))):
+            print(piece, end="", flush=True)
     finally:
-        print(after.rest())
+        print()
 
 
 def _text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    from loglinear_jax.text.decoding import TextAfter
+    from loglinear_jax.text.tokenizer import text_after
 
-    after = TextAfter(tokenizer, prompt)
-    return "".join(map(after.add, ids)) + after.rest()
+    return "".join(text_after(tokenizer, prompt, ids))
 
 
 def _tokens_after(

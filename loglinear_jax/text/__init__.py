@@ -4,7 +4,7 @@ from loglinear_jax.command_line import needs_extra
 
 with needs_extra("text"):
     from loglinear_jax.text.corpus import Corpus, open_corpus
-    from loglinear_jax.text.errors import CorpusError
+    from loglinear_jax.text.files import CorpusError
     from loglinear_jax.text.tokenizer import load_tokenizer
     from loglinear_jax.text.windows import SeedBatches, evaluation_windows
 

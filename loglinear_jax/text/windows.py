@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import grain
 import numpy as np
 
-from loglinear_jax.text.errors import CorpusError
+from loglinear_jax.text.files import CorpusError
 
 
 class SeedBatches:
     """Training batches by step: {"tokens": int32 [S, B, T], "targets": int32 [S, B, T]}, a random-access source.
 
     Window i is tokens[i*T : (i+1)*T], and its targets are the tokens target_offset later; a last part of the tokens
-    that fills no window is left out. Every seed goes through all windows in an order of its own, and another one each
-    epoch, which follows from the seed and the step alone. Batches go over the ends of epochs.
+    that fills no window is left out. Every seed reads all windows in its own order, a new one in each epoch, which depends
+    only on the seed and the step. Batches continue over the ends of epochs.
     """
 
     def __init__(
@@ -29,12 +29,6 @@ class SeedBatches:
     ):
         """Raises CorpusError for settings that admit no window, or fewer windows than a batch has."""
         _check(seq_len, target_offset)
-        if batch_size < 1:
-            raise CorpusError(f"batch_size={batch_size}: expected at least 1")
-        if not len(seeds):
-            raise CorpusError("seeds is empty: expected at least one")
-        if bad := [seed for seed in seeds if not 0 <= seed < 2**32]:
-            raise CorpusError(f"seeds: {bad[0]} is not in [0, 2**32)")
         self.num_windows = max(0, len(tokens) - target_offset) // seq_len
         if self.num_windows < batch_size:
             raise CorpusError(
@@ -66,10 +60,7 @@ class SeedBatches:
 
         get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch; close()
         ends its threads.
-        Raises CorpusError for a negative step.
         """
-        if first_step < 0:
-            raise CorpusError(f"first_step={first_step}: expected 0 or more")
         options = grain.ReadOptions(num_threads=min(num_prefetch, 4), prefetch_buffer_size=num_prefetch)
         iterator = iter(grain.MapDataset.source(self).to_iter_dataset(options))
         grain.experimental.set_next_index(iterator, first_step)
@@ -81,12 +72,10 @@ def evaluation_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets, int32 [N, T]: every token from target_offset on is a target exactly once, in order.
 
-    The last window is filled up with token 0 and target -1. limit: only the first so many windows.
+    The last window is filled up with token 0 and target -1. limit: only this many windows, from 1 on.
     Raises CorpusError if there is no token to predict.
     """
     _check(seq_len, target_offset)
-    if limit is not None and limit < 1:
-        raise CorpusError(f"limit={limit}: expected at least 1, or None")
     num_targets = len(tokens) - target_offset
     if num_targets < 1:
         raise CorpusError(f"seq_len={seq_len}: {len(tokens)} tokens have no targets {target_offset} later")

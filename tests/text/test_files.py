@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loglinear_jax.text import CorpusError, files
-from loglinear_jax.text.files import kept_pieces, read_blocks, share_bounds, split_files
+from loglinear_jax.text.files import kept_pieces, read_blocks, share_bounds
+from loglinear_jax.text.sources import split_files
 
 # Characters of every length in UTF-8, and all that some other splitting into lines would stop at.
 TEXT = st.text(alphabet=list("ab é東😀 \n\n\r\t\x0b\x0c\x85\u2028"), max_size=200)
@@ -20,19 +21,14 @@ def small_blocks(monkeypatch):
 @pytest.mark.usefixtures("small_blocks")
 class TestSmallBlocks:
     @given(TEXT, st.data())
-    def test_blocks_join_to_the_part_asked_for(self, text, data):
-        before, _, after = (data.draw(TEXT) for _ in range(3))
+    def test_blocks_are_whole_lines_that_join_to_the_part_asked_for(self, text, data):
+        before, after = (data.draw(TEXT) for _ in range(2))
         file = io.BytesIO((before + text + after).encode())
-        file.seek(len(before.encode()))
-        blocks = list(read_blocks(file, "x", len(text.encode())))
-        assert "".join(blocks) == text
-        assert all(len(block.encode()) < 2 * 16 + 4 and block for block in blocks)
-
-    @given(TEXT)
-    def test_blocks_are_whole_lines_unless_a_line_is_longer(self, text):
-        blocks = list(read_blocks(io.BytesIO(text.encode()), "x"))
-        if all(len(line.encode()) < 16 for line in text.split("\n")):
-            assert all(block.endswith("\n") for block in blocks[:-1])
+        start = len(before.encode())
+        file.seek(start)
+        blocks = list(read_blocks(file, "x", start + len(text.encode())))
+        assert "".join(blocks) == text and all(blocks)
+        assert all(block.endswith("\n") for block in blocks[:-1])
 
     @given(TEXT)
     def test_pieces_join_to_the_lines_that_are_not_blank(self, text):
@@ -60,7 +56,7 @@ class TestSmallBlocks:
         assert len(set(bounds)) == 4 and bounds == sorted(bounds)
         for at in bounds[1:3]:
             data[at:].decode()
-            assert data[at - 1 : at] == b"\n" or data[at : at + 1] == b" " or b"\n" not in data[at : at + 16]
+            assert data[at - 1 : at] == b"\n" or data[at : at + 1] == b" "
 
 
 def test_shares_of_a_long_file(tmp_path):
@@ -87,11 +83,11 @@ def test_text_that_is_one_line_is_shared_by_words(tmp_path):
 )
 def test_undecodable(data, message):
     with pytest.raises(CorpusError, match=message):
-        list(read_blocks(io.BytesIO(data), "x.txt"))
+        list(read_blocks(io.BytesIO(data), "x.txt", len(data)))
 
 
 def test_byte_order_mark_is_no_text():
-    assert list(read_blocks(io.BytesIO("\ufeffa\n".encode()), "x")) == ["a\n"]
+    assert list(read_blocks(io.BytesIO("\ufeffa\n".encode()), "x", 5)) == ["a\n"]
 
 
 @pytest.mark.parametrize(

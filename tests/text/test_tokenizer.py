@@ -2,7 +2,6 @@ import contextlib
 import hashlib
 import http.server
 import json
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 import tokenizers
 
-from loglinear_jax.text import CorpusError, load_tokenizer, network
+from loglinear_jax.text import CorpusError, downloads, load_tokenizer
 from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, tokenizer_size
 
 LINE = " The heron , é 東京\t = \n"
@@ -52,25 +51,17 @@ def test_no_tokenizer_of_that_name(name):
         ({}, "holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"),
         ({"vocab.json": b"{}"}, "holds no tokenizer"),
         ({"tokenizer.json": b"{}"}, "tokenizer.json can't be read as a tokenizer"),
-        ({"tokenizer.json": b"[]"}, "tokenizer.json can't be read as a tokenizer"),
         ({"tokenizer.json": b'{"version": "1.0", "mod'}, "tokenizer.json can't be read as a tokenizer"),
         ({"tokenizer.json": b""}, "tokenizer.json is empty"),
         ({"tokenizer.json": b"\x89PNG\r\n\x1a\n"}, "tokenizer.json is not UTF-8 text: byte 0x89 at position 0"),
-        ({"tokenizer.json": None}, "tokenizer.json is not a file, but a folder"),
-        (
-            {"vocab.json": b"[]", "merges.txt": b"a b"},
-            "vocab.json is not a vocabulary: expected an object of token ids",
-        ),
-        ({"vocab.json": b'{"a": "b"}', "merges.txt": b"a b"}, "vocab.json is not a vocabulary"),
-        ({"vocab.json": b'{"a": 16777216}', "merges.txt": b"a b"}, "vocab.json is not .* token ids from 0 to 16777215"),
-        ({"vocab.json": b'{"a": -1}', "merges.txt": b"a b"}, "vocab.json is not a vocabulary"),
-        ({"vocab.json": b'{"a": ', "merges.txt": b"a b"}, "vocab.json is not JSON"),
-        ({"vocab.json": b"[" * 100_000, "merges.txt": b"a b"}, "vocab.json is not JSON"),
+        ({"tokenizer.json": None}, "tokenizer.json is not a file"),
+        ({"vocab.json": b"[]", "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
+        ({"vocab.json": b'{"a": ', "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
         ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary of .* is empty"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b""}, "merges.txt is empty"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"\xff"}, "merges.txt is not UTF-8 text"),
-        ({"vocab.json": b'{"a": 0}', "merges.txt": None}, "merges.txt is not a file, but a folder"),
+        ({"vocab.json": b'{"a": 0}', "merges.txt": None}, "merges.txt is not a file"),
     ],
 )
 def test_broken_files_are_named_in_one_line(tmp_path, files, message):
@@ -80,24 +71,6 @@ def test_broken_files_are_named_in_one_line(tmp_path, files, message):
         load_tokenizer(str(tmp_path))
     assert str(caught.value).startswith("tokenizer: ") and "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-
-
-def test_a_tokenizer_file_with_an_id_that_no_embedding_has_a_row_for_is_refused(tmp_path):
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 7}, unk_token="a")).to_str()
-    (tmp_path / "tokenizer.json").write_text(words.replace('"b":7', f'"b":{2**31}'), encoding="utf-8")
-    with pytest.raises(CorpusError, match="tokenizer.json has the token id 2147483648: expected at most 16777215"):
-        load_tokenizer(str(tmp_path))
-
-
-def test_merges_that_make_none_of_the_vocabulary_are_refused(bpe, tmp_path):
-    vocab = json.loads((Path(bpe) / "vocab.json").read_text(encoding="utf-8"))
-    vocab |= {f"Ġ{i}": 300 + i for i in range(2000, 3001)}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-    shutil.copy(Path(bpe) / "merges.txt", tmp_path)
-    with pytest.raises(
-        CorpusError, match="merges.txt makes only 300 of the 1301 entries of .*vocab.json: it is not whole"
-    ):
-        load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +121,7 @@ def test_special_tokens_written_in_a_text_are_returned(bpe):
 
 
 @contextlib.contextmanager
-def hub(monkeypatch, cache, data, git_hash=None):
+def hub(monkeypatch, cache, data):
     """A hub on this machine that has one file, gpt2's; the requests that came."""
     came = []
     of_git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -161,7 +134,7 @@ def hub(monkeypatch, cache, data, git_hash=None):
             came.append(f"{self.command} {self.path}")
             self.send_response(200 if self.path == "/gpt2/resolve/main/tokenizer.json" else 404)
             self.send_header("X-Repo-Commit", "c" * 40)
-            self.send_header("ETag", f'"{git_hash or of_git}"')
+            self.send_header("ETag", f'"{of_git}"')
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
 
@@ -198,18 +171,10 @@ def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
     assert load_tokenizer("gpt2").to_str() == expected.to_str()
 
 
-def test_a_file_that_is_not_what_the_hub_named_is_refused(bpe, tmp_path, monkeypatch):
-    with (
-        hub(monkeypatch, tmp_path, load_tokenizer(bpe).to_str().encode(), git_hash="0" * 40),
-        pytest.raises(CorpusError, match="tokenizer.json is not what the hub sent, as its hash is not 0000"),
-    ):
-        load_tokenizer("gpt2")
-
-
 @pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
 def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, silent, caplog, capfd):
     """The hub's library tries seven times, and logs each."""
-    monkeypatch.setattr(network, "STEP_SECONDS", 0.2)
+    monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.2)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         if silent:
@@ -224,22 +189,6 @@ def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_pa
                 bound.accept()
     assert "\n" not in str(caught.value) and not caplog.records and capfd.readouterr() == ("", "")
     assert str(caught.value).count("tokenizer.json") == 2  # in the address, once, and where a folder is asked for
-
-
-def test_the_steps_of_asking_take_less_than_five_seconds_together():
-    assert network.STEP_SECONDS < network.ALL_SECONDS < 5
-
-
-def test_an_address_that_is_looked_up_for_long_is_given_up(tmp_path, monkeypatch):
-    found = threading.Event()
-    monkeypatch.setattr(network, "ALL_SECONDS", 0.1)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [] if found.wait() else None)
-    use_hub(monkeypatch, tmp_path, "http://nowhere.invalid")
-    try:
-        with pytest.raises(CorpusError, match="no answer from http://nowhere.invalid/.* within 0.1 s"):
-            load_tokenizer("gpt2")
-    finally:
-        found.set()
 
 
 def test_offline_mode_asks_nobody(tmp_path, monkeypatch):
