@@ -1,18 +1,27 @@
-"""Which past tokens a head really draws on: the row of the attention matrix at one position."""
+"""What does a head draw on? The row of the attention matrix at one position, by past token."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.answers import answer_places
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.html import slug
+from loglinear_jax.analysis.lam import short
+from loglinear_jax.analysis.lam_values import check_index, mixer_values
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import FULL_WIDTH, MARK, describe_variant, new_figure, open_frame, title, wrap
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.mixers import MixerSettings
-from loglinear_jax.runs.loading import TrainedVariant
+from loglinear_jax.runs.loading import Run, TrainedVariant
+from loglinear_jax.tasks.base import BaseTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +89,122 @@ def _without_lam(query, keys, log_decay, beta) -> Float[np.ndarray, " S"]:
     return weight
 
 
-def check_index(name: str, value: int, size: int) -> None:
-    """Raises ValueError if there is no such index, from 0 or from the end."""
-    if not -size <= value < size:
-        raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")
+def draw_attention_rows(
+    rows: Sequence[tuple[AttentionRow, str, Sequence[int] | np.ndarray]],
+    marks: Mapping[str, int],
+    length: int,
+    message: str,
+) -> Figure:
+    """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket,
+    with the bucket's λ.
+
+    rows: (row, its title, positions of sources to point out). message: the figure's title.
+    """
+    levels = max(len(np.unique(row.level)) for row, *_ in rows)
+    height = max(2.5, 0.9 + 0.16 * levels)
+    grid = {"width_ratios": (3.2, 1)}
+    figure, axes = new_figure(FULL_WIDTH, 0.8 + height * len(rows), len(rows), 2, gridspec_kw=grid)
+    for (axis, sums), (row, name, pointed) in zip(axes, rows, strict=True):
+        starts = [0, *(1 + np.flatnonzero(np.diff(row.level)))]
+        buckets = list(zip(starts, [*starts[1:], len(row.weight)], strict=True))
+        _draw_weights(axis, row, buckets, pointed, length)
+        for position in marks.values():
+            axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.0)
+        axis.set_title(wrap(name, 6.2, 9), fontsize=9)
+        _draw_sums(sums, row, buckets)
+    title(figure, message)
+    return figure
+
+
+def _draw_weights(
+    axis: Axes,
+    row: AttentionRow,
+    buckets: Sequence[tuple[int, int]],
+    pointed: Sequence[int] | np.ndarray,
+    length: int,
+) -> None:
+    axis.vlines(np.arange(len(row.weight)), 0, row.weight, color="#0072B2", linewidth=max(1.0, min(4.0, 250 / length)))
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    for number, (start, stop) in enumerate(buckets):
+        axis.axvspan(start - 0.5, stop - 0.5, color="#E69F00" if number % 2 else "#999999", alpha=0.16, linewidth=0)
+        if stop - start > 0.09 * length:
+            axis.annotate(
+                f"level {row.level[start]}", ((start + stop - 1) / 2, 1.0), xycoords=("data", "axes fraction"),
+                xytext=(0, -2), textcoords="offset points", ha="center", va="top", fontsize=8,
+            )  # fmt: skip
+    for source in pointed:
+        axis.plot(source, row.weight[source], "D", markersize=7, markerfacecolor="none", markeredgecolor=MARK)
+    axis.plot(row.position, 0, "v", color="k", markersize=7, clip_on=False)
+    axis.margins(y=0.14)
+    axis.set_xlim(-1, length)
+    axis.set(xlabel="source position (token)", ylabel="weight of its value")
+    open_frame(axis)
+
+
+def _draw_sums(axis: Axes, row: AttentionRow, buckets: Sequence[tuple[int, int]]) -> None:
+    levels = [row.level[start] for start, _ in buckets]
+    total = [np.abs(row.weight[start:stop]).sum() for start, stop in buckets]
+    axis.barh(range(len(levels)), total, color="#0072B2")
+    for at, (level, value) in enumerate(zip(levels, total, strict=True)):
+        how = dict(xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.annotate(f"λ {short(float(row.lam[level]))}", (value, at), **how)
+    axis.set_yticks(range(len(levels)), [f"level {level}" for level in levels], fontsize=8)
+    axis.margins(x=0.45)
+    axis.xaxis.get_major_locator().set_params(nbins=3)
+    axis.set_xlabel("Σ |weight| in the bucket")
+    open_frame(axis)
+
+
+class AttentionRows(Section):
+    """Of every variant with states the best of the seeds that are drawn."""
+
+    NAME = "rows"
+    TITLE = "What a head draws on"
+    INTRO = (
+        "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each earlier "
+        "token, by the Fenwick bucket that holds the token; with the delta rule, λ · β · (q · what later tokens have left of "
+        "k). Diamonds: where the right answer is; in a task that does not say, every earlier place of its token. Triangle: the "
+        "position."
+    )
+    READS_CHECKPOINTS = True
+
+    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+        if trained.model.settings.has_states:
+            with self.context.attempt(run.workdir, f"{trained.variant}: what a head draws on"):
+                self._draw(run, trained)
+
+    def _draw(self, run: Run, trained: TrainedVariant) -> None:
+        context, choices, task = self.context, self.context.choices, trained.task
+        tokens, targets = (x[choices.example] for x in context.sequences(trained))
+        layer, head = context.layer_and_head(trained)
+        seed = context.best_seed(trained)
+        values = context.mixer_values(trained, seed)[layer]
+        scored = np.flatnonzero(targets >= 0)
+        positions = choices.positions or [int(scored[i]) for i in (0, len(scored) // 2, len(scored) - 1)]
+        rows = []
+        for position in dict.fromkeys(positions):
+            row = row_of_values(values, trained.model.settings, head, position, choices.example)
+            if not np.isfinite(row.weight).all():
+                raise ValueError(f"seed {seed}: weights are not finite")
+            pointed = answer_places(task, tokens, targets, row.position)
+            rows.append((row, _titled(task, tokens, targets, row, pointed), pointed))
+        name = describe_variant(trained.variant)
+        seed_name = context.describe_seed(trained, seed)
+        message = f"{name}; {seed_name}; {describe_run(run)}; layer {layer}, head {head}"
+        figure = draw_attention_rows(rows, task.marks(), len(tokens), message)
+        self.add(figure, f"rows-{slug(trained.variant)}", run, name)
+
+
+def _titled(
+    task: BaseTask, tokens: np.ndarray, targets: np.ndarray, row: AttentionRow, pointed: Sequence[int] | np.ndarray
+) -> str:
+    """The token at the position, what is to be predicted there, and how much is drawn from the answer."""
+    at = row.position
+    role = task.ROLES[task.roles(tokens[None])[0, at]]
+    name = f"position {at}, {role} (token {task.shown(tokens[at])})"
+    if targets[at] >= 0:
+        name += f", to predict: {task.shown(targets[at])}"
+    if len(pointed):
+        share = np.abs(row.weight[pointed]).sum() / max(np.abs(row.weight).sum(), 1e-30)
+        name += f"; {100 * share:.0f} % of Σ |weight| where the answer is"
+    return name

@@ -56,13 +56,9 @@ def _write(path: Path, value: Mapping[str, np.ndarray]) -> None:
 
 
 def _read(path: Path) -> dict[str, np.ndarray] | None:
-    """The arrays in a file of `Cache`; None if it is damaged, or another one. Nothing in it is unpickled, or unpacked."""
+    """The arrays in a file of `Cache`; None if it is damaged. Nothing in it is unpickled."""
     try:
-        with zipfile.ZipFile(path) as archive:  # np.savez packs nothing: no file is larger in memory than on disk
-            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-                return None
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+            return dict(file)
     except (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile):
         return None
-    return arrays if all(isinstance(x, np.ndarray) for x in arrays.values()) else None

@@ -1,27 +1,51 @@
-"""How training time and decoding memory grow with T, measured here, beside what theory says (the paper's complexity table)."""
+"""How do training time and decoding memory grow with T? Measured here, beside theory (the paper's complexity table)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import (
+    describe_variant,
+    handles_of,
+    legend_below,
+    length_axis,
+    log_ticks,
+    looks_of,
+    new_figure,
+    open_frame,
+    title,
+)
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.benchmarks.language_model import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.progress import progress_bar
+from loglinear_jax.provenance import machine
 from loglinear_jax.statistics import growth_exponent
 
 # variant -> settings; growth of training time and of decoding memory in theory, as functions of T and in words.
 VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=linear": {"mixer": "linear"}} | {
     lam: {"lam": lam} for lam in ("linear", "mlp_softplus")
 }
+
+
 TIME = {"mixer=softmax": ("T²", lambda t: t**2), "mixer=linear": ("T", lambda t: t)}
+
+
 MEMORY = {"mixer=softmax": ("T", lambda t: t), "mixer=linear": ("1", lambda t: t**0)}
+
+
 LOG_LINEAR_TIME = ("T log T", lambda t: t * np.log2(t))
+
+
 LOG_LINEAR_MEMORY = ("log T", np.log2)
 
 
@@ -53,7 +77,7 @@ def measure(lengths: Sequence[int], variant: str, tick: Callable[[], Any] = lamb
     return {name: np.asarray(value) for name, value in found.items()} | {"params": other, "lam_params": lam}
 
 
-def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
+def complexity_table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
     """Growth exponents over the longer half of the lengths (three at least), measured and of theory; what λ by the MLP adds."""
     rows, raw = [], []
     base = measured.get("linear")
@@ -77,19 +101,56 @@ def table(measured: dict[str, dict[str, np.ndarray]], machine: str) -> Table:
             row["time, median (range) over T"] = "the baseline" if variant == "linear" else shown
             numbers["extra_time_percent"] = float(np.median(extra))
         rows.append(row)
-        for length, ms, size in zip(found["length"], found["ms"], found["bytes"], strict=True):
-            point = {
-                "length": int(length),
-                "ms": float(ms),
-                "bytes": int(size),
-                "lam_params": lam,
-                "other_params": other,
-            }
-            raw.append(numbers | point)
-    first = int(lengths[0])
+        points = zip(*(np.asarray(found[name]).tolist() for name in ("length", "ms", "bytes")), strict=True)
+        parameters = {"lam_params": lam, "other_params": other}
+        raw += [numbers | {"length": n, "ms": ms, "bytes": size} | parameters for n, ms, size in points]
     note = (
-        f"{machine}. Exponents p of T^p, fitted from T={first:,} to {int(lengths[-1]):,}; theory's is that of its "
+        f"{machine}. Exponents p of T^p, fitted from T={int(lengths[0]):,} to {int(lengths[-1]):,}; theory's is that of its "
         "formula over the same lengths. Time: a training step of the whole language model on one sequence, whose parts "
         "other than attention grow as T."
     )
     return Table("Growth with T", rows, raw, note)
+
+
+def draw_complexity(measured: Mapping[str, Mapping[str, np.ndarray]], message: str) -> Figure:
+    """Training time and decoding memory against T, log-log. measured: variant -> "length", "ms", "bytes". message: the
+    figure's title."""
+    figure, (axes,) = new_figure(9.3, 4.0, 1, 2)
+    panels = (("ms", "training step (ms)", 1), ("bytes", "decoding memory of a sequence (KiB)", 1024))
+    for axis, (name, label, unit) in zip(axes, panels, strict=True):
+        for variant, look in looks_of(measured).items():
+            values = np.asarray(measured[variant][name]) / unit
+            how = dict(look._asdict(), label=describe_variant(variant), linewidth=1.8)
+            axis.plot(measured[variant]["length"], values, **how)
+        length_axis(axis, [int(n) for found in measured.values() for n in found["length"]])
+        axis.set_yscale("log")
+        log_ticks(axis.yaxis)
+        axis.set(xlabel="T (tokens)", ylabel=label)
+        axis.grid(alpha=0.3)
+        open_frame(axis)
+    legend_below(figure, handles_of(axes[0]))
+    title(figure, message)
+    return figure
+
+
+class Complexity(Section):
+    """Not of the runs: minutes of measurements, which are kept."""
+
+    NAME = "complexity"
+    TITLE = "Complexity"
+    INTRO = "Measured on the machine that made this report."
+    BY_DEFAULT = False
+
+    def finish(self) -> None:
+        with self.context.attempt("this machine", "complexity"):
+            here, lengths, measured = machine(), default_lengths(), {}
+            key = {"what": "complexity", "machine": here, "host": platform.node(), "lengths": lengths}
+            key["settings"] = dataclasses.asdict(measured_settings())
+            with progress_bar("complexity", len(lengths) * len(VARIANTS), unit="length") as bar:
+                for variant in VARIANTS:
+                    measured[variant] = self.context.cache.get(
+                        key | {"variant": variant}, lambda variant=variant: measure(lengths, variant, bar.update)
+                    )
+            what = "Training time and decoding memory against T"
+            self.add(complexity_table(measured, here), "complexity-table")
+            self.add(draw_complexity(measured, f"{what}; {here}"), "complexity", title=what)

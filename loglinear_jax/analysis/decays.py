@@ -1,20 +1,31 @@
-"""How far back each seed's heads remember before training."""
+"""Which seeds converge? Whether it is decided by how far back their heads remember before training."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from matplotlib.figure import Figure
 
+from loglinear_jax.analysis.cells import accuracy_note
+from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.lam_values import mixer_params
-from loglinear_jax.config import ConfigError, build
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import SeedPanel, draw_seeds, log_ticks
+from loglinear_jax.analysis.table import Table
+from loglinear_jax.config import ConfigError, build, variant_config
+from loglinear_jax.mixers import MIXERS
+from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.tasks import BaseTask
+from loglinear_jax.runs.outcome import on_one_set
+from loglinear_jax.statistics import longer_among
+from loglinear_jax.tasks import CONVERGED_ACCURACY, BaseTask
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train import SeedTrainer, TrainSettings
 
@@ -47,3 +58,110 @@ def _initial_memory(model: nn.Module, task: BaseTask, settings: TrainSettings, s
         return jnp.stack([jnp.exp(m["a_log"]) * nn.softplus(m["dt_bias"]) for m in mixers])
 
     return 1 / np.asarray(jax.jit(jax.vmap(rates))(np.asarray(seeds, np.int32)), np.float64)
+
+
+def memory_table(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers heads"]]]) -> Table:
+    """Whether the seeds that converged are those that remembered further back at the start.
+
+    memory: runs, variants and their `initial_memory`. Of each layer, and of all, the head that remembers longest counts.
+    """
+    changes = changed_settings([run for run, *_ in memory])
+    outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(memory)})
+    rows, raw = [], []
+    for (run, variant, tokens), changed, outcome in zip(memory, changes, outcomes.values(), strict=True):
+        converged = np.array(outcome.reached(CONVERGED_ACCURACY))
+        name = {"task": run.task.describe(), "changed": changed or "nothing", "variant": variant}
+        row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
+        number = name | {"run": run.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
+        longest = {f"layer {i}": of_layer for i, of_layer in enumerate(tokens.max(2).T)} | {"all": tokens.max((1, 2))}
+        for place, of_seeds in longest.items():
+            chance, p = longer_among(of_seeds, converged)
+            row[place] = f"{chance:.2f} (p = {p:.1g})" if np.isfinite(chance) else "–"
+            number |= {f"{place}: probability": chance, f"{place}: p": p}
+        rows.append(row)
+        raw.append(number)
+    note = (
+        f"{accuracy_note(outcome)} "
+        "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: "
+        "the outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. "
+        "Memory: tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, "
+        "or of all."
+    )
+    return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
+
+
+def draw_initial_memory(
+    panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]],
+    what: str,
+    accuracy: str,
+    message: str,
+) -> Figure:
+    """Every seed's accuracy against how far back it remembers before training.
+
+    panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
+    accuracy: on which set, such as "test accuracy". message: the figure's title.
+    """
+    seeds = [SeedPanel(name, length, drawn) for name, length, drawn in panels]
+    figure, axis = draw_seeds(seeds, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
+    axis.set_xscale("log")
+    log_ticks(axis.xaxis, most=5)
+    return figure
+
+
+class InitialDecays(Section):
+    """From the summaries of tasks whose score has thresholds; the seeds' first parameters are drawn again."""
+
+    NAME = "decays"
+    TITLE = "Which seeds converge"
+
+    def finish(self) -> None:
+        asked = [
+            (run, variant)
+            for run in self.context.runs
+            if run.outcomes and run.task.score.thresholds
+            for variant in run.variants
+            if MIXERS[variant_config(run.config, variant).model.mixer].decays
+        ]
+        found = []
+        with progress_bar("initial decays", len(asked), unit="variant", shown=bool(asked)) as bar:
+            for run, variant in asked:
+                with self.context.attempt(run.workdir, f"{variant}: initial decays"):
+                    found.append((run, variant, initial_memory(run, variant)))
+                bar.update()
+        if found:
+            with self.context.attempt("all runs", "initial decays"):
+                self._show(found)
+
+    def _show(self, found: list[tuple[Run, str, np.ndarray]]) -> None:
+        layer, drawn = self.context.choices.layer, {}
+        changed = changed_settings([run for run, *_ in found])
+        outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
+        for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
+            title = run.task.describe() + (f"; {changes}" if changes else "")
+            panel = drawn.setdefault(run.workdir, (title, run.task.trained_on.longest, {}))
+            panel[2][variant] = tokens[:, layer].max(1), outcome.accuracy
+        table = memory_table(found)
+        whose = "the last layer" if layer == -1 else f"layer {layer}"
+        what = f"longest memory in {whose} at the start (tokens)"
+        figure = draw_initial_memory(list(drawn.values()), what, outcome.shown_as, _message(table))
+        self.add(figure, "initial-memory", title="Every seed's outcome, by how far back it remembers")
+        self.add(table, "initial-memory-table")
+
+
+def _message(table: Table) -> str:
+    """With how many variants those seeds converge that remember furthest, over all layers; or, if of each variant all seeds
+    or none converge, which."""
+    chances = [(row["all: probability"], row["all: p"]) for row in table.raw]
+    tested = [(chance, p) for chance, p in chances if np.isfinite(chance)]
+    if not tested:
+        all_converge = [row["num_converged"] == row["num_seeds"] for row in table.raw]
+        none, every = all_converge.count(False), all_converge.count(True)
+        if not none:
+            return "Every seed converges, however far back it remembers at the start"
+        if not every:
+            return "No seed converges, however far back it remembers at the start"
+        return (
+            f"Variants of which every seed converges: {every}; of which none does, whatever the initial memory: {none}"
+        )
+    longer = sum(chance > 0.5 and p < 0.05 for chance, p in tested)
+    return f"Seeds that remember further back at the start converge more often (p < 0.05): {longer} of {len(tested)} variants"

@@ -8,13 +8,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import jinja2
 import matplotlib.image
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.figures.style import DOTS_PER_INCH, save
-from loglinear_jax.analysis.labels import sentence
-from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.style import DOTS_PER_INCH, save, sentence
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.writing import replace_file
 
 
@@ -76,26 +74,21 @@ class Report:
         self.parts.append(Part(title, intro))
         return self.parts[-1]
 
-    def add_figure(self, part: Part, figure: Figure | None, stem: str, title: str, note: str = "") -> None:
-        """Writes stem.png and stem.svg; nothing for None."""
-        if figure is not None:
-            self._claim(stem)
-            paths = save(figure, self.out / stem)
-            part.items.append(Item(title, image=paths[0], note=note, files=tuple(p.name for p in paths)))
-
-    def add_table(self, part: Part, table: Table, stem: str, title: str | None = None, folded: bool = False) -> None:
-        """Writes stem.md, stem.csv and stem.tex. title: in the report, the table's own if None."""
-        self._claim(stem)
-        files = tuple(path.name for path in table.write(self.out / stem))
-        item = Item(
-            title or table.full_title, html=_unbroken(table.text("html")), note=table.note, files=files, folded=folded
-        )
-        part.items.append(item)
-
-    def _claim(self, stem: str) -> None:
+    def add(
+        self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "", folded: bool = False
+    ) -> None:
+        """Writes a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex. title: in the report; a table
+        has one of its own."""
         if stem in self._stems:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
+        if isinstance(shown, Table):
+            paths, title, note = shown.write(self.out / stem), title or shown.full_title, note or shown.note
+            item = Item(title, html=_unbroken(shown.text("html")), note=note, folded=folded)
+        else:
+            paths = save(shown, self.out / stem)
+            item = Item(title, image=paths[0], note=note, folded=folded)
+        part.items.append(dataclasses.replace(item, files=tuple(path.name for path in paths)))
 
     def write(
         self,
@@ -106,6 +99,8 @@ class Report:
         subjects: Mapping[str, str] | None = None,
     ) -> Path:
         """Writes report.html, with pictures inside. subjects: as in `Part.entries`. Raises CannotWrite."""
+        import jinja2  # of the extra analysis, which training does not need
+
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
             autoescape=True,

@@ -1,4 +1,4 @@
-"""λ of trained models: its values at tokens, its learned static part, and how much it depends on its input."""
+"""λ of trained models and what it multiplies: values at tokens, and the learned static part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from loglinear_jax.fenwick import num_levels, occupied_levels
+from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import lam_traits, make_lam
 from loglinear_jax.runs.loading import TrainedVariant
 
@@ -108,45 +108,7 @@ def mixer_params(layer: dict[str, Any]) -> dict[str, Any]:
     return layer if "a_log" in layer else mixer_params(layer["mixer"])
 
 
-def input_dependence(
-    lam: Float[np.ndarray, "layers num T H L"], roles: Int[np.ndarray, "num T"], num_roles: int
-) -> dict[str, Float[np.ndarray, "layers H L"] | Float[np.ndarray, "layers H"]]:
-    """How λ varies over tokens, for each layer, head and level: "mean", "std", "min", "max" over the tokens at which the
-    level is used, and "role_share", the share of that variance which lies between token roles (η²); nan for a level that is
-    never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ
-    over the used levels: the mean over tokens, for each layer and head.
-    """
-    layers, num, length, heads, levels = lam.shape
-    used = occupied_levels(np.arange(length), levels)
-    lam = lam.astype(np.float64)
-    result = {name: np.full((layers, heads, levels), np.nan) for name in ("mean", "std", "min", "max", "role_share")}
-    for level in range(levels):
-        at = used[:, level]
-        if not at.any():
-            continue
-        values = lam[..., level][:, :, at]  # layers, num, positions, heads
-        mean = values.mean((1, 2))
-        total = ((values - mean[:, None, None]) ** 2).sum((1, 2))
-        between, found = np.zeros_like(total), 0
-        for role in range(num_roles):
-            here = roles[:, at] == role
-            if here.any():
-                found += 1
-                of_role = values[:, here]  # layers, tokens, heads
-                between += of_role.shape[1] * (of_role.mean(1) - mean) ** 2
-        result["mean"][..., level] = mean
-        result["std"][..., level] = np.sqrt(total / (num * at.sum()))
-        result["min"][..., level], result["max"][..., level] = values.min((1, 2)), values.max((1, 2))
-        varies = (found > 1) & (total > 1e-12 * (mean**2 + 1e-12) * num * at.sum())
-        result["role_share"][..., level] = np.where(varies, between / np.where(varies, total, 1), np.nan)
-    share = np.where(used[:, None, :], lam, 0)
-    share /= np.maximum(share.sum(-1, keepdims=True), 1e-30)
-    bits = -np.sum(share * np.log2(np.maximum(share, 1e-30)), axis=-1)
-    return result | {"entropy": bits.mean((1, 2))}
-
-
-def relative_variation(dependence: dict[str, np.ndarray]) -> tuple[float, float]:
-    """Two numbers for "λ hardly varies": Σ std over tokens / Σ mean, the sums over layers, heads and used levels, so that
-    levels count by their λ; and the median of std / mean, in which all count the same."""
-    std, mean = dependence["std"], dependence["mean"]
-    return float(np.nansum(std) / np.nansum(mean)), float(np.nanmedian(std / mean))
+def check_index(name: str, value: int, size: int) -> None:
+    """Raises ValueError if there is no such index, from 0 or from the end."""
+    if not -size <= value < size:
+        raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")

@@ -1,10 +1,10 @@
-"""Length generalisation: trained models on sequences longer than those they were trained on."""
+"""Do trained models generalise to longer sequences? Their scores at the trained length and beyond."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import flax.linen as nn
@@ -12,13 +12,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import paper
+from loglinear_jax.analysis.cells import mean_and_std, mean_std_and_reached
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.section import Context, Section
+from loglinear_jax.analysis.style import (
+    MARK,
+    describe_variant,
+    handles_of,
+    legend_below,
+    length_axis,
+    log_ticks,
+    looks_of,
+    new_figure,
+    open_frame,
+    title,
+)
+from loglinear_jax.analysis.table import Table
+from loglinear_jax.evaluate import Span
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import lam_traits
-from loglinear_jax.runs.loading import TrainedVariant
+from loglinear_jax.runs.loading import Run, TrainedVariant
+from loglinear_jax.statistics import mean_interval
+from loglinear_jax.tasks import Score
 from loglinear_jax.train import scored_sums
 
 BATCH_TOKENS = 1 << 15  # of one evaluation at a time
+MOST_LINES = 100  # of seeds in a figure
 
 
 def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
@@ -79,3 +101,147 @@ def scores_by_length(
 @functools.cache
 def _scores(model: nn.Module):
     return jax.jit(lambda params, batch: scored_sums(model, params, batch))
+
+
+def draw_scores_by_length(
+    by_variant: Mapping[str, tuple[Sequence[int], Float[np.ndarray, "S N"]]], trained: int, score: Score, subject: str
+) -> Figure:
+    """The score against the length of the evaluated sequences: means thick; seeds thin, or where they are more than MOST_LINES
+    the means' 95 % intervals shaded.
+
+    by_variant: (lengths [N], shown values of the score [S, N] of the seeds), by the variant; after a comma what is changed in
+    it, which is dashed. trained: the length of the training sequences. subject: what they were trained on.
+    """
+    figure, ((axis,),) = new_figure(7.6, 4.2)
+    looks = looks_of(dict.fromkeys(_unchanged(variant) for variant in by_variant))
+    many = sum(len(values) for _, values in by_variant.values()) > MOST_LINES
+    for variant, (lengths, values) in by_variant.items():
+        (color, marker), dashed = looks[_unchanged(variant)], variant != _unchanged(variant)
+        if many:
+            _, low, high = np.transpose([mean_interval(column) for column in values.T])
+            axis.fill_between(lengths, low, high, color=color, alpha=0.2, linewidth=0)
+        else:
+            axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
+        axis.plot(
+            lengths, values.mean(0), color=color, linewidth=2.4, marker=marker, label=describe_variant(variant),
+            linestyle="--" if dashed else "-", markerfacecolor="white" if dashed else color,
+        )  # fmt: skip
+    axis.axvline(trained, color=MARK, linestyle="--", linewidth=1.2)
+    axis.annotate(
+        "trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+        color=MARK,
+    )  # fmt: skip
+    length_axis(axis, [n for lengths, _ in by_variant.values() for n in lengths])
+    unit = f" ({score.unit})" if score.unit else ""
+    axis.set(xlabel="length of the evaluated sequences (tokens)", ylabel=score.name + unit)
+    if score.unit == "%":
+        axis.set_ylim(0, 102)
+    legend_below(figure, handles_of(axis))
+    title(figure, f"{_two_best(by_variant, trained, score)}\ntrained on {subject}")
+    open_frame(axis)
+    return figure
+
+
+def _unchanged(variant: str) -> str:
+    """Without what is changed in it: of "fixed, higher levels as 7" "fixed"."""
+    return variant.partition(", ")[0]
+
+
+def _two_best(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], trained: int, score: Score) -> str:
+    """Where all can be compared: at the longest length that every variant has."""
+    longest = min(max(lengths) for lengths, _ in by_variant.values())
+    at_longest = {variant: values[:, list(lengths).index(longest)] for variant, (lengths, values) in by_variant.items()}
+    worst = -np.inf if score.higher_is_better else np.inf
+    means = {variant: float(np.nan_to_num(values.mean(), nan=worst)) for variant, values in at_longest.items()}
+    best = sorted(means, key=means.get, reverse=score.higher_is_better)[:2]
+    shown = ", then ".join(
+        f"{describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
+    )
+    return f"Best {score.name} at {longest:,} tokens, {longest // trained} times the trained length: {shown}"
+
+
+def draw_perplexity_by_position(spans: Sequence[Span], subject: str) -> Figure:
+    """Perplexity of each span of positions at its middle on the logarithmic axis, with its interval. subject: in the title."""
+    figure, ((axis,),) = new_figure(7.6, 4.2)
+    middles = [(span.first * span.last) ** 0.5 for span in spans]
+    low, high = ([getattr(span, name) for span in spans] for name in ("low", "high"))
+    axis.fill_between(middles, low, high, alpha=0.2, linewidth=0)
+    axis.plot(middles, [span.perplexity for span in spans], marker="o", linewidth=2)
+    axis.set(xlabel="position (tokens)", ylabel="perplexity", xscale="log", yscale="log")
+    for direction in (axis.xaxis, axis.yaxis):
+        log_ticks(direction)
+    open_frame(axis)
+    shown = " Shaded: 95 % interval over windows." if np.isfinite(low).any() else ""
+    title(figure, f"Perplexity by position: {subject}.{shown}")
+    return figure
+
+
+Found = dict[str, tuple[list[int], list[int], np.ndarray]]  # variant -> lengths [N], seeds [S], shown values [S, N]
+
+
+class Lengths(Section):
+    """Of every seed, for the variants that can read more than they were trained on; λ with levels of their own also with those
+    that were not trained taking the λ of the highest that was."""
+
+    NAME = "lengths"
+    TITLE = "Length generalisation"
+    READS_CHECKPOINTS = True
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._found: Found = {}
+
+    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+        with self.context.attempt(run.workdir, f"{trained.variant}: longer sequences"):
+            longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
+            self._add(trained, trained.variant, longest)
+            extended = with_highest_trained_level(trained)
+            if extended is not None:
+                highest = extended.model.settings.lam_levels - 1
+                self._add(extended, f"{trained.variant}, higher levels as {highest}", longest)
+
+    def _add(self, trained: TrainedVariant, shown_as: str, longest: int) -> None:
+        context, choices = self.context, self.context.choices
+        lengths = lengths_to_test(trained, longest)
+        if len(lengths) < 2:
+            return
+
+        def compute(seed: int) -> dict[str, np.ndarray]:
+            return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
+
+        key = {"lengths": lengths, "sequences": choices.evaluated, "lam_levels": trained.model.settings.lam_levels}
+        found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
+        shown = [trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
+        self._found[shown_as] = lengths, list(found), np.array(shown)
+
+    def finish_run(self, run: Run) -> None:
+        found, self._found = self._found, {}
+        if not found:
+            return
+        with self.context.attempt(run.workdir, "longer sequences"):
+            drawn = {variant: (lengths, values) for variant, (lengths, _, values) in found.items()}
+            figure = draw_scores_by_length(drawn, run.task.trained_on.longest, run.task.score, describe_run(run))
+            self.add(figure, "lengths", run, "longer sequences")
+            self.add(lengths_table(run, found), "lengths-table", run)
+
+
+def lengths_table(run: Run, found: Found) -> Table:
+    score, rows, raw = run.task.score, [], []
+    for variant, (lengths, seeds, values) in found.items():
+        row = {"variant": variant, "seeds": str(len(seeds))}
+        for length, column in zip(lengths, values.T, strict=True):
+            [cell] = [mean_std_and_reached(column, 100 * t) for t in score.thresholds[:1]] or [mean_and_std(column)]
+            row[f"length {length}"] = cell
+        if run.task.seq_len == 128 and run.config.task.name == "mqar":
+            row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
+        rows.append(row)
+        raw += [
+            {"variant": variant, "seed": seed, "length": n, score.name: float(x)}
+            for seed, of_seed in zip(seeds, values, strict=True)
+            for n, x in zip(lengths, of_seed, strict=True)
+        ]
+    name = f"{score.name} {score.unit}".strip()
+    what = "".join(
+        [f"{name}, mean ± std over seeds", *(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])]
+    )
+    return Table(what, rows, raw, of=describe_run(run))

@@ -1,13 +1,24 @@
-"""Whether λ finds the answers: which bucket has the largest λ at each query, against the bucket that holds the answer."""
+"""Does λ find the answers? Which bucket has the largest λ at each query, against the bucket that holds the answer."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 
+from loglinear_jax.analysis.answers import levels_of_answers
+from loglinear_jax.analysis.cells import mean_and_std
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.section import Context, Section
+from loglinear_jax.analysis.style import SeedPanel, describe_variant, draw_seeds
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.fenwick import num_levels, occupied_levels
+from loglinear_jax.runs.loading import Run, TrainedVariant
+
+SEEN = 1024  # sequences of which the rule by position knows
 
 
 def looks_at_answers(
@@ -64,3 +75,136 @@ def found_by_position(levels: Int[np.ndarray, "num T"], seen: Int[np.ndarray, "s
     counts = np.zeros((seen.shape[1], num_levels(seen.shape[1])), int)
     np.add.at(counts, (np.nonzero(seen >= 0)[1], seen[seen >= 0]), 1)
     return float(np.mean((counts.argmax(1) == levels)[levels >= 0]))
+
+
+def looks_table(
+    by_variant: Mapping[str, Mapping[int, Mapping[str, np.ndarray]]],
+    accuracy: Mapping[str, Mapping[int, float]],
+    by_position: float,
+    title: str,
+) -> Table:
+    """How often each variant's λ finds the answers: one row for each layer, of which each seed's best head counts.
+
+    by_variant: for each variant, a `looks_at_answers` by seed; accuracy: of that seed, from 0 to 1. by_position: of
+    `found_by_position`. The CSV has every seed, layer and head. Seeds whose λ is not finite are counted, and left out.
+    """
+    rows, raw = [], []
+    for variant, seeds in by_variant.items():
+        finite, best = best_heads(seeds)
+        row = {"variant": variant, "seeds": str(len(finite))}
+        if len(finite) < len(seeds):
+            row["seeds"] += f", not finite: {len(seeds) - len(finite)}"
+        if not finite:
+            rows.append(row)
+        for layer in range(best["largest"].shape[1] if finite else 0):
+            cells = {"answers at the largest λ": "largest", "λ there / Σ λ": "weight"}
+            found = {name: f"{mean_and_std(100 * best[key][:, layer])} %" for name, key in cells.items()}
+            rows.append(row | {"layer": str(layer)} | found)
+        for seed, of_seed in seeds.items():
+            for layer, head in np.ndindex(of_seed["largest"].shape):
+                raw.append(
+                    {"variant": variant, "seed": seed, "accuracy": float(accuracy[variant][seed]), "layer": layer, "head": head}
+                    | {name: float(values[layer, head]) for name, values in of_seed.items()}
+                    | {"by_position": by_position}
+                )  # fmt: skip
+    note = (
+        "At the queries: the share of them at which λ of the bucket with the answer is larger than λ of every other occupied "
+        "level; and the mean share of that λ in the sum over the occupied levels. Of each layer the head with the largest "
+        "first number, mean ± std over seeds. The best rule that sees the position alone, and picks the level that most often "
+        f"holds the answer there, finds {100 * by_position:.1f} %."
+    )
+    return Table(title, rows, raw, note)
+
+
+def draw_looks(
+    by_variant: Mapping[str, tuple[Float[np.ndarray, "S layers"], Float[np.ndarray, " S"]]],
+    by_position: float,
+    accuracy: str,
+    message: str,
+) -> Figure:
+    """Every seed's accuracy against how often λ is largest at the answer's bucket, a panel for each layer.
+
+    by_variant: for each variant (the share of the answers that the best head of each layer finds, accuracy), from 0 to 1.
+    by_position: the share that a rule finds that sees the position alone; accuracy: on which set, such as "test accuracy".
+    message: the figure's title.
+    """
+    layers = next(iter(by_variant.values()))[0].shape[1]
+    panels = [
+        SeedPanel(
+            f"layer {layer}, best head",
+            100 * by_position,
+            {variant: (100 * share[:, layer], of_seeds) for variant, (share, of_seeds) in by_variant.items()},
+        )
+        for layer in range(layers)
+    ]
+    line = "the best rule by position alone"
+    figure, axis = draw_seeds(panels, 2.9, "answers at the largest λ (%)", f"{accuracy} (%)", line, message)
+    axis.set_xlim(0, 102)
+    return figure
+
+
+class Looks(Section):
+    """From λ at the queries of all sequences, of every seed; for tasks that say where their answers are."""
+
+    NAME = "looks"
+    TITLE = "Does λ find the answers?"
+    INTRO = (
+        "At each query one bucket holds the token that is to be output. Here is how often λ is largest at that bucket, and how "
+        "often a rule would be right that sees the query's position alone."
+    )
+    READS_CHECKPOINTS = True
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._found: dict[str, dict[int, dict]] = {}
+        self._accuracy: dict[str, dict[int, float]] = {}
+        self._accuracy_is = ""
+
+    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+        if not trained.model.settings.has_lam:
+            return
+        context = self.context
+        with context.attempt(run.workdir, f"{trained.variant}: whether λ finds the answers"):
+            tokens, targets = context.sequences(trained)
+            levels = levels_of_answers(trained.task, tokens, targets)
+            if levels is None:
+                return
+
+            def compute(seed: int) -> dict[str, np.ndarray]:
+                return looks_at_answers(context.lam_of(trained, seed), levels)
+
+            sample = hashlib.sha256(np.ascontiguousarray([tokens, levels]).tobytes()).hexdigest()[:16]
+            seeds = context.averaged_seeds(trained)
+            found = context.over_seeds(trained, "looks", {"sample": sample}, seeds, compute)
+            self._accuracy[trained.variant], self._accuracy_is = context.accuracy(run, trained)
+            self._found[trained.variant] = found
+
+    def finish_run(self, run: Run) -> None:
+        found, accuracy = self._found, self._accuracy
+        self._found, self._accuracy = {}, {}
+        if not found:
+            return
+        with self.context.attempt(run.workdir, "whether λ finds the answers"):
+            what, by_position, drawn = "answers at the largest λ", self._by_position(run), {}
+            for variant, seeds in found.items():
+                finite, best = best_heads(seeds)
+                if finite:
+                    drawn[variant] = best["largest"], np.array([accuracy[variant][seed] for seed in finite])
+            if drawn:
+                message = f"{_message(drawn, by_position)}\n{describe_run(run)}"
+                self.add(draw_looks(drawn, by_position, self._accuracy_is, message), "looks", run, what)
+            table = looks_table(found, accuracy, by_position, f"{describe_run(run)}: {what}")
+            self.add(table, "looks-table", run, what)
+
+    def _by_position(self, run: Run) -> float:
+        """`found_by_position` over the report's sequences; the rule has seen others."""
+        num = self.context.choices.sequences
+        levels = levels_of_answers(run.task, *run.task.inspection_sequences(num + SEEN))
+        return found_by_position(levels[:num], levels[num:])
+
+
+def _message(drawn: dict[str, tuple[np.ndarray, np.ndarray]], by_position: float) -> str:
+    """Of each variant the layer that finds the most answers, on average over seeds."""
+    most = {variant: 100 * share.mean(0).max() for variant, (share, _) in drawn.items()}
+    shown = [f"{describe_variant(variant).removeprefix('λ: ')} {share:.0f} %" for variant, share in most.items()]
+    return f"Answers at the largest λ: {', '.join(shown)}; a rule by position alone {100 * by_position:.0f} %"

@@ -4,66 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
+import pkgutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import jinja2  # noqa: F401  # if it is missing, that shows before anything is made
 import numpy as np
 
+import loglinear_jax.analysis
 from loglinear_jax.analysis.cache import Cache
-from loglinear_jax.analysis.experiments import setting_of
+from loglinear_jax.analysis.experiments import describe_run, setting_of, short_names
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.labels import describe_run, short_names
-from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS
-from loglinear_jax.analysis.sections.base import Context, Section
-from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.section import Choices, Context, Section
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several, variant_config
 from loglinear_jax.files import local_path
 from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
+# The files of the sections in the report's order; sections in other files follow.
+ORDER = (
+    "comparisons", "sizes", "outcomes", "rates", "curves", "decays", "answers", "lam", "dependence", "looks", "attention_rows",
+    "lengths", "complexity",
+)  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """What to show; the fields are the command line's flags.
+def find_sections() -> dict[str, list[type[Section]]]:
+    """By name, the sections in the files of this package, in the report's order."""
+    files = [file.name for file in pkgutil.iter_modules(loglinear_jax.analysis.__path__) if file.name != "__main__"]
+    found: dict[str, list[type[Section]]] = {}
+    for name in sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+        module = importlib.import_module(f"loglinear_jax.analysis.{name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Section) and value.__module__ == module.__name__:
+                found.setdefault(getattr(value, "NAME", ""), []).append(value)
+    found.pop("", None)
+    return found
 
-    sections: names in loglinear_jax.analysis.sections.SECTIONS. seeds: those whose λ is drawn, the first few of a run if None.
-    max_seeds: of each variant, for what is averaged over seeds; None: all. layer, head: whose λ and attention rows are drawn.
-    example: which of the drawn sequences. positions: tokens whose attention rows are drawn, three scored ones if None.
-    sequences: over which λ is averaged. longest: length in length generalisation, a run's model.max_length if None. evaluated:
-    sequences of each length there. which: parameters at each seed's best evaluation, or at the end.
 
-    Raises ValueError for an unknown section, or a number that can't be.
-    """
-
-    sections: tuple[str, ...] = DEFAULT_SECTIONS
-    seeds: list[int] | None = None
-    max_seeds: int | None = None
-    layer: int = -1
-    head: int = 0
-    example: int = 0
-    positions: list[int] | None = None
-    sequences: int = 64
-    longest: int | None = None
-    evaluated: int = 256
-    which: Literal["best", "last"] = "best"
-
-    def __post_init__(self):
-        if not self.sections:
-            raise ValueError(f"sections is empty: expected some of {', '.join(SECTIONS)}")
-        if unknown := set(self.sections) - set(SECTIONS):
-            raise ValueError(f"sections: there is no {sorted(unknown)[0]!r}, but {', '.join(SECTIONS)}")
-        for name in ("sequences", "evaluated", "max_seeds", "longest"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.example < self.sequences:
-            raise ValueError(
-                f"example={self.example}: expected 0 to {self.sequences - 1}, as there are {self.sequences}"
-            )
+def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
+    """The sections of these names or import paths, in the report's order. Raises ConfigError for one that is unknown."""
+    known = find_sections()
+    if names is None:
+        return [section for sections in known.values() for section in sections if section.BY_DEFAULT]
+    if not names:
+        raise ConfigError(f"sections is empty: expected some of {', '.join(known)}")
+    if unknown := [name for name in names if name not in known and ":" not in name]:
+        raise ConfigError(f"sections: there is no {unknown[0]!r}, but {', '.join(known)}")
+    own = [pkgutil.resolve_name(name) for name in names if name not in known]
+    return [section for name, sections in known.items() if name in names for section in sections] + own
 
 
 def make_report(
@@ -78,9 +72,10 @@ def make_report(
 
     Tracebacks of what failed are in report.log, which is there only if something did.
 
-    Raises ValueError if none of the workdirs can be read.
+    Raises ValueError if none of the workdirs can be read, and ConfigError for an unknown section.
     """
     choices = choices or Choices()
+    chosen = chosen_sections(choices.sections)
     runs, problems = [], []
     for workdir in dict.fromkeys(os.path.abspath(local_path(workdir, "workdirs")) for workdir in workdirs):
         try:
@@ -90,16 +85,15 @@ def make_report(
             problems.append(str(error))
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
-    if any(SECTIONS[name].READS_CHECKPOINTS for name in choices.sections):
+    if any(section.READS_CHECKPOINTS for section in chosen):
         _check_drawn(runs, choices)
     same = Counter(describe_run(run) for run in runs)
     runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
     report.problems += problems
     context = Context(runs, report, choices, Cache(report.out / "cache"))
-    sections = [section_class(context) for name, section_class in SECTIONS.items() if name in choices.sections]
     with _logged_to(report.out / LOG):
-        _go_through(context, sections)
+        _go_through(context, [section(context) for section in chosen])
     path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs), short_names(runs))
     return path, report.problems
 

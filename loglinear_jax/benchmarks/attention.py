@@ -386,7 +386,7 @@ def growth_in_words(results: dict) -> str:
 
 def draw(results: dict, title: str, path: Path) -> None:
     """Time of the forward pass, of both passes, and memory, against T; log-log."""
-    from loglinear_jax.analysis.figures.style import FULL_WIDTH, new_figure, open_frame, wrap
+    from loglinear_jax.analysis.style import FULL_WIDTH, new_figure, open_frame, wrap
 
     figure, (axes,) = new_figure(FULL_WIDTH, 4.6, columns=3)
     panels = (

@@ -36,8 +36,8 @@ EXTRA = "analysis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from loglinear_jax.analysis.report import Choices
-    from loglinear_jax.analysis.sections import SECTIONS
+    from loglinear_jax.analysis.report import find_sections
+    from loglinear_jax.analysis.section import Choices
 
     def add(name: str, help: str, **kwargs) -> None:
         parser.add_argument(f"--{name}", default=getattr(Choices, name), help=help, **kwargs)
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
         "sections",
-        f"of {', '.join(SECTIONS)} (default: all but complexity, which takes minutes); without checkpoints: "
-        "tables,rates,decays,answers, and curves, which need metrics.jsonl",
+        f"of {', '.join(find_sections())}, or import paths of your own (default: all but complexity, which takes minutes); "
+        "without checkpoints: tables,rates,decays,answers, and curves, which need metrics.jsonl",
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import jax
 
-    from loglinear_jax.analysis.report import LOG, Choices, make_report
+    from loglinear_jax.analysis.report import LOG, make_report
+    from loglinear_jax.analysis.section import Choices
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.settings import SettingError
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     jax.devices()  # what is wrong with them is no section's problem
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)}
     try:
-        choices = Choices(**given | {"sections": tuple(args.sections)})
+        choices = Choices(**given)
     except ValueError as error:
         raise BadInput(error) from error
     workdirs = _matching(args.workdir)

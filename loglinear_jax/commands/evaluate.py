@@ -105,7 +105,8 @@ def _numbers(span) -> dict[str, float | None]:
 
 
 def _write(folder: Path, subject: str, spans, whole, origin) -> None:
-    from loglinear_jax.analysis.figures import draw_perplexity_by_position, save
+    from loglinear_jax.analysis.lengths import draw_perplexity_by_position
+    from loglinear_jax.analysis.style import save
 
     record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
     (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -3,8 +3,8 @@
   loglinear_jax results --check
   loglinear_jax results --write --all
 
-A page (README.md, docs/*.md, results/*.md) names in comments what each table is made from;
-loglinear_jax/analysis/checked_pages.py says how.
+A page (README.md, docs/*.md, results/*.md) names its tables in comments, and results/tables.toml says what each is made from;
+loglinear_jax/analysis/pages.py says how.
 """
 
 from __future__ import annotations
@@ -33,29 +33,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=path,
         default=Path("."),
-        help="where pages (*.md) and runs (<name>/summary.json) are; default: the repository, with README.md, docs, results",
+        help="where pages (*.md), tables.toml and runs (<name>/summary.json) are; default: the repository, with "
+        "README.md, docs and results",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """0 if pages and runs agree (or now do), 1 if something does not, one line each."""
-    from loglinear_jax.analysis.checked_pages import check_pages, count_pages_and_tables, write_pages
+    from loglinear_jax.analysis.pages import Pages
     from loglinear_jax.config import ConfigError
 
     try:
-        if args.check:
-            problems = check_pages(args.folder, slow=args.all)
-        else:
-            changed, problems = write_pages(args.folder, slow=args.all)
-            for page in changed:
-                print(f"Written: {page}")
+        pages = Pages(args.folder, slow=args.all)
+        changed, problems = ([], pages.check()) if args.check else pages.write()
     except ConfigError as error:
         raise BadInput(error) from error
+    for page in changed:
+        print(f"Written: {page}")
     for problem in problems:
         print(problem)
-    if args.check and not problems:
-        pages, tables = count_pages_and_tables(args.folder, slow=args.all)
-        print(f"{pages} pages, {tables} tables agree with the runs")
+    if not problems:
+        print(f"{len(pages.pages)} pages, {pages.num_tables} tables agree with the runs")
     return FAILED if problems else 0
 
 

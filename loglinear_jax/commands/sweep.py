@@ -147,7 +147,8 @@ def _jobs(args: argparse.Namespace, cells: list):
 
 
 def _report(finished: list, out: Path) -> None:
-    from loglinear_jax.analysis.report import Choices, make_report
+    from loglinear_jax.analysis.report import make_report
+    from loglinear_jax.analysis.section import Choices
 
     curves_in: dict[str, list[Path]] = {}
     for tracked in finished:

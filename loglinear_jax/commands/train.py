@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.distributed import is_main, leave_without_others
     from loglinear_jax.runs import run as train
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
-    from loglinear_jax.runs.outcome_table import outcome_table
     from loglinear_jax.runs.workdir import Workdir
     from loglinear_jax.runs.writing import replace_file
     from loglinear_jax.settings import SettingError
@@ -68,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
         show_log(log, is_main())
         result = train(chosen.config, workdir, args.called, args.retrain)
         if result.summary is not None and is_main():
+            from loglinear_jax.analysis.outcomes import outcome_table
+
             print(outcome_table(result.summary.variants))
             curves = Workdir(workdir).curves_file
             if result.trained or not curves.exists():
-                from loglinear_jax.analysis.figures import draw_learning_curves
+                from loglinear_jax.analysis.curves import draw_learning_curves
 
                 figure = draw_learning_curves(workdir)
                 replace_file(curves, lambda file: figure.savefig(file, dpi=120, format="png"), mode="wb")

@@ -135,20 +135,6 @@ class VariantOutcome:
         tested = self.score is ACCURACY and self.test_accuracy is not None
         return f"{'test' if tested else 'best validation'} {self.score.name}"
 
-    @property
-    def shown_note(self) -> str:
-        """The same as a sentence for below a table."""
-        if self.score is not ACCURACY or self.test_accuracy is None:
-            return f"{self.score.name.capitalize()}: each seed's best in validation."
-        return "Accuracy: on each seed's test set, with the parameters that validation chose."
-
-    @property
-    def solved_note(self) -> str:
-        """The same for below a table that counts seeds which solved their task, with a sentence on those."""
-        if self.score is not ACCURACY or self.test_accuracy is None:
-            return self.shown_note
-        return f"{self.shown_note} Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation."
-
     def to_json(self) -> dict[str, Any]:
         """For summary.json: the fields, OF_SOME only if they are set, and what follows from them in a task of this score."""
         fields = dataclasses.asdict(self)

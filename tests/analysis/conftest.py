@@ -8,8 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import TrainedVariant, html
-from loglinear_jax.analysis.figures.style import save
-from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.report import make_report
+from loglinear_jax.analysis.section import Choices
+from loglinear_jax.analysis.style import save
 from loglinear_jax.config import build, default_config
 from loglinear_jax.runs import run
 

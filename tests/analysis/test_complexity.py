@@ -12,7 +12,7 @@ def test_memory_grows_as_theory_says(monkeypatch):
     measured = {
         variant: complexity.measure(lengths, variant) for variant in ("mixer=softmax", "mixer=linear", "mlp_softplus")
     }
-    table = complexity.table(measured, "nowhere")
+    table = complexity.complexity_table(measured, "nowhere")
     exponents = {row["variant"]: row["bytes_exponent"] for row in table.raw}
     assert exponents["mixer=softmax"] == pytest.approx(1, abs=0.01) and abs(exponents["mixer=linear"]) < 1e-9
     steps = np.diff(measured["mlp_softplus"]["bytes"])

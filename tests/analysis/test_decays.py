@@ -4,9 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis.decays import initial_memory
-from loglinear_jax.analysis.sections.initial_decays import _message
-from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.analysis.decays import _message, initial_memory
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, build
 from loglinear_jax.runs.loading import read_run
 from loglinear_jax.train import SeedTrainer

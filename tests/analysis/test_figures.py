@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from loglinear_jax.analysis import figures
-from loglinear_jax.analysis.attention_rows import AttentionRow
-from loglinear_jax.analysis.figures import Panel
-from loglinear_jax.analysis.figures.style import FULL_WIDTH, save
-from loglinear_jax.analysis.tables.rates import AtBest
-from loglinear_jax.analysis.tables.sizes import AtSize
+from loglinear_jax.analysis.answers import draw_answer_levels
+from loglinear_jax.analysis.attention_rows import AttentionRow, draw_attention_rows
+from loglinear_jax.analysis.best_rates import AtBest
+from loglinear_jax.analysis.comparisons import draw_by_task, draw_shares
+from loglinear_jax.analysis.complexity import draw_complexity
+from loglinear_jax.analysis.curves import draw_convergence, draw_learning_curves
+from loglinear_jax.analysis.decays import draw_initial_memory
+from loglinear_jax.analysis.dependence import draw_dependence
+from loglinear_jax.analysis.lam import Panel, draw_lam_by_head, draw_lam_over_tokens
+from loglinear_jax.analysis.lengths import draw_scores_by_length
+from loglinear_jax.analysis.looks import draw_looks
+from loglinear_jax.analysis.rates import draw_rates
+from loglinear_jax.analysis.sizes import AtSize, draw_by_size
+from loglinear_jax.analysis.style import FULL_WIDTH, save
 from loglinear_jax.config import language_config
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
@@ -67,12 +75,12 @@ class Measured(Run):
 
 def learning_curves_of_accuracy(tmp_path):
     run = made_run(tmp_path, accuracies={variant: [0.99, 0.5, 0.1] for variant in VARIANTS}, num_seeds=3)
-    return figures.draw_learning_curves(Measured(**vars(run)))
+    return draw_learning_curves(Measured(**vars(run)))
 
 
 def learning_curves_of_perplexity(tmp_path):
     run = made_run(tmp_path, accuracies={variant: [0.99] for variant in VARIANTS[:2]}, num_seeds=1)
-    return figures.draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
+    return draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
 
 
 class Diverged(Measured):
@@ -92,12 +100,12 @@ def test_seeds_without_a_finite_evaluation_are_counted(losses, rates, tmp_path):
     run = made_run(tmp_path, accuracies={name: [0.1, 0.1] for name in names}, num_seeds=2, task="text")
     outcomes = {v: dataclasses.replace(o, best_loss=losses) for v, o in run.outcomes.items()}
     run = Diverged(**vars(run) | {"summary": RunSummary(outcomes)})
-    ((axis,),) = [figures.draw_learning_curves(run).axes]
+    ((axis,),) = [draw_learning_curves(run).axes]
     if losses == [None, None]:
         assert "no finite evaluation" in axis.get_title()
     elif not rates:
         assert "2.7 (1 of 2 seeds)" in axis.get_title().replace("\n", " ")
-    figure = figures.draw_rates(run)
+    figure = draw_rates(run)
     if rates and losses == [None, 1.0]:
         assert "without 2 that have no finite perplexity" in figure.get_suptitle().replace("\n", " ")
     else:
@@ -119,13 +127,13 @@ def swept_run(tmp_path, rates, seeds, decays=(None,), variants=VARIANTS[:6], tas
 
 def swept_learning_curves(tmp_path, decays=(None,), task="mqar"):
     run = swept_run(tmp_path, (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016), 16, decays, (*VARIANTS[:5], LONG_LAM), task)
-    return figures.draw_learning_curves(Measured(**vars(run)))
+    return draw_learning_curves(Measured(**vars(run)))
 
 
 def convergence(tmp_path):
     accuracies = {variant: [0.99, 0.5, 0.1] for variant in VARIANTS}
     solved = {variant: [7, None, None] for variant in VARIANTS}
-    return figures.draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
+    return draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
 
 
 def shares(tmp_path):
@@ -136,7 +144,7 @@ def shares(tmp_path):
         ]  # fmt: skip
 
     changes = ("", "robust", "setting released, dt_max=0.01, warmup_steps=500, schedule=cosine, learning_rate=0.003")
-    return figures.draw_shares(
+    return draw_shares(
         {
             f"MQAR, length 128, vocabulary 128, pairs {2**i}": [
                 number for changed in changes for number in numbers(changed)
@@ -151,7 +159,7 @@ def at_best(values):
 
 
 def test_intervals_of_all_tasks_are_those_given():
-    axis = figures.draw_by_task({"A": {"fixed": at_best(np.linspace(40, 60, 16))}}, "test accuracy").axes[0]
+    axis = draw_by_task({"A": {"fixed": at_best(np.linspace(40, 60, 16))}}, "test accuracy").axes[0]
     (interval,) = axis.collections[0].get_segments()
     assert interval[:, 0].tolist() == [48, 53]
 
@@ -161,7 +169,7 @@ def by_task(tmp_path):
     name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; head_dim=16, key_dim=16"
     delta = ("mixer=log_linear_delta+lam=content+beta_max=2", "mixer=gated_delta")
     panels = {f"{name} {i}": dict.fromkeys((*VARIANTS[i:], *delta), at_best(x)) for i, x in enumerate(values)}
-    return figures.draw_by_task(panels, "test accuracy")
+    return draw_by_task(panels, "test accuracy")
 
 
 def by_size(_):
@@ -169,12 +177,12 @@ def by_size(_):
     name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; norm=pre, conv_width=4"
     sizes = [AtSize(8 * n * n, f"1 × {n} × {n}", at_best(x)) for n, x in zip((8, 16, 128), values, strict=True)]
     drawn = dict.fromkeys((*VARIANTS, "mixer=log_linear_delta+lam=content+beta_max=2"), sizes)
-    return figures.draw_by_size({f"{name} {i}": drawn for i in range(3)}, "best validation accuracy")
+    return draw_by_size({f"{name} {i}": drawn for i in range(3)}, "best validation accuracy")
 
 
 def test_a_line_of_sizes_goes_through_the_means():
     sizes = [AtSize(n, str(n), at_best(np.full(16, float(n)))) for n in (10, 60)]
-    figure = figures.draw_by_size({"A": {"fixed": sizes, "linear": sizes}}, "test accuracy")
+    figure = draw_by_size({"A": {"fixed": sizes, "linear": sizes}}, "test accuracy")
     axis = figure.axes[0]
     assert len(axis.lines) == 2 and axis.lines[0].get_xydata().tolist() == [[10, 10], [60, 60]]
     assert [segment[:, 1].tolist() for segment in axis.collections[0].get_segments()] == [[8, 13], [58, 63]]
@@ -182,7 +190,7 @@ def test_a_line_of_sizes_goes_through_the_means():
 
 def test_points_of_few_seeds_are_hollow():
     sizes = [AtSize(n, str(n), at_best(np.full(seeds, float(n)))) for n, seeds in ((10, 2), (60, 16))]
-    figure = figures.draw_by_size({"A": {"fixed": sizes}}, "test accuracy")
+    figure = draw_by_size({"A": {"fixed": sizes}}, "test accuracy")
     hollow = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert hollow == [[[10, 10]]] and "hollow" in figure._suptitle.get_text()
 
@@ -191,7 +199,7 @@ def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
     name = "MQAR, length 128, vocabulary 128, pairs 4; setting released, dt_max=0.01"
-    return figures.draw_initial_memory(
+    return draw_initial_memory(
         [(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", "best validation accuracy", name
     )
 
@@ -201,18 +209,18 @@ def lam_over_tokens(tmp_path):
         np.random.default_rng(0).random((11, 1024)), "λ: mlp_softplus; seed 0, accuracy 97.1 %; layer 1, head 0",
         marks={"pairs end": 64, "queries": 960},
     )  # fmt: skip
-    return figures.draw_lam_over_tokens([[panel] * 4], "λ over the tokens of one sequence")
+    return draw_lam_over_tokens([[panel] * 4], "λ over the tokens of one sequence")
 
 
 def lam_by_head(layers, heads, levels, seeds):
     panel = Panel(np.random.default_rng(0).random((layers, heads, levels)), "λ: mlp_softplus; seed 0, accuracy 97.1 %")
-    return figures.draw_lam_by_head([[panel] * seeds], "Mean of λ")
+    return draw_lam_by_head([[panel] * seeds], "Mean of λ")
 
 
 def dependence(tmp_path):
     rng = np.random.default_rng(0)
     found = {"mean": np.ones((2, 2, 15)), "std": rng.random((2, 2, 15)), "role_share": rng.random((2, 2, 15))}
-    return figures.draw_dependence({v: {0: found, 1: found} for v in VARIANTS}, "Variation", "MQAR")
+    return draw_dependence({v: {0: found, 1: found} for v in VARIANTS}, "Variation", "MQAR")
 
 
 def attention_rows(tmp_path):
@@ -221,22 +229,20 @@ def attention_rows(tmp_path):
         level = fenwick_level(np.array(position), np.arange(position + 1))
         row = AttentionRow(position, np.random.default_rng(0).normal(size=position + 1) * 1e-4, level, np.ones(11))
         rows.append((row, f"position {position}, query (token 5), to predict: 77; 12 % where the answer stands", [5]))
-    return figures.draw_attention_rows(rows, {"queries": 960}, 1024, "λ: mlp_softplus; seed 0; layer 1, head 0")
+    return draw_attention_rows(rows, {"queries": 960}, 1024, "λ: mlp_softplus; seed 0; layer 1, head 0")
 
 
 def answer_levels(tasks):
     rng = np.random.default_rng(0)
     name = "Forgetting MQAR, length 2048, vocabulary 8192, pairs 256, updates 128, filler random"
     shares = {f"{name} {i}": rng.dirichlet(np.ones(4 + 2 * (i % 5))) for i in range(tasks)}
-    return figures.draw_answer_levels(shares, "Tasks with all their answers at one Fenwick level: 0 of 24")
+    return draw_answer_levels(shares, "Tasks with all their answers at one Fenwick level: 0 of 24")
 
 
 def looks(layers):
     rng = np.random.default_rng(0)
     by_variant = {variant: (rng.random((64, layers)), rng.random(64)) for variant in VARIANTS}
-    return figures.draw_looks(
-        by_variant, 0.51, "best validation accuracy", f"Answers at the largest λ: {', '.join(VARIANTS)}"
-    )
+    return draw_looks(by_variant, 0.51, "best validation accuracy", f"Answers at the largest λ: {', '.join(VARIANTS)}")
 
 
 def scores_by_length(score, seeds=3):
@@ -244,13 +250,13 @@ def scores_by_length(score, seeds=3):
     values = score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None])
     by_variant = dict.fromkeys(VARIANTS, (lengths, np.repeat(values, seeds, 0)))
     by_variant |= {f"{variant}, higher levels as 5": found for variant, found in by_variant.items()}
-    return figures.draw_scores_by_length(by_variant, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
+    return draw_scores_by_length(by_variant, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
 
 
 def complexity(tmp_path):
     lengths = 2 ** np.arange(9, 16)
     found = {"length": lengths, "ms": lengths**2, "bytes": lengths}
-    return figures.draw_complexity(dict.fromkeys(VARIANTS, found), "Growth with T")
+    return draw_complexity(dict.fromkeys(VARIANTS, found), "Growth with T")
 
 
 DRAWN = {
@@ -260,14 +266,14 @@ DRAWN = {
     "learning curves at several rates and weight decays": lambda path: swept_learning_curves(path, (0, 0.1)),
     "learning curves of perplexity at several rates": lambda path: swept_learning_curves(path, task="text"),
     "convergence": convergence,
-    "rates": lambda path: figures.draw_rates(swept_run(path, (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016), 16)),
-    "two rates": lambda path: figures.draw_rates(swept_run(path, (0.001, 0.03162), 3)),
-    "many rates and weight decays": lambda path: figures.draw_rates(
+    "rates": lambda path: draw_rates(swept_run(path, (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016), 16)),
+    "two rates": lambda path: draw_rates(swept_run(path, (0.001, 0.03162), 3)),
+    "many rates and weight decays": lambda path: draw_rates(
         swept_run(
             path, [float(f"{rate:.3g}") for rate in np.geomspace(1e-4, 0.05, 16)], 16, (0, 0.01, 0.1), VARIANTS[:3]
         )
     ),
-    "rates of perplexity": lambda path: figures.draw_rates(swept_run(path, (0.001, 0.002, 0.004), 16, task="text")),
+    "rates of perplexity": lambda path: draw_rates(swept_run(path, (0.001, 0.002, 0.004), 16, task="text")),
     "shares": shares,
     "by task": by_task,
     "by size": by_size,
@@ -307,9 +313,9 @@ def test_the_title_says_what_solves_the_task(tmp_path):
         ({"linear": [7, None, None]}, "Most seeds reach 99 % with λ: linear: 1 of 3"),
         ({variant: [7, 8, None] for variant in accuracies}, "2 seeds reach 99 % with every variant"),
     ):
-        figure = figures.draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
+        figure = draw_convergence(made_run(tmp_path, accuracies=accuracies, solved=solved))
         assert figure.get_suptitle().split("\n")[0].replace("\N{NO-BREAK SPACE}", " ") == title
-    assert figures.draw_convergence(made_run(tmp_path, accuracies=accuracies)) is None  # it would be empty
+    assert draw_convergence(made_run(tmp_path, accuracies=accuracies)) is None  # it would be empty
 
 
 def test_the_title_says_which_change_helps_most():
@@ -318,7 +324,7 @@ def test_the_title_says_which_change_helps_most():
             {"changed": changed, "variant": "linear", "shown": "test accuracy", "num_seeds": 64, "num_converged": converged,
              "num_solved": 0, "share_low": 0.0, "share_high": 1.0} for changed, converged in shares
         ]  # fmt: skip
-        figure = figures.draw_shares({"MQAR": numbers})
+        figure = draw_shares({"MQAR": numbers})
         rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         assert rows[0] == "nothing changed" and figure.axes[0].get_ylabel() == "changed"
         legend = [text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in figure.legends[0].get_texts()]
@@ -352,13 +358,13 @@ def test_runs_with_rates_have_a_panel_for_each_variant(tmp_path):
     accuracies = dict.fromkeys(
         ("fixed+train.learning_rate=0.1", "fixed+train.learning_rate=0.2", "linear"), (0.9, 0.5, 0.1)
     )
-    figure = figures.draw_learning_curves(Measured(**vars(made_run(tmp_path, accuracies=accuracies, num_seeds=3))))
+    figure = draw_learning_curves(Measured(**vars(made_run(tmp_path, accuracies=accuracies, num_seeds=3))))
     assert "median of the seeds at each rate; else coloured: every seed" in figure.get_suptitle()
     assert [len(axis.lines) for axis in figure.axes] == [2 + 1, 3 + 3 + 1]
 
 
 def test_rates_are_ticked_where_they_were_tried(tmp_path):
-    figure = figures.draw_rates(swept_run(tmp_path, (0.0005, 0.003, 0.016), 16, (0, 0.1)))
+    figure = draw_rates(swept_run(tmp_path, (0.0005, 0.003, 0.016), 16, (0, 0.1)))
     accuracy, converged = figure.axes
     for axis in (accuracy, converged):
         assert axis.get_xticks().tolist() == [0.0005, 0.003, 0.016]
@@ -373,4 +379,4 @@ def test_rates_are_ticked_where_they_were_tried(tmp_path):
 
 @pytest.mark.parametrize(("seeds", "title"), [(1, "1 seed each"), (3, "3 seeds each (strokes), and their mean")])
 def test_seeds_of_all_tasks_are_counted(seeds, title):
-    assert figures.draw_by_task({"A": {"fixed": at_best(np.ones(seeds))}}, "test accuracy").get_suptitle() == title
+    assert draw_by_task({"A": {"fixed": at_best(np.ones(seeds))}}, "test accuracy").get_suptitle() == title

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from loglinear_jax.analysis import html as report_html
-from loglinear_jax.analysis.figures.style import new_figure, save, wrap
-from loglinear_jax.analysis.report import Choices, make_report
-from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.report import make_report
+from loglinear_jax.analysis.section import Choices
+from loglinear_jax.analysis.style import new_figure, save, wrap
+from loglinear_jax.analysis.table import Table
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'">&lt;|`${x}"""
@@ -49,11 +50,11 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     report = report_html.Report(tmp_path)
     report.problems.append(HOSTILE)
     part = report.part(HOSTILE, HOSTILE)
-    report.add_table(part, table, "a")
-    report.add_table(part, table, "b", title=HOSTILE, folded=True)
+    report.add(part, table, "a")
+    report.add(part, table, "b", title=HOSTILE, folded=True)
     figure, ((axis,),) = new_figure(2, 1)
     axis.plot([0, 1])
-    report.add_figure(part, figure, "c", HOSTILE, HOSTILE)
+    report.add(part, figure, "c", HOSTILE, HOSTILE)
     part.items.append(report_html.Item(HOSTILE, note=HOSTILE, files=(HOSTILE,)))
     page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
     check(page, 30)
@@ -65,8 +66,8 @@ def test_links_lead_to_what_is_there(tmp_path):
     part, subjects = report.part("Results"), {"MQAR, pairs 4": "pairs 4", "MQAR, pairs 8": "pairs 8"}
     for number, subject in enumerate(subjects):
         for what in ("outcomes", "λ"):
-            report.add_table(part, Table(what, [{"a": "1 [0, 2]"}]), f"{what == 'λ'}-{number}", f"{subject}: {what}")
-    report.add_table(part, Table("of all", [{"a": "≥ 90 %"}]), "all")
+            report.add(part, Table(what, [{"a": "1 [0, 2]"}]), f"{what == 'λ'}-{number}", f"{subject}: {what}")
+    report.add(part, Table("of all", [{"a": "≥ 90 %"}]), "all")
     report.part("Drawn nothing").notes.append("No seed converges.")
     report.part("Empty")
     assert part.entries(subjects) == {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis import levels_of_answers, looks_at_answers
-from loglinear_jax.analysis.looks import best_heads, found_by_position
-from loglinear_jax.analysis.report import Choices, make_report
-from loglinear_jax.analysis.tables import looks
+from loglinear_jax.analysis.looks import best_heads, found_by_position, looks_table
+from loglinear_jax.analysis.report import make_report
+from loglinear_jax.analysis.section import Choices
 from loglinear_jax.fenwick import fenwick_level, num_levels, occupied_levels
 from loglinear_jax.tasks import load_task
 from tests.analysis.made_runs import made_run, made_variant
@@ -91,7 +91,7 @@ def test_the_table_leaves_out_seeds_whose_lam_is_not_finite():
     broken[0, 0, np.flatnonzero(levels[0] >= 0)[0]] = np.nan
     found = {0: looks_at_answers(lam, levels), 1: looks_at_answers(broken, levels)}
     accuracy = {0: 0.9, 1: 0.1}
-    table = looks({"a": found, "b": {1: found[1]}}, {"a": accuracy, "b": accuracy}, 0.5, "title")
+    table = looks_table({"a": found, "b": {1: found[1]}}, {"a": accuracy, "b": accuracy}, 0.5, "title")
     assert [row["seeds"] for row in table.rows] == ["1, not finite: 1", "0, not finite: 1"]
     assert table.rows[0]["answers at the largest λ"] == "100.0 %" and "layer" not in table.rows[1]
     assert len(table.raw) == 3 and "finds 50.0 %" in table.note
@@ -115,7 +115,7 @@ def test_the_section_has_every_seed_its_test_accuracy_and_the_rule_by_position(t
     monkeypatch.setattr(f"{report}.read_run", lambda workdir: run)
     monkeypatch.setattr(f"{report}.load_run", lambda workdir, variant: made_variant(run, variant))
     for values in (planted, never):
-        monkeypatch.setattr("loglinear_jax.analysis.sections.base.mixer_values", values)
+        monkeypatch.setattr("loglinear_jax.analysis.section.mixer_values", values)
         path, problems = make_report([run.workdir], tmp_path / "out", Choices(sections=("looks",), sequences=4))
         assert problems == []
     with (tmp_path / f"out/looks-table-{run.name}.csv").open(encoding="utf-8") as file:
@@ -139,7 +139,7 @@ def test_a_model_is_run_once_for_all_sections_that_average_over_seeds(tmp_path, 
     report = "loglinear_jax.analysis.report"
     monkeypatch.setattr(f"{report}.read_run", lambda workdir: run)
     monkeypatch.setattr(f"{report}.load_run", lambda workdir, variant: made_variant(run, variant))
-    monkeypatch.setattr("loglinear_jax.analysis.sections.base.mixer_values", planted)
+    monkeypatch.setattr("loglinear_jax.analysis.section.mixer_values", planted)
     choices = Choices(sections=("dependence", "looks"), sequences=4)
     _, problems = make_report([run.workdir], tmp_path / "out", choices)
     assert problems == [] and asked == [0, 1, 2, 3, 4]

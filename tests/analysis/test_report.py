@@ -14,9 +14,9 @@ import pytest
 
 from loglinear_jax import tasks
 from loglinear_jax.analysis import html, load_run, read_run
-from loglinear_jax.analysis.report import LOG, Choices, make_report
-from loglinear_jax.analysis.sections import DEFAULT_SECTIONS, SECTIONS, Context, Section
-from loglinear_jax.analysis.sections.results import Results
+from loglinear_jax.analysis.comparisons import Comparisons
+from loglinear_jax.analysis.report import LOG, chosen_sections, find_sections, make_report
+from loglinear_jax.analysis.section import Choices, Context, Section
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from tests.analysis.made_runs import made_run, made_variant
@@ -103,7 +103,7 @@ def test_shares_of_seeds_are_not_drawn_where_none_converges(tmp_path, blank_figu
     accuracies = {"linear": [0.13, 0.185], "fixed": [0.2, 0.1]}
     runs = [made_run(tmp_path / str(steps), accuracies=accuracies, warmup_steps=steps) for steps in (0, 9)]
     report = html.Report(tmp_path / "out")
-    Results(Context(runs, report, Choices(), None)).finish()
+    Comparisons(Context(runs, report, Choices(), None)).finish()
     (part,) = report.parts
     assert part.notes == ["Seeds that converge, by what is changed: not drawn, as no seed reaches 90 %."]
     table = (report.out / "by-setting-1.md").read_text(encoding="utf-8")
@@ -119,7 +119,9 @@ def test_headings_say_lam(report):
 
 
 def test_timings_are_asked_for_by_name():
-    assert set(SECTIONS) - set(DEFAULT_SECTIONS) == {"complexity"}
+    assert {s.NAME for of in find_sections().values() for s in of} - {s.NAME for s in chosen_sections(None)} == {
+        "complexity"
+    }
 
 
 def test_evaluations_are_reused(report, workdir, monkeypatch):
@@ -130,25 +132,27 @@ def test_evaluations_are_reused(report, workdir, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("loglinear_jax.analysis.sections.lengths.scores_by_length", never)
-    monkeypatch.setattr("loglinear_jax.analysis.sections.dependence.input_dependence", never)
+    monkeypatch.setattr("loglinear_jax.analysis.lengths.scores_by_length", never)
+    monkeypatch.setattr("loglinear_jax.analysis.dependence.input_dependence", never)
     _, problems = make_report(
         [workdir], report.out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8)
     )
     assert problems == [] and sorted(report.out.glob("cache/*.npz")) == before
 
 
-def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, monkeypatch, caplog):
-    """It is one class and one entry. A bug is named in the report, and keeps its traceback."""
+class Names(Section):
+    """With a bug."""
 
-    class Names(Section):
-        def finish(self):
-            part = self.context.report.part("Names")
-            part.items.append(html.Item("Of runs", html=", ".join(run.name for run in self.context.runs)))
-            raise KeyError("a bug")
+    TITLE = "Names"
 
-    monkeypatch.setitem(SECTIONS, "names", Names)
-    path, problems = make_report([workdir], tmp_path, Choices(sections=("names",)))
+    def finish(self):
+        self.part.items.append(html.Item("Of runs", html=", ".join(run.name for run in self.context.runs)))
+        raise KeyError("a bug")
+
+
+def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, caplog):
+    """It is found by its import path. A bug is named in the report, and keeps its traceback."""
+    path, problems = make_report([workdir], tmp_path, Choices(sections=(f"{__name__}:Names",)))
     assert "tiny" in path.read_text(encoding="utf-8")
     assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
     logged = (tmp_path / LOG).read_text(encoding="utf-8")
@@ -244,10 +248,10 @@ def test_choices_that_a_run_among_others_does_not_have(workdir, tmp_path, blank_
 def test_nothing_to_report(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         make_report([tmp_path], tmp_path / "out")
-    with pytest.raises(ValueError, match="sections is empty: expected some of tables"):
-        Choices(sections=())
-    with pytest.raises(ValueError, match="sections: there is no 'all', but tables"):
-        Choices(sections=("all",))
+    with pytest.raises(ConfigError, match="sections is empty: expected some of tables"):
+        make_report([tmp_path], tmp_path / "out", Choices(sections=()))
+    with pytest.raises(ConfigError, match="sections: there is no 'all', but tables"):
+        make_report([tmp_path], tmp_path / "out", Choices(sections=("all",)))
 
 
 def test_configs_of_other_versions(workdir, tmp_path):

@@ -2,43 +2,38 @@
 
 import csv
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import paper, tables
+from loglinear_jax.analysis import comparisons, outcomes, paper, rates, sizes
+from loglinear_jax.analysis.best_rates import by_rate, chosen_interval, chosen_rate
+from loglinear_jax.analysis.decays import memory_table
+from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.pages import TABLES, Results
-from loglinear_jax.analysis.tables import Table
-from loglinear_jax.analysis.tables.rates import by_rate, chosen_interval, chosen_rate
-from loglinear_jax.config import ConfigError, language_config, released_config, released_language_config, robust_config
+from loglinear_jax.analysis.page_tables import TABLES, Runs
+from loglinear_jax.analysis.table import Table
+from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import ACCURACY, load_task
 from tests.analysis.made_runs import made_run
 
 
-def test_tables_need_no_matplotlib():
-    code = "import loglinear_jax.analysis, loglinear_jax.analysis.tables, sys; assert 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_differences_are_paired_by_seed(tmp_path):
-    table = tables.differences(made_run(tmp_path))
+    table = outcomes.differences(made_run(tmp_path))
     (row,) = table.raw
     assert (row["A"], row["B"], row["only_a_90"], row["only_b_90"]) == ("linear", "mlp_softplus", 0, 1)
     assert (row["only_a_99"], row["only_b_99"], row["mcnemar_p_99"]) == (0, 0, 1)
     assert row["mean_difference"] == pytest.approx(100 * (0.0 - 0.45 + 0.1) / 3)
-    assert tables.differences(made_run(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
+    assert outcomes.differences(made_run(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
 
 
-def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path, monkeypatch):
-    rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
-    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
+def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path):
+    at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
+    accuracies = swept({"linear": at_rates})
     run = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
-    every, best = tables.rates(run)
+    every, best = rates.rates(run)
     assert [row["learning_rate"] for row in every.raw] == [0.001, 0.004, 0.02]
     assert every.raw[0]["mean"] == pytest.approx(72.5) and every.raw[0]["variant"] == "linear"
     (row,) = best.raw  # fixed has one rate alone
@@ -47,74 +42,12 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path,
     assert (every.raw[1]["share_converged"], every.raw[1]["share_low"]) == (0.25, pytest.approx(0.0456, abs=1e-3))
     assert (row["share_converged"], row["share_low"]) == (0, pytest.approx(0)) and row["share_high"] < 0.5
     assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
-    rates, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
-    assert [at.learning_rate for at in rates] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
+    chosen, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
+    assert [at.learning_rate for at in chosen] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
     assert (
         row["num_good"] is None and best.rows[0]["highest of them / lowest"] == "–"
     )  # too few seeds to be above chance
-    assert tables.rates(made_run(tmp_path)) == []
-    monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
-    rows = TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="linear")
-    assert rows == [{"variant": "linear", "MQAR": "37.5 at 0.004 and 0.001"}]
-    with pytest.raises(ConfigError, match="no run of these columns has fixed at several learning rates"):
-        TABLES["best_rates"](Results(tmp_path), columns="MQAR = a run", variants="fixed")
-
-
-def test_pages_compare_variants_at_their_best_rates(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    seeds = rng.uniform(0.3, 0.6, 16)
-    runs = {}
-    for name, gain in (("one", 0.1), ("other", 0.2)):
-        linear = {0.001: seeds, 0.004: seeds + gain}
-        variants = swept({"linear": linear, "fixed": {0.001: seeds, 0.004: seeds - 0.2}})
-        runs[name] = made_run(tmp_path / name, accuracies={name: list(x) for name, x in variants.items()})
-    monkeypatch.setattr(Results, "matching", lambda self, name: [runs[name]])
-    columns = "A = one; B = other"
-    (row,) = TABLES["gains_at_best_rates"](
-        Results(tmp_path), columns=columns, rows="`linear` over `fixed` = linear,fixed"
-    )
-    assert row["gain"] == "`linear` over `fixed`"
-    assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
-    (row,) = TABLES["best_rates"](Results(tmp_path), columns=columns, variants="linear", average="both")
-    assert row["A"].endswith("at 0.004") and float(row["both"].split()[0]) == pytest.approx(
-        100 * (seeds.mean() + 0.15), abs=0.1
-    )
-    of_one = {"linear+train.learning_rate=0.004": list(seeds + 0.2), "fixed+train.learning_rate=0.001": list(seeds)}
-    runs["other"] = made_run(tmp_path / "rates that others chose", accuracies=of_one)
-    (row,) = TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,fixed")
-    assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
-    (row,) = TABLES["best_rates"](Results(tmp_path), columns=columns, variants="linear", average="both")
-    assert row["A"].endswith("at 0.004") and row["B"].endswith("]")
-    assert float(row["B"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.2), abs=0.1)
-    assert float(row["both"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.15), abs=0.1)
-    with pytest.raises(ConfigError, match="gains_at_best_rates: no column has both linear and content"):
-        TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear,content")
-    with pytest.raises(ConfigError, match="gains_at_best_rates: linear: expected two variants"):
-        TABLES["gains_at_best_rates"](Results(tmp_path), columns=columns, rows="x = linear")
-
-
-def test_gains_on_parts_are_of_their_mean(tmp_path, monkeypatch):
-    run = made_run(tmp_path, accuracies={"linear+train.learning_rate=0.004": [0.5] * 12, "fixed": [0.4] * 12})
-    shorter, longer = np.linspace(0.2, 0.4, 12), np.linspace(0.6, 0.1, 12)
-    for variant, more in (("linear+train.learning_rate=0.004", 0.1), ("fixed", 0.0)):
-        parts = {"64/4": shorter + 2 * more, "64/8": shorter, "512/9": longer - more}
-        parts = {name: list(values) for name, values in parts.items()}
-        run.outcomes[variant] = dataclasses.replace(run.outcomes[variant], test_accuracy_of_parts=parts)
-    monkeypatch.setattr(Results, "matching", lambda self, name: [run])
-    options = dict(columns="32 = one", rows="x = linear,fixed")
-    (row,) = TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4,64/8; long = 512/9")
-    assert row == {"gain": "x", "32, short": "+10.0 [+10.0, +10.0]", "32, long": "−10.0 [−10.0, −10.0]"}
-    with pytest.raises(ConfigError, match="parts=8/4: the test has 64/4, 64/8, 512/9"):
-        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 8/4")
-    options["rows"] = "x = linear,content"
-    with pytest.raises(ConfigError, match="gains_on_parts: no column has both linear and content"):
-        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4")
-    run = made_run(
-        tmp_path, accuracies=swept({"linear": {0.001: [0.5] * 3, 0.004: [0.5] * 3}, "fixed": {0.1: [0.4] * 3}})
-    )
-    options["rows"] = "x = linear,fixed"
-    with pytest.raises(ConfigError, match=r"gains_on_parts: linear.*=0.001 and linear.*=0.004: expected one rate"):
-        TABLES["gains_on_parts"](Results(tmp_path), **options, parts="short = 64/4")
+    assert rates.rates(made_run(tmp_path)) == []
 
 
 def swept(accuracies):
@@ -129,20 +62,20 @@ def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
     fixed = {0.001: seeds + 0.2, 0.004: seeds, 0.016: seeds - 0.2}
     variants = swept({"linear": linear, "fixed": fixed}) | {"rope": seeds}
     run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()}, learning_rate=0.001)
-    pairs = {(row["A"], row["B"]): row for row in tables.differences_at_best_rates(run).raw}
+    pairs = {(row["A"], row["B"]): row for row in rates.differences_at_best_rates(run).raw}
     assert set(pairs) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
     found = pairs["linear", "fixed"]
     assert [found[x] for x in ("mean_difference", "low", "high")] == pytest.approx([10] * 3)
     assert found["seeds"] == "16" and found["p"] < 2e-4
-    table = tables.differences(run)
+    table = outcomes.differences(run)
     of_same = {(row["A"].split("=")[-1], row["B"].split("=")[-1]) for row in table.raw}
     assert of_same == {(rate, rate) for rate in ("0.001", "0.004", "0.016")} | {("0.001", "rope")}
     assert "different learning rates" in table.note and len(table.rows) == 5
-    assert tables.differences_at_best_rates(made_run(tmp_path)) is None
+    assert rates.differences_at_best_rates(made_run(tmp_path)) is None
     alone = swept({"linear": {0.001: [0.1], 0.004: [0.2]}})
-    assert tables.differences(made_run(tmp_path, accuracies=alone)) is None
+    assert outcomes.differences(made_run(tmp_path, accuracies=alone)) is None
     own = {"linear+train.learning_rate=0.001": [0.1], "fixed+train.learning_rate=0.004": [0.2]}
-    assert len(tables.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
+    assert len(outcomes.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
 
 
 def test_what_five_seeds_would_tell(tmp_path):
@@ -150,7 +83,7 @@ def test_what_five_seeds_would_tell(tmp_path):
     linear = {0.001: rng.uniform(0.3, 0.9, 16), 0.004: rng.uniform(0.1, 0.2, 16)}
     variants = swept({"linear": linear}) | {"fixed": rng.uniform(0.3, 0.8, 16), "rope": np.full(16, 0.05)}
     run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()})
-    table = tables.few_seeds_table(run)
+    table = rates.few_seeds_table(run)
     found = {(row["A"], row["B"]): row for row in table.raw}
     assert set(found) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
     clear, close = found["linear", "rope"], found["linear", "fixed"]
@@ -159,16 +92,16 @@ def test_what_five_seeds_would_tell(tmp_path):
     assert 0 < close["b_ahead_as_far"] < close["a_ahead_as_far"] < 1 and close["published"] == 9
     assert close["mean_difference"] == pytest.approx(100 * (linear[0.001] - variants["fixed"]).mean())
     assert table.rows[1]["5 each: right sign, wrong sign"] == "100 %, 0 %" and "Guo" in table.note
-    assert "3 seeds" in tables.few_seeds_table(run, 3, published=2).title
-    assert tables.few_seeds_table(made_run(tmp_path)) is None  # three seeds
+    assert "3 seeds" in rates.few_seeds_table(run, 3, published=2).title
+    assert rates.few_seeds_table(made_run(tmp_path)) is None  # three seeds
 
 
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
-    rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
-    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in rates.items()}
+    at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
+    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in at_rates.items()}
     swept = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
     again, other = made_run(tmp_path, accuracies={"fixed": [0.1], "rope": [0.25]}), made_run(tmp_path, pairs=8)
-    found, shown_as = tables.accuracies_by_task([again, swept, other])
+    found, shown_as = comparisons.accuracies_by_task([again, swept, other])
     assert shown_as == "best validation accuracy"
     assert list(found) == [f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8)]
     of_four = {
@@ -176,13 +109,13 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
         for variant, at_best in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
     }
     assert of_four == {"linear": [50, 20, 50, 30], "fixed": [50] * 4, "rope": [25]}
-    accuracies = {f"linear+train.learning_rate={rate}": [*values] * 4 for rate, values in rates.items()}
+    accuracies = {f"linear+train.learning_rate={rate}": [*values] * 4 for rate, values in at_rates.items()}
     many = made_run(tmp_path, accuracies=accuracies)
-    (drawn,) = tables.accuracies_by_task([many])[0].values()
+    (drawn,) = comparisons.accuracies_by_task([many])[0].values()
     assert drawn["linear"][1:] == chosen_interval(many.task.score, by_rate(many)["linear"])
     tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
     alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
-    assert tables.accuracies_by_task([alone])[1] == "test accuracy"
+    assert comparisons.accuracies_by_task([alone])[1] == "test accuracy"
 
 
 def test_of_each_task_only_settings_in_which_its_own_runs_differ_are_named(tmp_path):
@@ -190,7 +123,7 @@ def test_of_each_task_only_settings_in_which_its_own_runs_differ_are_named(tmp_p
     four, eight = (f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8))
     default = runs[0].config.train.batch_size
     assert default not in (16, 32)
-    found, _ = tables.accuracies_by_task(runs)
+    found, _ = comparisons.accuracies_by_task(runs)
     assert list(found) == [f"{four}; batch_size={default}", f"{four}; batch_size=16", eight]
 
 
@@ -205,7 +138,7 @@ def window_of(tmp_path, accuracies, decays=(0.0,)):
         for decay, of in accuracies.items()
         for rate, x in of.items()
     } | swept({"fixed": {rate: list(0.02 + noise / 9) for rate in (0.001, 0.01)}})
-    table = tables.rates(made_run(tmp_path, accuracies=values, weight_decay=0.0))[1]
+    table = rates.rates(made_run(tmp_path, accuracies=values, weight_decay=0.0))[1]
     return table.rows[0], table.raw[0], table
 
 
@@ -229,17 +162,17 @@ def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
 def test_every_rate_may_be_good(tmp_path):
     """Also without a variant that learned nothing."""
     accuracies = swept({"linear": {rate: list(np.linspace(0.95, 0.99, 16)) for rate in (0.001, 0.004)}})
-    (row,) = tables.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
+    (row,) = rates.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
     assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["highest of them / lowest"] == "≥ 4"
 
 
 def test_parts_of_a_test_stand_beside_each_other(tmp_path):
     run = made_run(tmp_path, test={"linear": [0.5, 0.7, 0.9], "mlp_softplus": [0.4, 0.5, 0.6]})
-    assert tables.parts(run) is None
+    assert outcomes.parts(run) is None
     parts = {"64/4": [0.9, 0.8, 1.0], "64/8": [0.1, 0.6, 0.8]}
     linear = dataclasses.replace(run.outcomes["linear"], test_accuracy_of_parts=parts)
     kept = RunSummary.from_json(RunSummary({"linear": linear}).to_json())
-    table = tables.parts(dataclasses.replace(run, summary=kept))
+    table = outcomes.parts(dataclasses.replace(run, summary=kept))
     (row,) = table.rows
     assert row["variant"] == "linear" and row["64/4"].startswith("90.0") and row["64/8"].startswith("50.0")
     assert [number["mean"] for number in table.raw] == pytest.approx([90, 50])
@@ -247,8 +180,8 @@ def test_parts_of_a_test_stand_beside_each_other(tmp_path):
 
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     ours = made_run(tmp_path)
-    assert "35.1 (99.4)" in tables.outcomes(ours).text("github")
-    table = tables.as_the_paper([ours, made_run(tmp_path, pairs=8), made_run(tmp_path, pairs=16, batch_size=4)])
+    assert "35.1 (99.4)" in outcomes.outcomes(ours).text("github")
+    table = comparisons.as_the_paper([ours, made_run(tmp_path, pairs=8), made_run(tmp_path, pairs=16, batch_size=4)])
     (table,) = table  # the last one is another experiment
     text = table.text("github")
     for shown in ("59.7 (99.0)", "1/3 [0.06, 0.79], 0/3", "67.0 (99.7)", "35.8 (99.5)"):
@@ -279,13 +212,13 @@ def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
         made_run(tmp_path, pairs, {variant: [0.99, 0.5, 0.3]}) for pairs in (4, 8) for variant in ("linear", "rope")
     ]
     again = made_run(tmp_path / "again", 4, {"rope": [0.1, 0.1, 0.1]})
-    (table,) = tables.as_the_paper([*halves, again])
+    (table,) = comparisons.as_the_paper([*halves, again])
     assert {(row["variant"], row["num_pairs"]) for row in table.raw} == {
         (v, p) for v in ("linear", "rope") for p in (4, 8)
     }
     assert "not shown: rope of kv4" in table.note and all(row["mean_accuracy"] > 0.5 for row in table.raw)
     few = made_run(tmp_path / "few", 4, {"rope": [0.1, 0.1]})
-    (table,) = tables.as_the_paper([few, *halves])
+    (table,) = comparisons.as_the_paper([few, *halves])
     assert {row["num_seeds"] for row in table.raw} == {3}
 
 
@@ -293,7 +226,9 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     runs = [made_run(tmp_path), made_run(tmp_path, warmup_steps=500, num_seeds=7), made_run(tmp_path, pairs=8)]
     runs[1].config.model.norm = "pre"
     again = made_run(tmp_path / "again", accuracies={"rope": [0.99, 0.99, 0.1], "linear": [0.1, 0.1, 0.1]})
-    found = tables.by_setting([*runs, again, made_run(tmp_path / "again", pairs=8)])  # those of 8 pairs are one setting
+    found = comparisons.by_setting(
+        [*runs, again, made_run(tmp_path / "again", pairs=8)]
+    )  # those of 8 pairs are one setting
     (table,) = found.values()
     assert [row["changed"] for row in table.rows[::2]] == ["nothing", "norm=pre, warmup_steps=500"]
     assert [row["changed"] for row in table.rows[1::2]] == ["nothing", "norm=pre, warmup_steps=500"]
@@ -302,10 +237,10 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in shares)
     assert shares[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and shares[0]["linear"] == shares[1]["linear"]
     assert "not shown: linear of kv4" in table.note
-    (first, *_) = tables.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
+    (first, *_) = comparisons.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
     assert first.title == "MQAR, setting text: best validation accuracy, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
-    titles = [table.title for table in tables.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
+    titles = [table.title for table in comparisons.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
 
 
@@ -334,11 +269,11 @@ def of_states(folder, width, accuracy, seeds=3, **train):
     return run
 
 
-def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_path, monkeypatch):
+def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_path):
     states = [(16, 0.4, 3), (16, 0.6, 4), (8, 0.2, 3)]  # one width twice: the run with more seeds counts
     runs = [of_states(tmp_path / f"{width}-{n}", width, accuracy, n) for width, accuracy, n in states]
     other = of_states(tmp_path / "warm", 16, 0.9, warmup_steps=500)
-    found, shown_as = tables.accuracies_by_size([*runs, other])
+    found, shown_as = sizes.accuracies_by_size([*runs, other])
     assert shown_as == "best validation accuracy"
     (task,) = found
     assert task == "MQAR, length 128, vocabulary 128, pairs 4"
@@ -348,20 +283,15 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
         "content": [2 * 8 * 8 * (8 + 1), 2 * 8 * 16 * (16 + 1)],
     }  # softmax has one size
     assert [at.at_best.mean for at in found[task]["fixed"]] == pytest.approx([20, 60])
-    row = tables.by_size(task, found[task], shown_as).rows[0]
+    row = sizes.by_size(task, found[task], shown_as).rows[0]
     assert row == {"variant": "mixer=linear", "2 × 8 × 8": "20.0 with 128", "2 × 16 × 16": "60.0 with 512"}
     rates = swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}})
     at_rates = [made_run(tmp_path / f"rates-{width}", accuracies=rates) for width in (8, 16)]
     for run, width in zip(at_rates, (8, 16), strict=True):
         run.config.model.key_dim = run.config.model.head_dim = width
         run.config.train.learning_rate = (0.001, 0.01)
-    ((sizes,),) = (found.values() for found in tables.accuracies_by_size(at_rates)[0].values())
-    assert [(at.numbers, at.at_best.mean) for at in sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
-    monkeypatch.setattr(Results, "matching", lambda self, name: {"both": runs, "one": [other]}[name])
-    rows = TABLES["by_size"](Results(tmp_path), runs="both", variants="content,mixer=linear")
-    assert [row["variant"] for row in rows] == ["content", "mixer=linear"]
-    with pytest.raises(ConfigError, match="runs=one are of 0 tasks with states of several sizes, expected one"):
-        TABLES["by_size"](Results(tmp_path), runs="one", variants="content")
+    ((at_sizes,),) = (found.values() for found in sizes.accuracies_by_size(at_rates)[0].values())
+    assert [(at.numbers, at.at_best.mean) for at in at_sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
 
 
 def test_rates_that_the_variants_name_do_not_part_sizes(tmp_path):
@@ -371,20 +301,20 @@ def test_rates_that_the_variants_name_do_not_part_sizes(tmp_path):
     large = made_run(tmp_path / "large", accuracies={"fixed+train.learning_rate=0.02": [0.7] * 4}, learning_rate=0.004)
     for run, width in ((small, 8), (large, 16)):
         run.config.model.key_dim = run.config.model.head_dim = width
-    ((sizes,),) = (found.values() for found in tables.accuracies_by_size([small, large])[0].values())
-    assert [(at.states, at.at_best.mean) for at in sizes] == [("2 × 8 × 8", 50), ("2 × 16 × 16", 70)]
+    ((at_sizes,),) = (found.values() for found in sizes.accuracies_by_size([small, large])[0].values())
+    assert [(at.states, at.at_best.mean) for at in at_sizes] == [("2 × 8 × 8", 50), ("2 × 16 × 16", 70)]
     at_its_own = made_run(tmp_path / "own", accuracies={"fixed": [0.7] * 4}, learning_rate=0.004)
     at_its_own.config.model.key_dim = at_its_own.config.model.head_dim = 16
-    assert tables.accuracies_by_size([small, at_its_own])[0] == {}
+    assert sizes.accuracies_by_size([small, at_its_own])[0] == {}
 
 
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = made_run(tmp_path)
-    outcomes = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}
-    outcomes["linear"] = dataclasses.replace(outcomes["linear"], best_loss=[None] * 3)
+    found = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}
+    found["linear"] = dataclasses.replace(found["linear"], best_loss=[None] * 3)
     task = load_task(**language_config().task.to_dict())
-    run = dataclasses.replace(run, task=task, summary=RunSummary(outcomes))
-    (row,) = tables.differences(run).rows
+    run = dataclasses.replace(run, task=task, summary=RunSummary(found))
+    (row,) = outcomes.differences(run).rows
     assert row["seeds"] == "0 of 3" and row["perplexity A − B [95 % interval]"] == "–"
 
 
@@ -399,29 +329,29 @@ def made_text(tmp_path, losses, variants=None):
     return dataclasses.replace(run, summary=RunSummary(made))
 
 
-def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path, monkeypatch):
+def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
     run = made_text(tmp_path, [1.0, None, 1.2])
-    table = tables.outcomes(run)
+    table = outcomes.outcomes(run)
     (row,), (numbers,) = table.rows, table.raw
     assert row["seeds"] == "2 of 3; 1 diverged" and row["validation perplexity, mean ± std"] == "3.02 ± 0.43"
     assert numbers["mean_perplexity"] == pytest.approx(np.exp([1.0, 1.2]).mean()) and numbers["num_evaluated"] == 2
     assert numbers["mean_test_perplexity"] == pytest.approx(np.exp(3)) and "share_low" not in numbers
-    assert [row["linear"] for row in tables.by_seed(run).rows] == ["2.7", "–", "3.3"]
-    monkeypatch.setattr(Results, "matching", lambda self, patterns: [run])
-    (row,) = TABLES["perplexities"](Results(tmp_path), runs="a run")
+    assert [row["linear"] for row in outcomes.by_seed(run).rows] == ["2.7", "–", "3.3"]
+    columns = ["seeds", "validation", "test", "best step"]
+    (row,) = TABLES["of_variants"](Runs([run]), columns)
     assert row["seeds"] == "2 of 3; 1 diverged" and row["validation"] == "3.02 ± 0.43" and row["best at step"] == "2"
-    (row,) = TABLES["losses_by_position"](Results(tmp_path), runs="a run")
+    (row,) = TABLES["losses_by_position"](Runs([run]))
     assert row["from 1"] == "4.000 ± 0.000" and row["from 2"] == "–"
     run = made_text(tmp_path, [None, None])
-    (row,) = TABLES["perplexities"](Results(tmp_path), runs="a run")
+    (row,) = TABLES["of_variants"](Runs([run]), columns)
     assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
-    (row,), (numbers,) = tables.outcomes(run).rows, tables.outcomes(run).raw
+    (row,), (numbers,) = outcomes.outcomes(run).rows, outcomes.outcomes(run).raw
     assert row["test perplexity"] == "–" and numbers["mean_test_perplexity"] is None
 
 
 def test_a_rate_at_which_a_seed_diverged_has_the_mean_of_the_others(tmp_path):
     run = made_text(tmp_path, [1.0, None, 1.2], [f"linear+train.learning_rate={rate}" for rate in (0.001, 0.01)])
-    every, best = tables.rates(run)
+    every, best = rates.rates(run)
     assert [row["seeds"] for row in every.rows] == ["2 of 3; 1 diverged"] * 2
     assert every.rows[0]["mean [95 % interval]"] == "3.0" and best.rows[0]["mean at it [95 % interval]"] == "3.0"
     assert best.rows[0]["seeds"] == "2 of 3"
@@ -432,7 +362,7 @@ def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(
     whole, losses = made_text(tmp_path, [1.0 + 0.01 * i for i in range(16)], names), [None] + [1.0] * 15
     lost = {name: outcome for name, outcome in made_text(tmp_path, losses, names).outcomes.items() if "rope" in name}
     run = dataclasses.replace(whole, summary=RunSummary(whole.outcomes | lost))
-    differences, few = tables.differences_at_best_rates(run), tables.few_seeds_table(run)
+    differences, few = rates.differences_at_best_rates(run), rates.few_seeds_table(run)
     assert [row["perplexity A − B [95 % interval]"] == "–" for row in differences.rows] == [False, True, True]
     assert "No difference (–) is given where a seed has no perplexity" in differences.note
     assert len(few.rows) == 1 and "Not shown, as a seed has no perplexity there: rope." in few.note
@@ -442,7 +372,7 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
     good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))
     bad = {name: np.full_like(value, np.nan) for name, value in good.items()}
-    table = tables.dependence({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "test accuracy", "λ")
+    table = dependence_table({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (1)", "not finite: 1 (0)"]
     assert (
         table.rows[0]["Σ std over tokens / Σ mean of λ"] == "50.0 %"
@@ -451,7 +381,7 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     assert {row["seed"] for row in table.raw} == {3, 7}
     flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
     assert "Converged" not in table.note
-    table = tables.dependence({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "test accuracy", "λ")
+    table = dependence_table({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
     assert table.note.endswith("Converged: test accuracy of at least 90 %.")
 
@@ -459,16 +389,17 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
 def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
     test = {"linear": [0.98, 0.4, 0.2], "mlp_softplus": [0.97, 0.93, 0.1]}
     tested = made_run(tmp_path, test=test)
-    outcomes, by_seed, differences = (make(tested) for make in (tables.outcomes, tables.by_seed, tables.differences))
-    assert all("test accuracy" in table.title for table in (outcomes, by_seed, differences))
-    assert "52.7 ± 40.5" in outcomes.text("github") and by_seed.rows[1]["linear"] == "40.0"
+    makers = (outcomes.outcomes, outcomes.by_seed, outcomes.differences)
+    every, by_seed, differences = (make(tested) for make in makers)
+    assert all("test accuracy" in table.title for table in (every, by_seed, differences))
+    assert "52.7 ± 40.5" in every.text("github") and by_seed.rows[1]["linear"] == "40.0"
     assert differences.raw[0]["mean_difference"] == pytest.approx(100 * (0.01 - 0.53 + 0.1) / 3)
 
     def of_several(old):
         """Tables of 4 and 8 pairs, each in two settings. old: whether one of the runs has no test."""
         others = [(4, 9, test), (8, 0, test), (8, 9, None if old else test)]
         others = [made_run(tmp_path, pairs, test=of_one, warmup_steps=steps) for pairs, steps, of_one in others]
-        return tables.as_the_paper([tested, *others]), tables.by_setting([tested, *others]).values()
+        return comparisons.as_the_paper([tested, *others]), comparisons.by_setting([tested, *others]).values()
 
     axis, settings = of_several(old=False)
     assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True] * 4
@@ -478,12 +409,12 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
     assert "best validation accuracy" in axis[1].title and axis[1].text("github").count("59.7 (99.0)") == 2
     assert "each seed's best in validation" in axis[1].note
     memory = [(run, "linear", np.ones((3, 1, 1))) for run in (tested, made_run(tmp_path))]
-    assert "with the parameters that validation chose" in tables.initial_memory(memory[:1]).note
-    assert "each seed's best in validation" in tables.initial_memory(memory).note
+    assert "with the parameters that validation chose" in memory_table(memory[:1]).note
+    assert "each seed's best in validation" in memory_table(memory).note
 
 
 def test_outcomes_by_seed(tmp_path):
-    table = tables.by_seed(made_run(tmp_path))
+    table = outcomes.by_seed(made_run(tmp_path))
     assert table.rows[1] == {"seed": "1", "linear": "50.0", "mlp_softplus": "95.0"}
 
 

@@ -67,7 +67,8 @@ import pickle, subprocess
 pickle.loads({bomb!r})
 print("now the run", flush=True)
 from loglinear_jax.analysis import load_run
-from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.report import make_report
+from loglinear_jax.analysis.section import Choices
 for which in ("best", "last"):
     load_run({str(run)!r}, "mlp_softplus").params(0, which)
 _, problems = make_report([{str(run)!r}], {str(tmp_path / "out")!r}, Choices(sections=("tables", "dependence"), sequences=2))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from loglinear_jax.analysis.outcomes import outcome_table
 from loglinear_jax.runs.outcome import DERIVED, RunSummary, VariantOutcome, on_one_set, outcome_of
-from loglinear_jax.runs.outcome_table import outcome_table
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.tasks import ACCURACY
 from loglinear_jax.train import SeedState

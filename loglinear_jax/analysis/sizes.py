@@ -1,22 +1,42 @@
-"""Accuracy against how much a mixer keeps of a sequence: runs that differ in the size of their states alone."""
+"""What is accuracy worth per number that a mixer keeps? Runs that differ in the size of their states alone."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis.best_rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
+from loglinear_jax.analysis.cells import with_interval
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.tables.rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
-from loglinear_jax.analysis.tables.table import Table
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import (
+    FULL_WIDTH,
+    describe_variant,
+    legend_below,
+    log_ticks,
+    looks_of,
+    open_frame,
+    panel_grid,
+    title,
+    wrap,
+)
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
-from loglinear_jax.runs.cells import with_interval
 from loglinear_jax.runs.loading import Run
+from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
+
+
 _numbers = operator.attrgetter("numbers", "states")
+
+
+MOST_COLUMNS = 2
 
 
 class AtSize(NamedTuple):
@@ -72,3 +92,64 @@ def by_size(task: str, variants: Mapping[str, Sequence[AtSize]], shown_as: str) 
         "looks at them), or all keys and values."
     )
     return Table(f"{task}: {shown_as}, by the size of the states", rows, raw, note)
+
+
+def tables_by_size(runs: Sequence[Run]) -> list[Table]:
+    """`by_size` of each task that these runs have with states of several sizes."""
+    found, shown_as = accuracies_by_size(runs)
+    return [by_size(task, variants, shown_as) for task, variants in found.items()]
+
+
+def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as: str) -> Figure:
+    """A panel for each task, a line for each variant: the mean over seeds, with its interval of 95 %, against the numbers that
+    a layer keeps.
+
+    panels, shown_as: of `accuracies_by_size`.
+    """
+    looks = looks_of(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
+    figure, axes = panel_grid(len(panels), [6.5] + [FULL_WIDTH] * (MOST_COLUMNS - 1), 1.2, 3.6)
+    width = figure.get_figwidth() / axes.shape[1]
+    handles: dict[str, Any] = {}
+    for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
+        for variant, sizes in drawn.items():
+            numbers = [at.numbers for at in sizes]
+            means, lows, highs = zip(*(at.at_best[1:] for at in sizes), strict=True)
+            how = looks[variant]._asdict() | {"markersize": 5}
+            (handles[describe_variant(variant)],) = axis.plot(numbers, means, linewidth=1.6, **how)
+            for at in sizes:
+                if len(at.at_best.shown) < FEWEST_FOR_INTERVAL:
+                    axis.plot(at.numbers, at.at_best.mean, markerfacecolor="white", **how)
+            axis.vlines(numbers, lows, highs, color=how["color"], linewidth=1.6)
+        axis.set_xscale("log")
+        axis.set_title(wrap(task, width - 0.9, 9), fontsize=9)
+        axis.set_xlabel("numbers that a layer keeps of a sequence")
+        axis.set_ylim(-2, 102)
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.grid(color="0.92", linewidth=0.8)
+        axis.set_axisbelow(True)
+        open_frame(axis)
+    log_ticks(axes[0, 0].xaxis)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(f"{shown_as} (%)")
+    legend_below(figure, handles)
+    counts = [len(at.at_best.shown) for drawn in panels.values() for sizes in drawn.values() for at in sizes]
+    interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
+    hollow = f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if min(counts) < FEWEST_FOR_INTERVAL else ""
+    title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}")
+    return figure
+
+
+class Sizes(Section):
+    """From the summaries of runs of one task."""
+
+    NAME = "tables"
+    TITLE = "Results"
+
+    def finish(self) -> None:
+        with self.context.attempt("all runs", "accuracy against the size of the states"):
+            found, shown_as = accuracies_by_size(self.context.runs)
+            if found:
+                figure = draw_by_size(found, shown_as)
+                self.add(figure, "by-size", title="Accuracy against the size of what a layer keeps")
+            for index, table in enumerate(tables_by_size(self.context.runs)):
+                self.add(table, f"by-size-{index + 1}")

@@ -1,4 +1,4 @@
-"""How numbers are written in the cells of tables: of a run when it ends, of reports and of pages."""
+"""How numbers are written in the cells of tables, and which accuracies a table shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from loglinear_jax.runs.outcome import VariantOutcome
 from loglinear_jax.statistics import mean_interval
+from loglinear_jax.tasks import ACCURACY, SOLVED_ACCURACY
 
 
 def mean_and_std(values: Sequence[float] | np.ndarray, digits: int = 1) -> str:
@@ -112,3 +113,12 @@ def solved_and_step(outcome: VariantOutcome, separator: str = "") -> str:
 def _wilson(outcome: VariantOutcome) -> str:
     low, high = outcome.share_converged_interval
     return f"[{low:.2f}, {high:.2f}]"
+
+
+def accuracy_note(outcome: VariantOutcome, counts_solved: bool = False) -> str:
+    """Which accuracies, or perplexities, a table shows, as a sentence for below it. counts_solved: whether it also counts seeds
+    that solved their task, which they do in validation."""
+    if outcome.score is not ACCURACY or outcome.test_accuracy is None:
+        return f"{outcome.score.name.capitalize()}: each seed's best in validation."
+    note = "Accuracy: on each seed's test set, with the parameters that validation chose."
+    return note + f" Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation." * counts_solved

@@ -1,9 +1,8 @@
-"""Figures of learning: validation against step, when seeds converge, which of them do."""
+"""How do seeds learn? Validation against step, and when seeds converge."""
 
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,30 +13,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from loglinear_jax.analysis.figures.style import (
+from loglinear_jax.analysis.best_rates import DASHES, without_rates
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import (
     FULL_WIDTH,
-    SeedPanel,
-    draw_seeds,
+    describe_variant,
     handles_of,
     legend_below,
     log_ticks,
+    looks_of,
     new_figure,
     open_frame,
     panel_grid,
-    percent_panel,
     title,
     wrap,
 )
-from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant
-from loglinear_jax.analysis.tables.rates import without_rates
-from loglinear_jax.runs.cells import percent
+from loglinear_jax.config import some_of
 from loglinear_jax.runs.loading import Run, read_run
-from loglinear_jax.tasks import Score
+from loglinear_jax.tasks import SOLVED_ACCURACY, Score
 
-# Of figures, by their columns.
-CURVE_WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)
-SHARE_WIDTHS = (6.3, FULL_WIDTH)
-LINES = ("-", "--", ":", "-.")  # of weight decays
+WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)  # of figures of learning curves, by their columns
 
 
 def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
@@ -45,17 +41,16 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     the seeds in black; of a variant with several learning rates or weight decays the median of each."""
     run = workdir if isinstance(workdir, Run) else read_run(workdir)
     score, seeds = run.task.score, run.config.train.num_seeds
-    several = seeds > 2
     variants = without_rates(run.config, run.variants)
     swept = [name for name, at_rates in variants.items() if len(at_rates) > 1]
-    colors, of_rates = colors_of(variants), _colors_of_rates([at for name in swept for at in variants[name].values()])
-    figure, axes = panel_grid(len(variants), CURVE_WIDTHS, 0.8, 2.7)
+    looks, of_rates = looks_of(variants), _looks_of_rates([at for name in swept for at in variants[name].values()])
+    figure, axes = panel_grid(len(variants), WIDTHS, 0.8, 2.7)
     width = figure.get_figwidth() / axes.shape[1]
     for axis, (name, at_rates) in zip(axes.flat, variants.items(), strict=False):
         if name in swept:
             best = _draw_rates_of(axis, run, at_rates, of_rates)
         else:
-            best = _draw_every_seed(axis, run, next(iter(at_rates)), colors[name], several)
+            best = _draw_every_seed(axis, run, next(iter(at_rates)), looks[name].color, seeds > 2)
         label = _breakable(describe_variant(name))
         axis.set_title(wrap(f"{label}\n{best}", width - 0.4, 10), fontsize=10)
         axis.set_xlabel("training step")
@@ -71,17 +66,18 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
         axes[0, 0].set_ylim(0, 102)
     for axis in axes[:, 0]:
         axis.set_ylabel(score.label)
-    how = "\ncoloured: every seed; black: median of the seeds; dashed: quartiles" if several else ""
     if swept:
-        how = ("; else " + how.removeprefix("\n")) if how and len(swept) < len(variants) else ""
-        how = f"\n{'median of the seeds' if seeds > 1 else 'the seed'} at each rate{how}"
         several_decays = len({decay for _, decay in of_rates}) > 1
         handles = {
             f"rate {rate:g}" + (f", decay {decay:g}" if several_decays else ""): Line2D([], [], **look)
             for (rate, decay), look in of_rates.items()
         }
         legend_below(figure, handles)
-    title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}{how}")
+    explained = "coloured: every seed; black: median of the seeds; dashed: quartiles" if seeds > 2 else ""
+    if swept:
+        others = f"; else {explained}" if explained and len(swept) < len(variants) else ""
+        explained = f"{'median of the seeds' if seeds > 1 else 'the seed'} at each rate{others}"
+    title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}\n{explained}".strip())
     return figure
 
 
@@ -138,14 +134,14 @@ def _best_in_run(run: Run, variant: str, values: Float[np.ndarray, "evaluations 
     return run.outcomes[variant].best if variant in run.outcomes else _best_of(run.task.score, values)
 
 
-def _colors_of_rates(rates: Sequence[tuple[float, float]]) -> dict[tuple[float, float], dict[str, Any]]:
+def _looks_of_rates(rates: Sequence[tuple[float, float]]) -> dict[tuple[float, float], dict[str, Any]]:
     """By learning rate and weight decay, from the lowest decay and rate on, how its line looks: a colour for each rate, dark
     for low ones, and a dash for each decay."""
     values, decays = (sorted(set(of)) for of in (zip(*rates, strict=True) if rates else ((), ())))
     colors = colormaps["viridis"](np.linspace(0, 0.9, len(values)))
     return {
         (rate, decay): dict(
-            color=colors[values.index(rate)], linestyle=LINES[decays.index(decay) % len(LINES)], linewidth=1.3
+            color=colors[values.index(rate)], linestyle=DASHES[decays.index(decay) % len(DASHES)], linewidth=1.3
         )
         for rate, decay in sorted(set(rates), key=lambda at: at[::-1])
     }
@@ -184,18 +180,15 @@ def draw_convergence(run: Run) -> Figure | None:
     if not run.task.score.thresholds or not any(outcome.num_solved for outcome in run.outcomes.values()):
         return None
     figure, ((axis,),) = new_figure(7.6, 4.0)
-    last = max(outcome.last_step for outcome in run.outcomes.values())
-    for variant, color in colors_of(run.outcomes).items():
+    last = 1.04 * max(outcome.last_step for outcome in run.outcomes.values())
+    for variant, (color, marker) in looks_of(run.outcomes).items():
         steps = run.outcomes[variant].solved_step
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
         label = f"{_breakable(describe_variant(variant))} ({len(reached)} of {len(steps)})"
-        axis.step(
-            [0, *reached, 1.04 * last], [*share, share[-1]], where="post", color=color, linewidth=2.2, label=label
-        )
-    axis.set(
-        xlabel="training step", ylabel="seeds at ≥ 99 % validation accuracy (%)", ylim=(-2, 102), xlim=(0, 1.04 * last)
-    )
+        how = dict(where="post", color=color, marker=marker, markevery=[-1], linewidth=2.2, label=label)
+        axis.step([0, *reached, last], [*share, share[-1]], **how)
+    axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % validation accuracy (%)", ylim=(-2, 102), xlim=(0, last))
     legend_below(figure, handles_of(axis))
     title(figure, f"{_most_solved(run)}\n{describe_run(run)}")
     open_frame(axis)
@@ -212,79 +205,29 @@ def _most_solved(run: Run) -> str:
     return f"Most seeds reach 99 % with {' and '.join(first)}: {most} of {seeds}"
 
 
-def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """How many seeds converge by what is changed: a panel for each task, a row for each change, a colour for each variant.
+class Curves(Section):
+    """Figures from metrics and summaries."""
 
-    shares: by the task's name the numbers of `tables.by_setting`: changed, variant, shown, num_seeds, num_converged,
-    num_solved, share_low, share_high. Discs are the share of seeds at ≥ 90 % accuracy, of the set that `shown` names, with
-    Wilson's 95 % interval, rings that at ≥ 99 % in validation.
-    """
-    every = [number for numbers in shares.values() for number in numbers]
-    settings = list(dict.fromkeys(number["changed"] for number in every))
-    colors = colors_of(dict.fromkeys(number["variant"] for number in every))
-    lines = [textwrap.fill(changed or "nothing changed", 36) for changed in settings]
-    spacing = 0.14
-    room = [max(0.5, spacing * len(colors) + 0.2) + 0.12 * line.count("\n") for line in lines]
-    top = np.cumsum([0, *room])
-    middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
-    figure, axes = panel_grid(len(shares), SHARE_WIDTHS, 0.7, 0.65 * top[-1] + 0.7)
-    handles: dict[str, Any] = {}
-    for axis, (task, numbers) in zip(axes.flat, shares.items(), strict=False):
-        for index, (variant, color) in enumerate(colors.items()):
-            own = [number for number in numbers if number["variant"] == variant]
-            if not own:
-                continue
-            y = [middle[number["changed"]] + spacing * (index - (len(colors) - 1) / 2) for number in own]
-            at_90, at_99, low, high = (
-                100 * np.array([number[name] / (number["num_seeds"] if "num" in name else 1) for number in own])
-                for name in ("num_converged", "num_solved", "share_low", "share_high")
+    NAME = "curves"
+    TITLE = "Learning curves"
+
+    def finish(self) -> None:
+        context, unsolved = self.context, []
+        for run in context.runs:
+            with context.attempt(run.workdir, "learning curves"):
+                if any(len(run.metrics(variant)["step"]) for variant in run.variants):
+                    self.add(draw_learning_curves(run), "curves", run, "learning curves")
+                else:
+                    context.report.problems.append(
+                        f"{run.workdir}: no learning curves: metrics.jsonl is empty or not here"
+                    )
+            with context.attempt(run.workdir, "when seeds converge"):
+                figure = draw_convergence(run)
+                self.add(figure, "convergence", run, "when seeds converge")
+                if figure is None and run.outcomes and run.task.score.thresholds:
+                    unsolved.append(describe_run(run))
+        if unsolved:
+            of_some = f" of {some_of(unsolved)}" if len(unsolved) < len(context.runs) else ""
+            self.part.notes.append(
+                f"When seeds converge: not drawn, as no seed{of_some} reaches {100 * SOLVED_ACCURACY:.0f} %."
             )
-            axis.hlines(y, low, high, color=color, linewidth=1.6)
-            disc = dict(color=color, markersize=5.5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(at_90, y, "o", **disc)
-            axis.plot(at_99, y, "o", markerfacecolor="none", zorder=3, **disc)
-        axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
-        percent_panel(axis, task, 2.9, 10, (top[-1], 0), "seeds")
-    for axis in axes[:, 0]:
-        axis.set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
-        axis.set_ylabel("changed")
-    handles[f"≥ 90 % {every[0]['shown']}, with 95 % interval"] = Line2D([], [], color="0.3", marker="o", markersize=5.5)
-    handles["≥ 99 % in validation"] = Line2D(
-        [], [], color="0.3", marker="o", markersize=5.5, markerfacecolor="none", linestyle="none"
-    )
-    legend_below(figure, handles)
-    title(figure, _most_converged(every))
-    return figure
-
-
-def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
-    """With which change most seeds converge, over all tasks and variants; of equal ones that with the fewest words."""
-    counts: dict[str, np.ndarray] = {}
-    for number in numbers:
-        counts.setdefault(number["changed"], np.zeros(2, int))
-        counts[number["changed"]] += number["num_converged"], number["num_seeds"]
-    shares = {changed: converged / seeds for changed, (converged, seeds) in counts.items()}
-    most = max(shares.values())
-    if len(shares) > 1 and min(shares.values()) == most:
-        return f"As many seeds converge with every change: {100 * most:.0f} %"
-    best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
-    digits = 0 if 0.005 <= most < 0.995 else 1
-    return f"Most seeds converge with {best or 'nothing changed'}: {percent(most, digits)}"
-
-
-def draw_initial_memory(
-    panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]],
-    what: str,
-    accuracy: str,
-    message: str,
-) -> Figure:
-    """Every seed's accuracy against how far back it remembers before training.
-
-    panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
-    accuracy: on which set, such as "test accuracy". message: the figure's title.
-    """
-    seeds = [SeedPanel(name, length, drawn) for name, length, drawn in panels]
-    figure, axis = draw_seeds(seeds, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
-    axis.set_xscale("log")
-    log_ticks(axis.xaxis, most=5)
-    return figure

@@ -1,12 +1,12 @@
-"""What all figures share: their width, wrapped titles, legends and ticks that fit, files."""
+"""What all figures share: one colour, marker and name for each mixer and λ; what fits; files."""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -19,14 +19,96 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from loglinear_jax.analysis.labels import colors_of, describe_variant
+
+class Look(NamedTuple):
+    """How a variant is drawn."""
+
+    color: str
+    marker: str
+
+
+# Okabe and Ito's colours and two of Paul Tol's, safe for the colour-blind.
+LAM_LOOKS = {
+    "fixed": Look("#56B4E9", "o"),
+    "linear": Look("#0072B2", "s"),
+    "mlp_softmax": Look("#E69F00", "^"),
+    "mlp_softplus": Look("#D55E00", "D"),
+    "rope": Look("#009E73", "v"),
+    "content": Look("#882255", "P"),
+    "content_mlp": Look("#999933", "X"),
+}
+# Mixers without λ, with their names.
+MIXERS = {
+    "gated_linear": ("gated linear attention (single state)", Look("#CC79A7", "h")),
+    "softmax": ("softmax attention", Look("#000000", "*")),
+    "gated_delta": ("Gated DeltaNet", Look("#117733", "<")),
+    "delta": ("DeltaNet", Look("#88CCEE", ">")),
+}
+OLD_NAMES = {"linear": "gated_linear"}  # of mixers
+DELTA, DELTA_NAME = "log_linear_delta", "log-linear Gated DeltaNet"
+# For variants that differ in other settings; none is the look of a mixer or a λ.
+OTHER_LOOKS = [
+    Look(color, marker)
+    for marker in "dp"
+    for color in ("#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888")
+]
 
 MARK = "#D4002A"
 DOTS_PER_INCH = 150
 FULL_WIDTH = 900 / 96  # inches: a column of 900 CSS pixels, of which an inch has 96
 CHARACTER = 0.54  # mean width of a character as a share of the font's size
-
 SEED_WIDTHS = (5.6, 7.4, FULL_WIDTH)  # of figures by `draw_seeds`, by their columns
+
+
+def describe_variant(variant: str) -> str:
+    """The display name of a variant, for titles and legends."""
+    mixer, settings = _mixer_and_settings(variant)
+    if mixer is None:
+        return variant if "=" in variant else f"λ: {variant}"
+    name = DELTA_NAME if mixer == DELTA else MIXERS[mixer][0] if mixer in MIXERS else f"mixer={mixer}"
+    return ", ".join([name, *(part.replace("lam=", "λ: ") for part in settings)])
+
+
+def looks_of(variants: Iterable[str]) -> dict[str, Look]:
+    """The look of each variant: that of its mixer and λ, the same in every figure; of a variant that differs in other settings
+    the next that no mixer and no λ has."""
+    looks, others = {}, iter(OTHER_LOOKS * 9)
+    for variant in variants:
+        mixer, settings = _mixer_and_settings(variant)
+        lam = next((part.removeprefix("lam=") for part in settings), variant)
+        if mixer in MIXERS and not settings:
+            looks[variant] = MIXERS[mixer][1]
+        elif lam in LAM_LOOKS and mixer is None:
+            looks[variant] = LAM_LOOKS[lam]
+        elif lam in LAM_LOOKS and mixer == DELTA and len(settings) == 1:
+            looks[variant] = Look(_darker(LAM_LOOKS[lam].color), LAM_LOOKS[lam].marker)
+        else:
+            looks[variant] = next(others)
+    return looks
+
+
+def _mixer_and_settings(variant: str) -> tuple[str | None, list[str]]:
+    """Of "mixer=delta+beta_max=2" the mixer and the other settings; without a mixer None and nothing."""
+    first, *settings = variant.split("+")
+    if not first.startswith("mixer="):
+        return None, []
+    mixer = first.removeprefix("mixer=")
+    return OLD_NAMES.get(mixer, mixer), settings
+
+
+def _darker(color: str) -> str:
+    """The colour of a λ with the delta rule."""
+    return mpl.colors.to_hex(0.55 * np.array(mpl.colors.to_rgb(color)))
+
+
+def is_dark(color: Sequence[float]) -> bool:
+    """Whether white text can be read on a colour (red, green, blue, ...)."""
+    return bool(np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.5)
+
+
+def sentence(text: str) -> str:
+    """text with a capital first letter; λ stays λ, as Λ is another quantity."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +151,12 @@ def draw_seeds(panels: Sequence[SeedPanel], row: float, x: str, y: str, line: st
     """
     figure, axes = panel_grid(len(panels), SEED_WIDTHS, 0.9, row)
     width = figure.get_figwidth() / axes.shape[1]
-    variants = list(dict.fromkeys(variant for panel in panels for variant in panel.by_variant))
-    colors, markers = colors_of(variants), dict(zip(variants, "os^Dv" * len(variants), strict=False))
+    looks = looks_of(dict.fromkeys(variant for panel in panels for variant in panel.by_variant))
     handles: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for variant, (values, accuracy) in panel.by_variant.items():
-            how = dict(color=colors[variant], alpha=0.65, markersize=5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(values, 100 * accuracy, markers[variant], **how)
+            how = dict(looks[variant]._asdict(), linestyle="none", alpha=0.65, markersize=5, clip_on=False)
+            (handles[describe_variant(variant)],) = axis.plot(values, 100 * accuracy, **how)
         axis.axvline(panel.line, color="0.5", linestyle="--", linewidth=1)
         axis.set_title(wrap(panel.title, width - 0.9, 9), fontsize=9)
         axis.set_xlabel(wrap(x, width - 0.5, 10))
@@ -177,3 +258,10 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     if len(found) < 2:  # too many of the finest, or none: every few of them
         found = finer
     return sorted(found[:: -(-len(found) // most)]) if len(found) else [low, high]
+
+
+def length_axis(axis: Axes, lengths: Sequence[int]) -> None:
+    lengths = sorted(set(lengths))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n) for n in lengths])
+    axis.minorticks_off()

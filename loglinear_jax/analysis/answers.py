@@ -1,16 +1,22 @@
-"""Which Fenwick levels hold the answers of a task: from its sequences alone, no model is asked."""
+"""Where are the answers? The Fenwick levels that hold them, from a task's sequences alone: no model is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.tables import Table
+from loglinear_jax.analysis.cells import percent
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.style import FULL_WIDTH, is_dark, legend_below, new_figure, open_frame, title, wrap
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.fenwick import fenwick_level, num_levels
-from loglinear_jax.runs.cells import percent
 from loglinear_jax.tasks.base import BaseTask, with_length
+
+NAMES_WIDTH = 2.6  # inches
 
 
 def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -> Float[np.ndarray, " L"] | None:
@@ -83,14 +89,12 @@ def answer_places(
 def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
     """The levels that hold answers in some task, and their shares, a row for each task. shares: by the task in words, of
     `answer_levels`."""
-    held = levels_held(shares)
+    held = sorted({int(level) for of_task in shares.values() for level in np.flatnonzero(of_task)})
     rows, raw = [], []
     for task, of_task in shares.items():
         padded = np.pad(of_task, (0, max(held) + 1))
-        rows.append(
-            {"task": task}
-            | {f"level {level}": percent(padded[level], digits=1) if padded[level] else "–" for level in held}
-        )
+        cells = {f"level {n}": percent(padded[n], digits=1) if padded[n] else "–" for n in held}
+        rows.append({"task": task} | cells)
         raw += [{"task": task, "level": level, "share": float(share)} for level, share in enumerate(of_task)]
     note = (
         "Share of the answers at each Fenwick level, as their queries see them; other levels hold none. Level ℓ ≥ 1 is a "
@@ -99,6 +103,70 @@ def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
     return Table("Levels that hold the answers", rows, raw, note)
 
 
-def levels_held(shares: Mapping[str, Float[np.ndarray, " L"]]) -> list[int]:
-    """The levels that hold answers in any of these tasks."""
-    return sorted({int(level) for of_task in shares.values() for level in np.flatnonzero(of_task)})
+def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: str) -> Figure:
+    """A bar for each task, divided by the levels that hold its answers, in one colour for each level.
+
+    shares: by the task in words, of `answer_levels`. message: the figure's title.
+    """
+    names = [wrap(task, NAMES_WIDTH, 9) for task in shares]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure, ((axis,),) = new_figure(FULL_WIDTH, 1.1 + (0.25 + 0.15 * lines) * len(names))
+    padded = np.zeros((len(names), max(map(len, shares.values()))))
+    for row, of_task in zip(padded, shares.values(), strict=True):
+        row[: len(of_task)] = 100 * of_task
+    held = np.flatnonzero(padded.any(0))
+    colors = dict(zip(held, mpl.colormaps["viridis"](np.linspace(0.95, 0.1, len(held))), strict=True))
+    ends, handles = padded.cumsum(1), {}
+    for level in held:
+        color = colors[level]
+        at = range(len(names))
+        bars = dict(left=ends[:, level] - padded[:, level], color=color, edgecolor="w", linewidth=0.8)
+        handles[f"level {level}"] = axis.barh(at, padded[:, level], **bars)
+        text = "w" if is_dark(color) else "k"
+        for row, share in enumerate(padded[:, level]):
+            if share >= 4:
+                middle = ends[row, level] - share / 2
+                axis.text(middle, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color=text)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.invert_yaxis()
+    axis.set(xlim=(0, 100), xlabel="answers (%)")
+    open_frame(axis)
+    legend_below(figure, handles)
+    title(figure, message)
+    return figure
+
+
+class Answers(Section):
+    """A row for each task that the runs have, drawn from its settings alone."""
+
+    NAME = "answers"
+    TITLE = "Where the answers are"
+    INTRO = (
+        "From sequences of the tasks alone, whatever was trained. Where one Fenwick level holds every answer, a λ that is "
+        "the same for every query can single them out; where several do, which one it is may differ from query to query."
+    )
+
+    def finish(self) -> None:
+        shares = {}
+        for name, run in {run.task.describe(): run for run in self.context.runs}.items():
+            with self.context.attempt(run.workdir, "levels of the answers"):
+                of_task = answer_levels(run.task)
+                if of_task is not None:
+                    shares[name] = of_task
+        if not shares:
+            return
+        with self.context.attempt("all runs", "levels of the answers"):
+            figure = draw_answer_levels(shares, _message(shares))
+            self.add(figure, "answer-levels", title="Levels that hold the answers")
+            self.add(levels_table(shares), "answer-levels-table")
+
+
+def _message(shares: dict[str, np.ndarray]) -> str:
+    """Of one task its levels; of several how many have all their answers at one."""
+    if len(shares) > 1:
+        one = sum(np.count_nonzero(of_task) == 1 for of_task in shares.values())
+        return f"Tasks with all their answers at one Fenwick level: {one} of {len(shares)}"
+    [held] = [np.flatnonzero(of_task) for of_task in shares.values()]
+    if len(held) == 1:
+        return f"Every answer is at Fenwick level {held[0]}"
+    return f"The answers are at {len(held)} Fenwick levels, {held[0]} to {held[-1]}"

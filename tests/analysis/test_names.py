@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from loglinear_jax.analysis.experiments import setting_of
-from loglinear_jax.analysis.labels import colors_of, describe_run, describe_variant, sentence, short_names
+from loglinear_jax.analysis.experiments import describe_run, setting_of, short_names
+from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of, sentence
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from tests.analysis.made_runs import made_run
 
@@ -50,13 +50,22 @@ def test_settings_of_a_language_model():
     assert setting_of(config) == "released"
 
 
-def test_every_variant_has_its_own_colour():
-    variants = ["lam_hidden=32", "linear", "mlp_softplus", "a=1", "b=2"]
-    assert len(set(colors_of(variants).values())) == len(variants)
+def test_every_mixer_and_lam_has_one_look_in_every_figure():
+    known = [
+        *LAM_LOOKS,
+        *(f"mixer={name}" for name in MIXERS),
+        *(f"mixer=log_linear_delta+lam={lam}" for lam in LAM_LOOKS),
+    ]
+    looks = looks_of(known)
+    assert len(known) >= 14 and len(set(looks.values())) == len({look.color for look in looks.values()}) == len(known)
+    assert all(looks_of([variant]) == {variant: look} for variant, look in looks.items())
+    assert looks_of(["mixer=linear"]) == {"mixer=linear": looks["mixer=gated_linear"]}
+    others = looks_of([*(f"lam_hidden={n}" for n in range(16)), *known])
+    assert len(set(others.values())) == 16 + len(known) and looks.items() <= others.items()
 
 
 def test_variants_in_words():
     assert describe_variant("linear") == "λ: linear" and describe_variant("lam_hidden=32") == "lam_hidden=32"
-    assert describe_variant("mixer=linear") == "linear attention, λ ≡ 1"
+    assert describe_variant("mixer=linear") == "gated linear attention (single state)"
     delta = describe_variant("mixer=log_linear_delta+lam=content+beta_max=2")
     assert delta == "log-linear Gated DeltaNet, λ: content, beta_max=2"

@@ -1,30 +1,28 @@
-"""What the sections of a report share."""
+"""What a question of the report is made from: its choices, the runs, values computed before, and where to show the answer."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.attention_rows import check_index
 from loglinear_jax.analysis.cache import Cache
-from loglinear_jax.analysis.html import Report, slug
-from loglinear_jax.analysis.labels import describe_run, sentence
-from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.html import Part, Report, slug
+from loglinear_jax.analysis.lam_values import check_index, mixer_values
+from loglinear_jax.analysis.style import sentence
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
-
-if TYPE_CHECKING:
-    from loglinear_jax.analysis.report import Choices
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +30,60 @@ FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 MOST_KEPT = 1 << 30  # bytes of λ
 
 
-class Section:
-    """A section of the report. A subclass overrides the methods that it needs; a call that raises is left out, and named.
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What to show; the fields are the command line's flags.
 
-    READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
+    sections: their names, or import paths such as my_module:MySection; None: all that are shown by default. seeds: those
+    whose λ is drawn, the first few of a run if None. max_seeds: of each variant, for what is averaged over seeds; None: all.
+    layer, head: whose λ and attention rows are drawn. example: which of the drawn sequences. positions: tokens whose attention
+    rows are drawn, three scored ones if None. sequences: over which λ is averaged. longest: length in length generalisation, a
+    run's model.max_length if None. evaluated: sequences of each length there. which: parameters at each seed's best evaluation,
+    or at the end.
+
+    Raises ValueError for a number that can't be.
     """
 
+    sections: tuple[str, ...] | None = None
+    seeds: list[int] | None = None
+    max_seeds: int | None = None
+    layer: int = -1
+    head: int = 0
+    example: int = 0
+    positions: list[int] | None = None
+    sequences: int = 64
+    longest: int | None = None
+    evaluated: int = 256
+    which: Literal["best", "last"] = "best"
+
+    def __post_init__(self):
+        for name in ("sequences", "evaluated", "max_seeds", "longest"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.example < self.sequences:
+            raise ValueError(
+                f"example={self.example}: expected 0 to {self.sequences - 1}, as there are {self.sequences}"
+            )
+
+
+class Section:
+    """A section of the report: one question. A subclass overrides the methods that it needs; a call that raises is left out,
+    and named.
+
+    NAME: of the section on the command line, which several classes may share. READS_CHECKPOINTS: whether it is given the
+    trained variants. BY_DEFAULT: whether it is there if nobody asks for it. TITLE, INTRO: of its part of the report.
+    """
+
+    NAME: ClassVar[str]
+    TITLE: ClassVar[str]
+    INTRO: ClassVar[str] = ""
     READS_CHECKPOINTS: ClassVar[bool] = False
     BY_DEFAULT: ClassVar[bool] = True
 
     def __init__(self, context: Context):
-        """Begins the parts of the report that it fills, so that they come in the order of the sections."""
+        """Begins the part of the report that it fills, so that parts come in the order of the sections."""
         self.context = context
+        self.part = context.report.part(self.TITLE, self.INTRO)
 
     def add_variant(self, run: Run, trained: TrainedVariant) -> None:
         """Given each variant with a checkpoint, one run after the other; nothing of `trained` should be kept."""
@@ -53,6 +93,24 @@ class Section:
 
     def finish(self) -> None:
         """After the last run."""
+
+    def add(
+        self,
+        shown: Figure | Table | None,
+        name: str,
+        run: Run | None = None,
+        title: str = "",
+        part: Part | None = None,
+        **how: Any,
+    ) -> None:
+        """Adds a figure or a table to the report, of one run or of all; nothing for None. name: of its files. part: the
+        section's own if None. how: see `Report.add`."""
+        if shown is None:
+            return
+        if run is not None:
+            name = self.context.stem(run, name)
+            title = self.context.titled(run, title or shown.title)
+        self.context.report.add(part or self.part, shown, name, title, **how)
 
 
 @dataclasses.dataclass
@@ -66,7 +124,6 @@ class Context:
 
     def __post_init__(self):
         self._names = _distinct_names(self.runs)
-        self._modules = {type(run.task).__module__ for run in self.runs}
         self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
         self._lam: dict[tuple, np.ndarray] = {}
 
@@ -78,20 +135,11 @@ class Context:
             yield
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            known = self._is_known(error)
+            known = isinstance(error, (OSError, ValueError, NoReadableCheckpoint))
             log.log(logging.WARNING if known else logging.ERROR, "%s: %s", where, what, exc_info=True)
             if not known:
                 text = f"{type(error).__name__}: {text}"
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
-
-    def _is_known(self, error: Exception) -> bool:
-        """Whether an error says what is wrong with a run or a choice: the file system's, or a ValueError that this project or
-        a run's task raised."""
-        if isinstance(error, (OSError, NoReadableCheckpoint)):
-            return True
-        raised_in = list(traceback.walk_tb(error.__traceback__))[-1][0].f_globals.get("__name__", "")
-        ours = raised_in in self._modules or raised_in.startswith(("loglinear_jax.", "pallas_kernels."))
-        return isinstance(error, ValueError) and ours
 
     def stem(self, run: Run, what: str) -> str:
         """The name of a run's file."""
@@ -103,41 +151,45 @@ class Context:
 
     def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
-        chosen = self._chosen_seeds(trained)
+        if self.choices.seeds is None:
+            return trained.seeds[:FEW_SEEDS]
+        chosen = [seed for seed in self.choices.seeds if seed in trained.seeds]
         if not chosen:
             raise ValueError(f"seeds={self.choices.seeds}: this run has {trained.seeds[0]} to {trained.seeds[-1]}")
         return chosen
-
-    def _chosen_seeds(self, trained: TrainedVariant) -> list[int]:
-        if self.choices.seeds is None:
-            return trained.seeds[:FEW_SEEDS]
-        return [seed for seed in self.choices.seeds if seed in trained.seeds]
 
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds for what is averaged over seeds: those with a finite evaluation, where its parameters are shown, as the others'
         were never trained. Raises ValueError if there is none."""
         seeds = trained.seeds[: self.choices.max_seeds]
         if self.choices.which == "best":
-            best = dict(zip(trained.seeds, self._shown(trained), strict=True))
+            best = self.shown(trained)
             seeds = [seed for seed in seeds if np.isfinite(best[seed])]
         if not seeds:
             raise ValueError(f"no seed has a finite validation {trained.task.score.name}: there is nothing to average")
         return seeds
 
+    def best_seed(self, trained: TrainedVariant) -> int:
+        """The best of the seeds to draw, in validation."""
+        shown, higher = self.shown(trained), trained.task.score.higher_is_better
+        worst = -np.inf if higher else np.inf
+        key = lambda seed: np.nan_to_num(shown[seed], nan=worst)  # noqa: E731
+        return (max if higher else min)(self.drawn_seeds(trained), key=key)
+
     def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
         """ "seed 3, validation accuracy 97.1 %"; without a finite one "seed 3, no validation perplexity"."""
         index, score = trained.seeds.index(seed), trained.task.score
-        value = float(self._shown(trained)[index])
+        value = float(self.shown(trained)[seed])
         shown = f"validation {score.name} {score.text(value)}" if np.isfinite(value) else f"no validation {score.name}"
         diverged = f", diverged at step {trained.diverged_step[index]}" if trained.diverged_step[index] >= 0 else ""
         last = " at the last step" if self.choices.which == "last" else ""
         return f"seed {seed}, {shown}{last}{diverged}"
 
-    def _shown(self, trained: TrainedVariant) -> Float[np.ndarray, " seeds"]:
-        """Each seed's score in validation with the parameters that are shown; not finite where there is none."""
+    def shown(self, trained: TrainedVariant) -> dict[int, float]:
+        """By seed, the score in validation with the parameters that are shown; not finite where there is none."""
         accuracy, loss = trained.scores(self.choices.which)
         with np.errstate(over="ignore"):
-            return trained.task.score.of(loss, accuracy)
+            return dict(zip(trained.seeds, trained.task.score.of(loss, accuracy), strict=True))
 
     def accuracy(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, float], str]:
         """Each seed's accuracy, as a share of 1, of the parameters that are shown; and what it is: "test accuracy" if every
@@ -170,7 +222,7 @@ class Context:
         if key in self._kept:
             return self._kept[key]
         values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
-        if seed in self._chosen_seeds(trained):
+        if seed in (self.choices.seeds or trained.seeds[:FEW_SEEDS]):
             self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
         return values
 

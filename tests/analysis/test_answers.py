@@ -11,8 +11,9 @@ import pytest
 
 from loglinear_jax import fenwick_level
 from loglinear_jax.analysis import answer_levels
-from loglinear_jax.analysis.answer_levels import answer_places, levels_table
-from loglinear_jax.analysis.report import Choices, make_report
+from loglinear_jax.analysis.answers import answer_places, levels_table
+from loglinear_jax.analysis.report import make_report
+from loglinear_jax.analysis.section import Choices
 from loglinear_jax.tasks import BaseTask, Task, load_task
 from tests.analysis.made_runs import made_run
 

@@ -1,4 +1,4 @@
-"""Tables of one run: its variants beside each other, every seed, and tests of differences."""
+"""What came out of one run? Its variants beside each other, every seed, and tests of differences."""
 
 from __future__ import annotations
 
@@ -6,16 +6,74 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
-from loglinear_jax.analysis.labels import describe_run
-from loglinear_jax.analysis.tables.rates import pairs_of_like_rates
-from loglinear_jax.analysis.tables.table import Table
-from loglinear_jax.runs.cells import finite, num_finite, num_seeds, of_evaluated, with_interval
+from loglinear_jax.analysis.best_rates import pairs_of_like_rates
+from loglinear_jax.analysis.cells import (
+    accuracy_note,
+    finite,
+    mean_and_std,
+    num_and_share_converged,
+    num_finite,
+    num_seeds,
+    of_evaluated,
+    perplexity,
+    solved_and_step,
+    with_interval,
+)
+from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.runs.outcome_table import outcome_columns
 from loglinear_jax.statistics import mcnemar, mean_difference, mean_interval
+from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
+
+MANY_RUNS = 5  # from which their own tables are folded
+
+
+def outcome_table(outcomes: Mapping[str, VariantOutcome], style: str = "github") -> str:
+    """The outcomes of several variants of a task, in one of tabulate's styles."""
+    outcomes = on_one_set(outcomes)
+    any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
+    rows = []
+    for name, outcome in outcomes.items():
+        row = {"variant": name, "seeds": num_seeds(outcome)} | outcome_columns(outcome)
+        if any_diverged:
+            row["diverged"] = outcome.num_diverged
+        rows.append(row)
+    return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True)
+
+
+def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
+    """One variant's outcome as cells to be read, by column."""
+    return _columns_with_thresholds(outcome) if outcome.score.thresholds else _columns_of_losses(outcome)
+
+
+def _columns_with_thresholds(outcome: VariantOutcome) -> dict[str, str]:
+    return {
+        f"{outcome.shown_as} %, mean ± std": mean_and_std(100 * outcome.accuracy),
+        "peak %": f"{100 * outcome.peak_accuracy:.1f}",
+        f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": num_and_share_converged(outcome),
+        f"seeds ≥ {SOLVED_ACCURACY:.0%} in validation; median step": solved_and_step(outcome),
+        "λ adds": f"{outcome.lam_params_percent:.2f} %",
+    }
+
+
+def _columns_of_losses(outcome: VariantOutcome) -> dict[str, str]:
+    best, rate = finite(outcome.best), outcome.tokens_per_second
+    steps = [step for step in outcome.best_step if step is not None]
+    columns = {
+        "predicts": outcome.predicts,
+        "validation perplexity, mean ± std": perplexity(outcome.best_loss),
+        "best": f"{best.min():.2f}" if len(best) else "–",
+        "test perplexity": perplexity(of_evaluated(outcome, outcome.test_loss)),
+        "at step": f"{np.median(steps):.0f}" if steps else "–",
+        "λ adds": f"{outcome.lam_params_percent:.4f} %",
+        "tokens/s": "–" if rate is None else f"{rate:,.0f}",
+    }
+    return {name: cell for name, cell in columns.items() if cell is not None}
 
 
 def outcomes(run: Run) -> Table:
@@ -35,7 +93,7 @@ def outcomes(run: Run) -> Table:
             | (_share(outcome) if outcome.score.thresholds else _perplexities(outcome))
             | {"diverged": outcome.num_diverged, "the_paper": published[variant]}
         )
-    note = _first(variants).solved_note
+    note = accuracy_note(_first(variants), counts_solved=True)
     if run.task.score.thresholds:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
@@ -116,7 +174,7 @@ def differences(run: Run) -> Table | None:
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (
-        f"{_first(variants).shown_note} Paired by seed. The p-values are exact and not corrected for the number of "
+        f"{accuracy_note(_first(variants))} Paired by seed. The p-values are exact and not corrected for the number of "
         "comparisons; intervals are bootstrapped, from 10 seeds on."
     )
     if len(pairs) < len(variants) * (len(variants) - 1) // 2:
@@ -126,3 +184,25 @@ def differences(run: Run) -> Table | None:
 
 def _first(variants: Mapping[str, VariantOutcome]) -> VariantOutcome:
     return next(iter(variants.values()))
+
+
+class Outcomes(Section):
+    """From the summary of each run."""
+
+    NAME = "tables"
+    TITLE = "Results"
+
+    def finish(self) -> None:
+        folded = len(self.context.runs) >= MANY_RUNS
+        for run in self.context.runs:
+            if not run.outcomes:
+                self.context.report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")
+                continue
+            for stem, make, folded_too in (
+                ("outcomes", outcomes, folded),
+                ("parts", parts, False),
+                ("differences", differences, True),
+                ("seeds", by_seed, True),
+            ):
+                with self.context.attempt(run.workdir, stem):
+                    self.add(make(run), stem, run, folded=folded_too)

@@ -1,0 +1,240 @@
+"""Variants at several learning rates or weight decays: the best rate, chosen on other seeds than it is reported on, and how
+narrow the window of good rates is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from loglinear_jax.analysis.cells import finite
+from loglinear_jax.config import SWEPT
+from loglinear_jax.runs.loading import Run
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
+from loglinear_jax.statistics import (
+    cross_fit,
+    cross_fit_difference,
+    cross_fit_interval,
+    mean_interval,
+    wilson_interval,
+)
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
+
+DASHES = ("-", "--", ":", "-.")  # of weight decays in figures
+RATES = frozenset(f"train.{name}" for name in SWEPT)
+
+
+GOOD = 0.9  # of the mean at the best rate: what counts as within the window
+
+
+@dataclasses.dataclass(frozen=True)
+class AtRate:
+    """A variant's outcome at one learning rate and weight decay. variant: its name with them."""
+
+    variant: str
+    learning_rate: float
+    weight_decay: float
+    outcome: VariantOutcome
+
+
+def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -> dict[str, list[AtRate]]:
+    """By variant without its rates, its outcomes at each of them, from the lowest rate on.
+
+    outcomes: those of the run with accuracies on the set that is to be shown; on one set if None.
+    """
+    outcomes = on_one_set(run.outcomes) if outcomes is None else outcomes
+    return {
+        name: sorted(
+            (AtRate(variant, rate, decay, outcomes[variant]) for variant, (rate, decay) in at_rates.items()),
+            key=lambda at: (at.weight_decay, at.learning_rate),
+        )
+        for name, at_rates in without_rates(run.config, outcomes).items()
+    }
+
+
+def by_rate(run: Run) -> dict[str, list[AtRate]]:
+    """`by_variant`, of variants with several rates alone."""
+    return {variant: rates for variant, rates in by_variant(run).items() if len(rates) > 1}
+
+
+class AtBest(NamedTuple):
+    """shown: what each seed has. mean, low, high: of these, with an interval of 95 %; nan where there are too few seeds."""
+
+    shown: Float[np.ndarray, " seeds"]
+    mean: float
+    low: float
+    high: float
+
+
+def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
+    """What a variant has at the rate that the other half of the seeds chose; at its only rate if there is one."""
+    if len(group) > 1:
+        return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
+    shown = group[0].outcome.shown
+    return AtBest(shown, *mean_interval(finite(shown)))
+
+
+def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
+    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": of all
+    on the same set)."""
+    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
+    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
+    found = []
+    for index, run in enumerate(runs):
+        groups = by_variant(run, {variant: outcomes[index, variant] for variant in run.outcomes})
+        found.append((run, {variant: at_best(run.task.score, group) for variant, group in groups.items()}))
+    return found, next((outcome.shown_as for outcome in outcomes.values()), "")
+
+
+def named_rates(variant: str) -> dict[str, str]:
+    """Those of RATES that a variant's name sets, with their values."""
+    settings = (part.partition("=") for part in variant.split("+"))
+    return {name: value for name, _, value in settings if name in RATES}
+
+
+def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for variant in variants:
+        given = named_rates(variant)
+        others = "+".join(part for part in variant.split("+") if part.partition("=")[0] not in given)
+        rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
+        found.setdefault(others or config.model.lam, {})[variant] = rate, decay
+    return found
+
+
+def difference_at_best_rates(
+    score: Score, a: Sequence[AtRate], b: Sequence[AtRate]
+) -> tuple[float, float, float, float]:
+    """(mean over seeds of a - b, low, high, p) of two variants of one run, each of which may have one rate alone:
+    `cross_fit_difference`."""
+    return cross_fit_difference(_shown(a), _shown(b), score.higher_is_better)
+
+
+def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> list[tuple[str, str]]:
+    """Every two variants, without those that differ in rate and of which one was trained at several."""
+    rate_of = {
+        variant: (rate, len(at_rates) > 1)
+        for at_rates in without_rates(run.config, outcomes).values()
+        for variant, rate in at_rates.items()
+    }
+
+    def alike(a: str, b: str) -> bool:
+        (rate_a, several_a), (rate_b, several_b) = rate_of[a], rate_of[b]
+        return rate_a == rate_b or not (several_a or several_b)
+
+    return [pair for pair in itertools.combinations(outcomes, 2) if alike(*pair)]
+
+
+class Chosen(NamedTuple):
+    """rates: those that the two halves of the seeds choose, one if they agree. shown: what each seed has at the rate that the
+    other half chose, in the order of the seeds; empty for one seed."""
+
+    rates: tuple[AtRate, ...]
+    shown: Float[np.ndarray, " seeds"]
+
+
+def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
+    """The best of a variant's rates, chosen on one half of the seeds and reported on the other, and the reverse.
+
+    Every seed counts once, at a rate that was chosen without it (`cross_fit`): nothing is selected on what is reported. It is
+    the outcome of choosing with half of the seeds, not of one rate: the halves may choose different ones, and then `rates` has
+    both. For the mean with an interval that holds the choice's uncertainty take `chosen_interval`, as `mean_interval(shown)`
+    takes the choice as given.
+    """
+    (by_first, by_others), shown = cross_fit(_shown(group), score.higher_is_better)
+    return Chosen(tuple(group[row] for row in dict.fromkeys((by_first, by_others))), shown)
+
+
+def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
+    """(mean of `chosen_rate` over all seeds, low, high) with a bootstrap interval of 95 %, in which the rate is chosen again in
+    each resample; nan where there are too few seeds."""
+    return cross_fit_interval(_shown(group), score.higher_is_better)
+
+
+def converged_at_chosen(chosen: Chosen) -> tuple[float, float, float]:
+    """(share of the seeds that reached 90 % at the rate that the other half chose, low, high) with Wilson's interval, which
+    takes the choice as given; nan for one seed."""
+    if not len(chosen.shown):
+        return np.nan, np.nan, np.nan
+    reached = int((chosen.shown >= 100 * float(np.float32(CONVERGED_ACCURACY))).sum())
+    return reached / len(chosen.shown), *wilson_interval(reached, len(chosen.shown))
+
+
+def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
+    return np.array([at.outcome.shown for at in group])
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The rates around the best one that are nearly as good, from the lowest on. tried: how many rates there are at this weight
+    decay. at_edge: whether the window ends with them, so that it may be wider."""
+
+    rates: tuple[AtRate, ...]
+    tried: int
+    at_edge: bool
+
+    @property
+    def width(self) -> float:
+        """The highest learning rate over the lowest."""
+        return self.rates[-1].learning_rate / self.rates[0].learning_rate
+
+    def span(self, decays: bool) -> str:
+        """ "0.001 to 0.004", or "0.001 to 0.004 (decay 0.1)"; of one rate "0.001"."""
+        first = "" if len(self.rates) == 1 else f"{self.rates[0].learning_rate:g} to "
+        return first + name_of(self.rates[-1], decays)
+
+
+def windows_of_rates(score: Score, group: Sequence[AtRate], chance: float) -> tuple[Window, ...]:
+    """The window of rates within GOOD of the best, once for each half of the seeds that chooses the best; none unless the mean
+    at the best is clearly better than chance (`chosen_interval` beyond it).
+
+    One half chooses the best rate, the other half has the means: of the rates around the best, and of the best itself, to which
+    they are compared. The best mean of the half that chooses would be too good a reference, and the window too narrow: of six
+    equally good rates at which half of 16 seeds converge, it would hold 1.5 instead of 3.2.
+    """
+    _, low, high = chosen_interval(score, group)
+    if not (low > chance if score.higher_is_better else high < chance):  # nor if one of them is nan
+        return ()
+    shown = _shown(group)
+    by_first, by_others = cross_fit(shown, score.higher_is_better).chosen
+    return _around(score, group, by_first, shown[:, 1::2].mean(1)), _around(
+        score, group, by_others, shown[:, ::2].mean(1)
+    )
+
+
+def _around(score: Score, group: Sequence[AtRate], best: int, means: Float[np.ndarray, " rates"]) -> Window:
+    good = means >= GOOD * means[best] if score.higher_is_better else means <= means[best] / GOOD
+    tried = [
+        row for row, at in enumerate(group) if at.weight_decay == group[best].weight_decay
+    ]  # from the lowest rate on
+    low = high = tried.index(best)
+    while low > 0 and good[tried[low - 1]]:
+        low -= 1
+    while high < len(tried) - 1 and good[tried[high + 1]]:
+        high += 1
+    rates = tuple(group[row] for row in tried[low : high + 1])
+    return Window(rates, len(tried), at_edge=low == 0 or high == len(tried) - 1)
+
+
+def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
+    """What a variant that learned nothing reaches at most, as no task says what chance is: the better end of the interval of
+    the worst mean among all variants and rates; of accuracies at most 50 %, which is chance with two answers, as every variant
+    may have learned at every rate. nan where there are too few seeds for intervals."""
+    intervals = [mean_interval(finite(at.outcome.shown)) for group in variants.values() for at in group]
+    intervals = [interval for interval in intervals if np.isfinite(interval).all()]
+    if not intervals:
+        return np.nan
+    return min(min(intervals)[2], 50.0) if score.higher_is_better else max(intervals)[1]
+
+
+def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:
+    """ "0.001", or "0.001 (decay 0.1)"; of several "0.001 and 0.004"."""
+    if not isinstance(at, AtRate):
+        return " and ".join(name_of(each, decays) for each in at)
+    return f"{at.learning_rate:g}" + (f" (decay {at.weight_decay:g})" if decays else "")

@@ -1,0 +1,190 @@
+"""That the pages say what the runs hold, and that a page that does not is found."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loglinear_jax.analysis.page_tables import TABLES, Runs
+from loglinear_jax.analysis.pages import Pages
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs.loading import read_run
+from tests.analysis.made_runs import made_run
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of two runs with one page about them."""
+    for name in ("copy-seq1024", "copy-released-seq1024"):
+        shutil.copytree(RESULTS / name, tmp_path / name)
+    (tmp_path / "tables.toml").write_text(
+        '[text]\ntable = "of_variants"\nruns = "copy-seq1024"\ncolumns = ["mean", "converged"]\n', encoding="utf-8"
+    )
+    (tmp_path / "page.md").write_text(
+        "# Copying\n\n<!-- table: text -->\n<!-- end table -->\n\n"
+        "`linear` is at 93.7 ±\n1.0 %, in released at 53.3 %.\n\n"
+        "<!-- checked: `linear` is at {mean_and_std copy-seq1024 linear} %, in released at\n"
+        "{mean copy-released-seq1024 linear} %. -->\n",
+        encoding="utf-8",
+    )
+    assert Pages(tmp_path).write() == ([tmp_path / "page.md"], [])
+    return tmp_path
+
+
+def replace(file, old, new):
+    file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def test_written_tables_are_in_agreement(folder):
+    assert "| linear       | 93.7 ± 1.0 " in (folder / "page.md").read_text(encoding="utf-8")
+    assert Pages(folder).check() == [] and Pages(folder).write() == ([], [])
+
+
+@pytest.mark.parametrize(
+    "file, old, new, found",
+    [
+        ("page.md", "| 93.7 ± 1.0 ", "| 93.8 ± 1.0 ", "page.md:8: table text: '| linear"),
+        ("page.md", "at 53.3", "at 53.4", "does not say '`linear` is at 93.7 ± 1.0 %, in released at 53.3 %.'"),
+        ("page.md", "table: text", "table: released", "there is no 'released'"),
+        ("page.md", "{mean copy", "{means copy", "there is no 'means'"),
+        ("page.md", "{mean copy-released-seq1024 linear}", "{mean copy-released-seq1024}", "missing 1 required"),
+        ("page.md", "<!-- end table -->", "", "1 tables begin, 0 of them end"),
+        ("tables.toml", '"copy-seq1024"', '"copy-seq2048"', "no run in"),
+        ("tables.toml", '"converged"', '"konverged"', "there is no column 'konverged'"),
+        ("tables.toml", "runs =", "run =", "missing a required argument: 'runs'"),
+        ("tables.toml", "of_variants", "of_variant", "there is no 'of_variant'"),
+    ],
+)
+def test_what_disagrees_is_named_with_the_first_difference(folder, file, old, new, found):
+    replace(folder / file, old, new)
+    [problem] = Pages(folder).check()
+    assert found in problem
+
+
+def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path):
+    repository = tmp_path / "repository"
+    (repository / "docs").mkdir(parents=True)
+    shutil.copytree(folder, repository / "results", ignore=shutil.ignore_patterns("repository"))
+    for page in (repository / "README.md", repository / "docs/page.md"):
+        shutil.copy(folder / "page.md", page)
+        assert Pages(repository).check() == []
+        replace(page, "| 93.7 ", "| 93.8 ")
+        [problem] = Pages(repository).check()
+        assert problem.startswith(f"{page}:8: table text")
+        assert Pages(repository).write() == ([page], [])
+
+
+def give_test(folder, *names):
+    """Every accuracy on the test set is half of that in validation."""
+    for path in (folder / name / "summary.json" for name in names):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        for outcome in summary["variants"].values():
+            outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
+        path.write_text(json.dumps(summary), encoding="utf-8")
+
+
+def test_accuracies_are_of_one_set_in_each_table_and_piece_of_prose(folder):
+    page = folder / "page.md"
+    give_test(folder, "copy-seq1024")
+    assert Pages(folder).write()[1] == []  # the prose also names a run without a test, and still holds
+    text = page.read_text(encoding="utf-8")
+    assert "| 46.9 ± 0.5 " in text and "Accuracy: on each seed's test set" in text
+    replace(folder / "tables.toml", '"copy-seq1024"', '"copy*1024"')
+    Pages(folder).write()
+    text = page.read_text(encoding="utf-8")
+    assert "| 93.7 ± 1.0 " in text and "Accuracy: each seed's best in validation." in text
+    give_test(folder, "copy-released-seq1024")
+    _, [problem] = Pages(folder).write()
+    assert "does not say '`linear` is at 46.9 ± 0.5 %, in released at 26.7 %.'" in problem
+
+
+def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
+    check = ["results", "--check", f"--folder={folder}"]
+    assert main(check) == 0
+    assert capsys.readouterr().out == "1 pages, 1 tables agree with the runs\n"
+    replace(folder / "page.md", "| 93.7 ", "| 93.8 ")
+    assert main(check) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["results", "--write", f"--folder={folder}"]) == 0
+    assert main(check) == 0
+    (folder / "page.md").unlink()
+    assert main(check) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def runs_in_results(*names):
+    return Runs(read_run(RESULTS / name) for name in names)
+
+
+def test_gains_are_paired_by_seed_across_runs():
+    runs = runs_in_results("copy-released-seq1024", "copy-seq1024")
+    [line] = TABLES["gains"]({"copying": runs}, {"MLP over linear": ["mlp_softplus", "linear"]})
+    ours, others = (runs[0].outcomes[name].accuracy for name in ("mlp_softplus", "linear"))
+    assert line["gain"] == "MLP over linear"
+    assert float(line["copying"].split()[0].replace("−", "-")) == pytest.approx(100 * np.mean(ours - others), abs=0.05)
+    with pytest.raises(ConfigError, match="linear: expected two variants"):
+        TABLES["gains"]({"copying": runs}, {"y": ["linear"]})
+    with pytest.raises(ConfigError, match="the seeds of content, fixed are not the same"):
+        other_seeds = runs_in_results("copy-robust-seq1024-content", "copy-seq256")
+        TABLES["gains"]({"x": other_seeds}, {"y": ["content", "fixed"]})
+
+
+def test_a_rate_with_several_weight_decays_has_a_column_for_each():
+    """The weight decay of one column must not take the place of another's."""
+    [run] = runs = runs_in_results("mad-memorisation-rates")
+    variant = "mixer=log_linear_delta+lam=content"
+    [line] = TABLES["at_every_rate"](runs, [variant])
+    assert len(line) == 7
+    for decay, shown in (("0.0", "0.0005 (decay 0)"), ("0.1", "0.0005 (decay 0.1)")):
+        accuracy = run.outcomes[f"{variant}+train.learning_rate=0.0005+train.weight_decay={decay}"].accuracy
+        assert float(line[shown].split()[0]) == pytest.approx(100 * np.mean(accuracy), abs=0.05)
+
+
+def swept(accuracies):
+    """By variant at a rate, from those by variant and rate."""
+    return {f"{name}+train.learning_rate={rate}": list(x) for name, of in accuracies.items() for rate, x in of.items()}
+
+
+def test_variants_are_compared_at_their_best_rates(tmp_path):
+    seeds = np.random.default_rng(0).uniform(0.3, 0.6, 16)
+    columns = {}
+    for name, gain in (("A", 0.1), ("B", 0.2)):
+        rates = {"linear": {0.001: seeds, 0.004: seeds + gain}, "fixed": {0.001: seeds, 0.004: seeds - 0.2}}
+        columns[name] = Runs([made_run(tmp_path / name, accuracies=swept(rates))])
+    pair = {"`linear` over `fixed`": ["linear", "fixed"]}
+    own = {"linear": {0.004: seeds + 0.2}, "fixed": {0.001: seeds}}  # at rates that other seeds chose
+    chosen = {"A": columns["A"], "B": Runs([made_run(tmp_path / "chosen", accuracies=swept(own))])}
+    for given in (columns, chosen):
+        (row,) = TABLES["gains"](given, pair, best_rates=True)
+        assert row["gain"] == "`linear` over `fixed`"
+        assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
+        (row,) = TABLES["best_rates"](given, ["linear"], average="both")
+        assert row["A"].endswith("at 0.004") and row["B"].endswith("at 0.004" if given is columns else "]")
+        assert float(row["both"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.15), abs=0.1)
+    with pytest.raises(ConfigError, match="no column has both linear and content"):
+        TABLES["gains"](columns, {"x": ["linear", "content"]}, best_rates=True)
+    with pytest.raises(ConfigError, match="no column has content at several learning rates"):
+        TABLES["best_rates"](columns, ["content"])
+
+
+def test_gains_on_parts_are_of_their_mean(tmp_path):
+    run = made_run(tmp_path, accuracies={"linear+train.learning_rate=0.004": [0.5] * 12, "fixed": [0.4] * 12})
+    shorter, longer = np.linspace(0.2, 0.4, 12), np.linspace(0.6, 0.1, 12)
+    for variant, more in (("linear+train.learning_rate=0.004", 0.1), ("fixed", 0.0)):
+        parts = {"64/4": shorter + 2 * more, "64/8": shorter, "512/9": longer - more}
+        parts = {name: list(values) for name, values in parts.items()}
+        run.outcomes[variant] = dataclasses.replace(run.outcomes[variant], test_accuracy_of_parts=parts)
+    gains, columns, pair = TABLES["gains"], {"32": Runs([run])}, {"x": ["linear", "fixed"]}
+    (row,) = gains(columns, pair, parts={"short": ["64/4", "64/8"], "long": ["512/9"]})
+    assert row == {"gain": "x", "32, short": "+10.0 [+10.0, +10.0]", "32, long": "−10.0 [−10.0, −10.0]"}
+    with pytest.raises(ConfigError, match="parts=8/4: the test has 64/4, 64/8, 512/9"):
+        gains(columns, pair, parts={"short": ["8/4"]})
+    run = made_run(tmp_path, accuracies=swept({"linear": {0.001: [0.5], 0.004: [0.5]}, "fixed": {0.1: [0.4]}}))
+    with pytest.raises(ConfigError, match=r"linear.*=0.001 and linear.*=0.004: expected one rate"):
+        gains({"32": Runs([run])}, pair, parts={"short": ["64/4"]})
