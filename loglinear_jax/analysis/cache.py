@@ -58,7 +58,8 @@ def _write(path: Path, value: Mapping[str, np.ndarray]) -> None:
 def _read(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a file of `Cache`; None if it is damaged. Nothing in it is unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as read:
+            arrays = dict(read)
     except (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile):
         return None
+    return arrays if all(isinstance(x, np.ndarray) for x in arrays.values()) else None

@@ -1,6 +1,5 @@
 """Tables of runs, and tables as files."""
 
-import csv
 import dataclasses
 
 import numpy as np
@@ -425,4 +424,4 @@ def test_tables_as_files(tmp_path):
     markdown, _, tex = (path.read_text(encoding="utf-8") for path in paths)
     assert "| 1 ± 2 | ≥ 3 |" in markdown and "A note." in markdown
     assert r"a\_b" in tex and r"$\pm$" in tex and r"$\lambda$" in tex and r"\toprule" in tex
-    assert list(csv.DictReader(paths[1].open(encoding="utf-8"))) == [{"a_b": "1.5", "λ": ""}]
+    assert paths[1].read_text(encoding="utf-8").split() == ["a_b,λ", "1.5,"]
