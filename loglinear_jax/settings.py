@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import numbers
 import typing
@@ -48,10 +47,11 @@ def check_fields(settings: Any, section: str) -> None:
     for name, field in setting_fields(type(settings)).items():
         value, limits = getattr(settings, name), field.metadata
         kind = kind_of(types[name])
-        if value is None and takes_none(types[name]):
+        or_none = " or None" if takes_none(types[name]) else ""
+        if value is None and or_none:
             continue
         if kind in _PLAIN and not (isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)):
-            raise SettingError(f"{section}.{name} must be {in_words(types[name])}, got {value!r}")
+            raise SettingError(f"{section}.{name} must be {in_words(kind)}{or_none}, got {value!r}")
         if kind is int and value > limits["most"]:
             raise SettingError(f"{section}.{name} must be at most {limits['most']:,}, got {value:,}")
         if limits["choices"] is not None and value not in limits["choices"]:
@@ -75,11 +75,8 @@ def _also(limits: Any) -> str:
     return " and not negative" if limits["least"] == 0 else ""
 
 
-# --- Values, as a command line or a variant gives them ------------------------------------------------------------------
-
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _PLAIN = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}  # what a value of each kind is
-_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def kind_of(hint: Any) -> Any:
@@ -88,69 +85,11 @@ def kind_of(hint: Any) -> Any:
     return kinds[0] if takes_none(hint) and len(kinds) == 1 else hint
 
 
+def in_words(kind: type) -> str:
+    """What a value of this type is: "a whole number" for int."""
+    return _WORDS.get(kind, f"a {kind.__name__}")
+
+
 def takes_none(hint: Any) -> bool:
     """Whether None is one of the values of this type."""
     return type(None) in typing.get_args(hint)
-
-
-def _takes_several(hint: Any) -> bool:
-    return list[float] in typing.get_args(hint)
-
-
-def in_words(hint: Any) -> str:
-    """ "a whole number or None" for `int | None`."""
-    if _takes_several(hint):
-        return "a number, or several with commas between them"
-    kind = kind_of(hint)
-    return _WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}") + (" or None" if takes_none(hint) else "")
-
-
-def read_value(text: str, hint: Any) -> Any:
-    """text as a value of this type, such as `int | None`: "1000", "1_000", "1e3" and "0x3e8" are the same whole number; "true",
-    "yes", "on" and "1" are true, in any case. Where None is a value, "None" and an empty text stand for it. Of the type
-    `float | list[float]`, "0.1,0.2" is a list.
-
-    Raises ValueError saying what was expected and what came.
-    """
-    if _takes_several(hint):
-        several = [_read_float(part) for part in text.split(",")]
-        if None in several:
-            raise ValueError(f"expected {in_words(hint)}, got {text!r}")
-        return several if "," in text else several[0]
-    kind = kind_of(hint)
-    if takes_none(hint) and text in ("None", ""):
-        return None
-    if kind is str:
-        return text
-    # of other types a Python literal, such as (1, 2)
-    read = {int: _read_int, float: _read_float, bool: lambda text: _TRUTH.get(text.lower())}.get(kind, _read_literal)
-    value = read(text)
-    is_value = isinstance(value, typing.get_origin(kind) or kind) if kind not in _PLAIN else value is not None
-    if not is_value:
-        shown = text if len(text) <= 60 else f"{text[:60]}…"
-        raise ValueError(f"expected {in_words(hint)}, got {shown!r}")
-    return value
-
-
-def _read_int(text: str) -> int | None:
-    try:
-        return int(text, 0) if text.lower().lstrip("+-").startswith(("0x", "0o", "0b")) else int(text)
-    except ValueError:
-        value = _read_float(text)
-        # Beyond 2**53, and below the least float, a float is not the number that is written.
-        is_exact = value is not None and value.is_integer() and abs(value) <= 2**53 and "e-" not in text.lower()
-        return int(value) if is_exact else None
-
-
-def _read_float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _read_literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # what it raises for what is no literal
-        return None

@@ -6,7 +6,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, NOT_IN_CONFIGS, with_none
+from loglinear_jax.config.defaults import MODEL_KINDS, SECTIONS, default_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.sizes import rates_at_once
 from loglinear_jax.config.variants import variant_config
@@ -41,6 +41,7 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     vocab_size: of a text that need not be opened; None opens what the task reads from, after all settings are checked.
     Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
     """
+    check_sections(config)
     config = variant_config(config, variant)
     task, settings, train = checked_settings(config)
     try:
@@ -51,6 +52,29 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
         raise ConfigError(str(error)) from error
     model = MODEL_KINDS[config.model.kind].model(dataclasses.replace(settings, vocab_size=vocab_size))
     return Experiment(config, task, model, train)
+
+
+def check_sections(config: ConfigDict) -> None:
+    """Raises ConfigError unless every section is there, with the settings that belong to it."""
+    for section in SECTIONS:
+        if not isinstance(config.get(section), ConfigDict):
+            raise ConfigError(
+                f"{section} must be a section of the config, as in default_config(), got {config.get(section)!r}"
+            )
+    try:
+        expected = default_config(config.model.get("kind", "recall"), config.task.get("name"))
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
+    if "variants" not in config:
+        raise ConfigError("variants is missing: start from default_config()")
+    for section in SECTIONS:
+        if missing := sorted(set(expected[section]) - set(config[section])):
+            raise ConfigError(
+                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
+                f"{section} as a whole"
+            )
+        if unknown := sorted(set(config[section]) - set(expected[section])):
+            raise ConfigError(f"there is no setting {section}.{unknown[0]}")
 
 
 def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, TrainSettings]:
@@ -99,15 +123,7 @@ def task_of(config: ConfigDict) -> BaseTask:
 def _model_settings(model: ConfigDict, max_seq_len: int, dtype: str) -> MixerSettings:
     """The model's settings with a vocabulary of one, as it may not be known yet."""
     settings = model.to_dict()
-    kind = settings.pop("kind")
-    if kind not in MODEL_KINDS:
-        raise ConfigError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {kind!r}")
-    settings_class = MODEL_KINDS[kind].settings
-    known = {field.name for field in dataclasses.fields(settings_class)} - set(NOT_IN_CONFIGS) | {"max_length"}
-    if differing := sorted(known ^ set(settings)):
-        raise ConfigError(
-            f"model.kind={kind} does not go with this config, whose model has other settings, such as {differing[0]}"
-        )
+    settings_class = MODEL_KINDS[settings.pop("kind")].settings
     settings = with_none(settings, settings_class)
     settings["max_length"] = settings["max_length"] or max_seq_len
     return settings_class(vocab_size=1, dtype=dtype, **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing
 from typing import Any
 
@@ -30,6 +29,16 @@ MODEL_KINDS = {
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
 
 
+SECTIONS = ("task", "model", "train")
+
+
+def model_kind(name: str) -> ModelKind:
+    """The kind of model of that name. Raises SettingError if there is none."""
+    if name not in MODEL_KINDS:
+        raise SettingError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {name!r}")
+    return MODEL_KINDS[name]
+
+
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
     """Every setting of an experiment with its default; a file in configs/ changes some of them.
 
@@ -44,7 +53,7 @@ def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
         add_settings(config.task, find_task(task))
     config.model = ConfigDict()
     config.model.kind = kind
-    add_settings(config.model, MODEL_KINDS[kind].settings)
+    add_settings(config.model, model_kind(kind).settings)
     config.model.max_length = config_dict.placeholder(int)
     config.train = ConfigDict()
     add_settings(config.train, TrainSettings)
@@ -71,9 +80,8 @@ def language_config() -> ConfigDict:
         eval_batch_size=64,
         checkpoint_every=2_000,
         precision="bfloat16",
+        stop_at=None,
     )
-    del config.train.stop_at  # its type would be lost with None alone
-    config.train.stop_at = config_dict.placeholder(float)
     return config
 
 
@@ -85,12 +93,12 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
             continue
         if field.default is dataclasses.MISSING:
             raise SettingError(f"{settings_class.__name__}: its field {field.name} has no default value")
-        if field.default is None:
-            section[field.name] = config_dict.placeholder(kind_of(types[field.name]))
-        elif settings_class is TrainSettings and field.name in SWEPT:
-            section[field.name] = config_dict.FieldReference(field.default, field_type=object)  # or several
-        else:
-            section[field.name] = field.default
+        kind = kind_of(types[field.name])
+        if settings_class is TrainSettings and field.name in SWEPT:
+            kind = object  # a number or several
+        elif kind not in (int, float, bool, str):
+            kind = type(field.default) if field.default is not None else object
+        section[field.name] = config_dict.FieldReference(field.default, field_type=kind)
 
 
 # Settings of training that take several values, each of which makes a variant of every variant: see `variant_names`.
@@ -124,26 +132,8 @@ VARIANTS_MEANING = (
 
 def settings_classes(config: ConfigDict) -> dict[str, type]:
     """The class of each section's settings. Raises SettingError for a task or a kind of model that does not exist."""
-    if config.model.kind not in MODEL_KINDS:
-        raise SettingError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {config.model.kind!r}")
     task = find_task(config.task.name) if config.task.get("name") else Task
-    return {"task": task, "model": MODEL_KINDS[config.model.kind].settings, "train": TrainSettings}
-
-
-# Of settings that no class of settings has, or that are more in a config than in their class.
-_OTHER_TYPES = {"variants": str | None, "task.name": str, "model.kind": str, "model.max_length": int | None} | {
-    f"train.{name}": float | list[float] for name in SWEPT
-}
-
-
-def type_of_setting(config: ConfigDict, name: str) -> Any:
-    """The type of a setting by its dotted name, such as `int | None`; of one that its class lacks, what the config has."""
-    section, _, field = name.partition(".")
-    if name in _OTHER_TYPES:
-        return _OTHER_TYPES[name]
-    types = typing.get_type_hints(settings_classes(config)[section]) if section in config else {}
-    *path, last = name.split(".")
-    return types[field] if field in types else functools.reduce(ConfigDict.__getitem__, path, config).get_type(last)
+    return {"task": task, "model": model_kind(config.model.kind).settings, "train": TrainSettings}
 
 
 def describe_settings(config: ConfigDict) -> list[Setting]:
@@ -164,7 +154,7 @@ def describe_settings(config: ConfigDict) -> list[Setting]:
 
 
 def with_none(settings: dict[str, Any], settings_class: type) -> dict[str, Any]:
-    """settings with None for 0 and '' where the class takes None: a command line cannot say None."""
+    """The settings with None for 0 and '' where the class takes None, as other programs' command lines say it."""
     types = typing.get_type_hints(settings_class)
     of_none = {name for name, hint in types.items() if takes_none(hint)} | {"max_length"}
     return {name: None if name in of_none and value in (0, "") else value for name, value in settings.items()}

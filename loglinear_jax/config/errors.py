@@ -11,13 +11,6 @@ class ConfigError(SettingError):
     """An invalid config or run; the message is one line that names what is wrong."""
 
 
-def missing_setting(section: str, name: str) -> ConfigError:
-    """The error for a section that was, or would be, replaced as a whole, and lacks this setting then."""
-    return ConfigError(
-        f"{section}.{name} is missing: set single fields, such as --config.{section}.{name}=..., not {section} as a whole"
-    )
-
-
 def some_of(names: Iterable[str], most: int = 8) -> str:
     """Names with commas between them, the first ones alone where there are many, so that an error stays one short line."""
     names = list(names)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import type_of_setting
-from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
+from loglinear_jax.config.errors import ConfigError, some_of
+from loglinear_jax.config.overrides import override
 from loglinear_jax.files import why_not_local
-from loglinear_jax.settings import SettingError, in_words, read_value
+from loglinear_jax.settings import SettingError
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -73,10 +72,14 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def chosen_file(arguments: Sequence[str]) -> str | None:
     """What follows --config= in the first part of `split_arguments`: a config file, and its presets after a colon. Raises
     ConfigError for a second one."""
-    given = [value for name, equals, value in (a.partition("=") for a in arguments) if name.lstrip("-") == "config"]
+    given = [argument.partition("=")[2] for argument in arguments if _chooses(argument)]
     if len(given) > 1:
         raise ConfigError(f"--config is given {len(given)} times, as {some_of(given)}: expected it once")
     return given[0] if given else None
+
+
+def _chooses(argument: str) -> bool:
+    return argument.partition("=")[0].lstrip("-") == "config"
 
 
 def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
@@ -85,18 +88,13 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     Raises ConfigError for an unreadable config file, an unknown preset or setting, and a value of the wrong type.
     """
     arguments, _ = split_arguments(argv)
-    chosen = chosen_file(arguments)
-    if not chosen:
-        raise ConfigError(f"name a config: --config=selective_copy:smoke; there are {', '.join(config_names())}")
-    filename, _, presets = chosen.partition(":")
+    filename, colon, presets = (chosen_file(arguments) or "").partition(":")
     if not filename:
-        raise ConfigError(
-            f"--config={chosen} names no config file before the colon: there are {', '.join(config_names())}"
-        )
+        before = f"--config={colon}{presets} names no config file before the colon" if colon else "name a config"
+        raise ConfigError(f"{before}: --config=selective_copy:smoke; there are {', '.join(config_names())}")
     config = get_config(load_config_file(filename), presets)
-    changes = [a for a in arguments if a.partition("=")[0].lstrip("-") != "config"]
-    _change(config, changes)
-    given = frozenset(change.partition("=")[0].lstrip("-").partition(".")[2] for change in changes)
+    config.lock()
+    given = frozenset(override(config, argument) for argument in arguments if not _chooses(argument))
     return ChosenConfig(config, shell_safe(Path(filename).stem + (f"-{presets}" if presets else "")), given)
 
 
@@ -117,19 +115,16 @@ def find_config_file(name: str) -> Path:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:  # too long a name
         raise ConfigError(f"the config {name} can't be read: {error.strerror}") from error
+    names = config_names()
     if is_file:
         return path
-    if name in config_names():
+    if name in names:
         return configs_folder() / f"{name}.py"
     if is_folder:
-        raise ConfigError(
-            f"the config {name} is a folder: expected a file in it, or one of {', '.join(config_names())}"
-        )
-    close = difflib.get_close_matches(name, config_names(), n=1)
-    raise ConfigError(
-        f"there is no config file {name}, and the configs by name are {', '.join(config_names())}"
-        + (f": did you mean {close[0]}?" if close else "")
-    )
+        raise ConfigError(f"the config {name} is a folder: expected a file in it, or one of {', '.join(names)}")
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"there is no config file {name}, and the configs by name are {', '.join(names)}{hint}")
 
 
 def load_config_file(name: str) -> ConfigFile:
@@ -156,11 +151,6 @@ def get_config(file: ConfigFile, presets: str = "") -> ConfigDict:
         raise ConfigError(
             f"the config {file.path}: get_config returns a {type(config).__name__}, expected a ConfigDict"
         )
-    for section in ("task", "model", "train"):
-        if not isinstance(config.get(section), ConfigDict):
-            raise ConfigError(
-                f"the config {file.path}: {section} is {config.get(section)!r}, expected a section, as in default_config()"
-            )
     return config
 
 
@@ -175,46 +165,3 @@ def _execute(path: Path) -> ModuleType:
     sys.modules[name] = module
     exec(code, module.__dict__)  # what it raises is its own, and keeps its traceback
     return module
-
-
-def _change(config: ConfigDict, changes: Sequence[str]) -> None:
-    """Applies "--config.train.num_seeds=3" and the like, and locks the config.
-
-    A setting without a value, "--config.train.stream", is set to true, and "--noconfig.train.stream" to false.
-    """
-    for change in changes:
-        given, equals, text = change.partition("=")
-        name = re.sub(r"--?(no)?config\.?", "", given)
-        _check_exists(config, name)
-        *path, field = name.split(".")
-        section = functools.reduce(ConfigDict.__getitem__, path, config)
-        if isinstance(section[field], ConfigDict):
-            raise missing_setting(name, min(section[field]))
-        kind = type_of_setting(config, name)
-        negated = given.lstrip("-").startswith("no")
-        if (negated and equals) or (kind is not bool and not equals):
-            raise ConfigError(f"{change}: expected --config.{name}= and {in_words(kind)}")
-        try:
-            value = read_value(text, kind) if equals else not negated
-        except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from error
-        with config.unlocked(), config.ignore_type():  # the type is that of its class, not that of the default
-            section[field] = value
-    config.lock()
-
-
-def _check_exists(config: ConfigDict, name: str) -> None:
-    """Raises ConfigError for an unknown setting, and names the nearest one."""
-    known = list(_names_of(config))
-    if name not in known:
-        sections = {name.rpartition(".")[0] for name in known}
-        close = difflib.get_close_matches(name, [one for one in known if one not in sections], n=1)
-        raise ConfigError(f"there is no setting {name}" + (f": did you mean {close[0]}?" if close else ""))
-
-
-def _names_of(section: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Every section and setting by its dotted name."""
-    for name in section:
-        yield prefix + name
-        if isinstance(section[name], ConfigDict):
-            yield from _names_of(section[name], f"{prefix}{name}.")

@@ -8,7 +8,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.settings import read_value
 
 
 def apply_presets(
@@ -36,13 +35,9 @@ def apply_presets(
 
 
 def _read_number(item: str, value: str) -> int:
-    try:
-        number = read_value(value, int)
-    except ValueError as error:
-        raise ConfigError(f"preset {item!r}: {error}") from error
-    if number < 0:
+    if not value.isdecimal():
         raise ConfigError(f"preset {item!r}: expected a whole number that is not negative")
-    return number
+    return int(value)
 
 
 def smoke_config(config: ConfigDict) -> None:

@@ -9,9 +9,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.building import checked_settings
-from loglinear_jax.config.defaults import MODEL_KINDS, SWEPT, default_config, has_several, settings_classes, with_none
-from loglinear_jax.config.errors import ConfigError, missing_setting, some_of
+from loglinear_jax.config.building import check_sections, checked_settings
+from loglinear_jax.config.defaults import (
+    MODEL_KINDS,
+    SECTIONS,
+    SWEPT,
+    default_config,
+    has_several,
+    settings_classes,
+    with_none,
+)
+from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
@@ -37,39 +45,12 @@ def check_config(config: ConfigDict) -> None:
 
 def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:
     """`checked_settings` of each variant. Raises ConfigError for invalid sections and settings."""
-    _check_sections(config)
+    check_sections(config)
     try:
-        settings_classes(config)
         find_lam(config.model.lam)
     except SettingError as error:
-        message = str(error)
-        raise ConfigError(message if message.startswith(("task", "model")) else f"model.{message}") from error
+        raise ConfigError(f"model.{error}") from error
     return {name: checked_settings(variant_config(config, name)) for name in variant_names(config)}
-
-
-def _check_sections(config: ConfigDict) -> None:
-    """Raises ConfigError unless every section is there, with the settings that all of its kind have."""
-    for section in ("task", "model", "train"):
-        if not isinstance(config.get(section), ConfigDict):
-            raise ConfigError(
-                f"{section} must be a section of the config, as in default_config(), got {config.get(section)!r}"
-            )
-    if "variants" not in config:
-        raise ConfigError("variants is missing: start from default_config()")
-    try:
-        of_training = set(default_config(task=config.task.get("name")).train)
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
-    needed = {
-        "task": {"name"},
-        "model": set.intersection(*(set(default_config(kind).model) for kind in MODEL_KINDS)),
-        "train": of_training,
-    }
-    for section, names in needed.items():
-        if missing := sorted(names - set(config[section])):
-            raise missing_setting(section, missing[0])
-    if unknown := sorted(set(config.train) - of_training):
-        raise ConfigError(f"there is no setting train.{unknown[0]}")
 
 
 def _unread(**sections: BaseTask | MixerSettings | TrainSettings) -> set[str]:
@@ -96,7 +77,7 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
             raise ConfigError(f"variants: {name!r} sets {vain[0]}, which has no effect there")
     default = default_config(config.model.kind, config.task.name)
     classes = settings_classes(config)
-    for section in ("task", "model", "train"):
+    for section in SECTIONS:
         values, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
         for field, value in values.items():
             path = f"{section}.{field}"
@@ -124,31 +105,24 @@ def read_config(path: Path) -> ConfigDict:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
-    sections = ("task", "model", "train")
-    if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in sections):
+    if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in SECTIONS):
         raise ConfigError(f"{path} is not a config of a run: expected task, model and train in it")
-    kind, task = given["model"].get("kind", "recall"), given["task"].get("name")
-    if kind not in MODEL_KINDS:
-        raise ConfigError(f"{path} is not a config of this version: model.kind is {kind!r}")
     try:
-        task_class = BaseTask if task is None else find_task(task)
-        known = default_config(kind, task)
-    except SettingError as error:
-        raise ConfigError(f"{path} can't be read as a config: {error}") from error
-    classes = {"model": MODEL_KINDS[kind].settings, "train": TrainSettings}
-    for section, settings_class in classes.items():
-        values = dict(given[section])
-        if section == "train" and values.get("metric") == task_class.score.metric:  # once a setting, now the task's
-            del values["metric"]
-        for name, names_today in RENAMED.get(section, {}).items():
-            if name in values:
-                values[name] = names_today.get(values[name], values[name])
-        if unknown := sorted(set(values) - set(known[section])):
-            raise ConfigError(f"{path} is not a config of this version: there is no setting {section}.{unknown[0]}")
-        try:
-            known[section].update(with_none(values, settings_class))
-        except TypeError as error:
-            raise ConfigError(f"{path} is not a config of this version: {section}: {error}") from error
+        known = default_config(given["model"].get("kind", "recall"), given["task"].get("name"))
+        classes = settings_classes(known)
+        score = classes["task"].score
+        if given["train"].get("metric") == score.metric:  # once a setting, now the task's
+            del given["train"]["metric"]
+        for section in ("model", "train"):
+            values = given[section]
+            for name, names_today in RENAMED.get(section, {}).items():
+                if name in values:
+                    values[name] = names_today.get(values[name], values[name])
+            if unknown := sorted(set(values) - set(known[section])):
+                raise ConfigError(f"there is no setting {section}.{unknown[0]}")
+            known[section].update(with_none(values, classes[section]))
+    except (SettingError, TypeError) as error:
+        raise ConfigError(f"{path} is not a config of this version: {error}") from error
     if not isinstance(given.get("variants") or "", str):
         raise ConfigError(f"{path} is not a config of a run: variants is {given['variants']!r}, expected a text")
     known.task = ConfigDict(known.task.to_dict() | given["task"])

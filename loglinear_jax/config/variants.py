@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import numbers
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, has_several, type_of_setting
+from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, has_several
 from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.overrides import override
 from loglinear_jax.lam import LAMS, find_lam
-from loglinear_jax.settings import SettingError, read_value
+from loglinear_jax.settings import SettingError
 
 
 def variant_names(config: ConfigDict) -> list[str]:
@@ -64,17 +66,15 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
 
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
-    changed = ConfigDict(config.to_dict())
-    for path, value in variant_settings(config, variant).items():
-        section, _, field = path.partition(".")
-        with changed.ignore_type():  # several values become one
-            changed[section][field] = value
+    changed = copy.deepcopy(config)
+    changed.update_from_flattened_dict(variant_settings(config, variant))
     return changed
 
 
 def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
     """What a variant sets: "model.lam" and the like, with their values. Raises ConfigError for what is none."""
     settings: dict[str, Any] = {}
+    changed = copy.deepcopy(config).lock()
     for setting in variant.split("+"):
         path, equals, text = setting.partition("=")
         if not setting:
@@ -100,11 +100,11 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
             raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
         if path in settings:
             raise ConfigError(f"variants: {variant!r} sets {path} twice")
-        kind = type_of_setting(config, path)
         try:
-            settings[path] = read_value(text, kind)
-        except ValueError as error:
+            override(changed, f"--config.{path}={text}")
+        except ConfigError as error:
             raise ConfigError(f"variants: {setting!r}: {error}") from error
+        settings[path] = changed[section][field]
         if path == "model.lam":
             _check_lam(setting, text)
     return settings
