@@ -68,13 +68,17 @@ def check_sections(config: ConfigDict) -> None:
     if "variants" not in config:
         raise ConfigError("variants is missing: start from default_config()")
     for section in SECTIONS:
+        if unknown := sorted(set(config[section]) - set(expected[section])):
+            if section == "model":
+                raise ConfigError(
+                    f"model.kind={config.model.get('kind')} does not go with this config, whose model has {unknown[0]}"
+                )
+            raise ConfigError(f"there is no setting {section}.{unknown[0]}")
         if missing := sorted(set(expected[section]) - set(config[section])):
             raise ConfigError(
                 f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
                 f"{section} as a whole"
             )
-        if unknown := sorted(set(config[section]) - set(expected[section])):
-            raise ConfigError(f"there is no setting {section}.{unknown[0]}")
 
 
 def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, TrainSettings]:

@@ -305,7 +305,7 @@ def test_bad_variants(variants, message):
         ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
         ("model.mixer", "mamba", "model.mixer must be one of"),
         ("model.lam_head_slope", float("nan"), "model.lam_head_slope must be finite, got nan"),
-        ("model.kind", "language", "model.conv_bias is missing: set single fields"),
+        ("model.kind", "language", "model.kind=language does not go with this config"),
         ("train.num_steps", 0, "train.num_steps must be at least 1, got 0"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
         ("train.learning_rate", float("inf"), "train.learning_rate must be finite and positive"),
