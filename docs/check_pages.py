@@ -1,4 +1,4 @@
-"""Checks what the pages say that can be checked without running it: links, figures, sizes, the tables of settings and of modules.
+"""Checks what the pages say, as far as nothing must be run: links, figures, sizes, the tables of settings and of modules.
 
     python -m docs.check_pages
 
