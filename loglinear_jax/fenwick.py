@@ -87,6 +87,14 @@ def fenwick_level(t, s):
     return bit_length(np.bitwise_xor(t, s))
 
 
+def merged_level(t, num_levels: int):
+    """The level into which token t's partition merges all lower ones; num_levels before token 0, where there are none.
+
+    Token t = ...1000 (binary, z trailing zeros) merges levels 0 .. z into level z + 1, like the increment of a binary counter.
+    """
+    return jnp.where(t == 0, num_levels, fenwick_level(t, t - 1))
+
+
 def bucket_level_after(level, last_position, t):
     """Level at which token t finds a bucket that stood at `level` after token `last_position` < t.
 
@@ -111,6 +119,26 @@ def left_sibling(chunk, height: int):
     """
     is_right = (chunk >> height) & 1
     return is_right, ((chunk >> height) - 1) * is_right
+
+
+def has_left_sibling(chunk, height):
+    """Whether the chunk reads a node at that height: whether its bit `height` is set."""
+    return (chunk >> height) & 1 == 1
+
+
+def highest_bit(x):
+    """Index of the highest bit of each int32 above 0."""
+    return 31 - jax.lax.clz(x)
+
+
+def node_height(end):
+    """Height of the node that ends before chunk `end` and that later chunks read: the number of trailing zeros of end > 0."""
+    return highest_bit(end & -end)
+
+
+def next_end(end):
+    """Where the next node ends that a chunk reads: chunk c reads those that end at c, at next_end(c), and so on until 0."""
+    return end & (end - 1)
 
 
 def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
@@ -164,14 +192,13 @@ def init_fenwick_state(
 
 
 def merge_for_token(levels: Float[Array, "B H L K V"], t) -> Float[Array, "B H L K V"]:
-    """The carry chain: add every bucket that token t's partition merges into the level it moves to.
+    """The carry chain: add every bucket that token t's partition merges into the level it moves to, `merged_level`.
 
-    Token t = ...1000 (binary, z trailing zeros) merges levels 0 .. z into level z + 1, like the increment of a binary
-    counter. Before token 0 nothing exists, so everything is cleared.
+    Before token 0 nothing exists, so everything is cleared.
     """
     t = jnp.asarray(t, jnp.int32)
     level = jnp.arange(levels.shape[2], dtype=jnp.int32)[:, None, None]
-    merged_level = jnp.where(t == 0, levels.shape[2], fenwick_level(t, t - 1))  # = z + 1
-    merges = level < merged_level
+    into = merged_level(t, levels.shape[2])
+    merges = level < into
     merged = jnp.sum(jnp.where(merges, levels, 0), axis=2, keepdims=True)
-    return jnp.where(merges, 0, levels) + jnp.where(level == merged_level, merged, 0)
+    return jnp.where(merges, 0, levels) + jnp.where(level == into, merged, 0)

@@ -1,7 +1,7 @@
 """Operations over sequences, one folder each: `api` is the public function, and each form has a module of its own.
 
-Beside them stands what they share: `checks` of arguments, `dtypes`, groups of `heads`, `decays`, `levels`, `positions`, the
-chunks' `tree`, and the `continuation` of a sequence from an initial state.
+Beside them is what they share: `checks` of arguments, the choice of a form in `dispatch`, `dtypes`, groups of `heads`,
+`decays`, `levels`, `positions`, the chunks' `tree`, and the `continuation` of a sequence from an initial state.
 """
 
 from loglinear_jax.ops.bucket_scores import bucket_scores

@@ -8,7 +8,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import PrecisionLike
+from jaxtyping import Array, Float
 
+from loglinear_jax.fenwick import has_left_sibling, tree_heights
 from pallas_kernels.attention import triton
 from pallas_kernels.attention.backends import choose_backend
 from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
@@ -22,9 +25,19 @@ from pallas_kernels.common.tiles import tile_for
 
 
 def fenwick_attention(
-    q, k, v, log_decay, lam, *, chunk_size: int | None = None, precision=None, tiles: Tiles | HopperTiles | None = None
-):
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    lam: Float[Array, "B T H L"],
+    *,
+    chunk_size: int | None = None,
+    precision: PrecisionLike = None,
+    tiles: Tiles | HopperTiles | None = None,
+) -> Float[Array, "B T H V"]:
     """Log-linear attention of tokens 0 .. T-1 by the Pallas kernels: O(T log T), with a hand-written gradient.
+
+    Shapes are not checked here: `loglinear_jax.log_linear_attention`, which calls it, checks them.
 
     Args:
       q, k: [B, T, G, K], float32 or bfloat16, both and v alike; K and V from 16 to 256.
@@ -38,10 +51,8 @@ def fenwick_attention(
 
     Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError where KERNELS["log_linear_attention"] says why it cannot run, ValueError for arrays that do not fit
-    together.
+    Raises UnsupportedError where KERNELS["log_linear_attention"] says why it cannot run.
     """
-    _check(q, k, v, log_decay, lam)
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
     backend = choose_backend(tiles and tiles.backend, key_dim, value_dim, q.dtype, chunk_size, precision)
@@ -64,24 +75,6 @@ def fenwick_attention(
     log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
     out = _differentiable(sizes, tiles)(q, k, v, log_decay, lam)
     return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
-
-
-def _check(q, k, v, log_decay, lam) -> None:
-    """Raises ValueError for arrays that `fenwick_attention` would make nonsense of."""
-    batch, length, groups, key_dim = q.shape
-    heads, value_dim = v.shape[2:]
-    if length < 1 or heads % groups:
-        raise ValueError(f"expected T ≥ 1 and H a multiple of G, got T={length}, H={heads}, G={groups}")
-    levels = (length - 1).bit_length() + 1
-    expected = dict(k=(k, (batch, length, groups, key_dim)), v=(v, (batch, length, heads, value_dim)))
-    expected |= dict(log_decay=(log_decay, (batch, length, heads)), lam=(lam, (batch, length, heads, lam.shape[-1])))
-    for name, (x, shape) in expected.items():
-        if x.shape != shape:
-            raise ValueError(f"{name} has shape {x.shape}: expected {shape} beside q {q.shape} and v {v.shape}")
-    if lam.shape[-1] < levels:
-        raise ValueError(f"lam has {lam.shape[-1]} levels: expected at least {levels} for T={length} tokens")
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}: expected one")
 
 
 def sizes_for(
@@ -224,7 +217,7 @@ def _chunk_gradients(state_gradients, states, chunk_decay, sizes: AttentionSizes
         stages.append(stages[-1] * tiles.radix)
     above = d_merge = None
     for size in reversed(stages):
-        radix = min(tiles.radix, 1 << (-(-sizes.num_chunks // size) - 1).bit_length())
+        radix = min(tiles.radix, 1 << tree_heights(-(-sizes.num_chunks // size)))
         node_decay = _node_decay(chunk_decay, size)
         above, parts = _scan_of(tiles).spread_gradients(
             state_gradients, states, above, node_decay, sizes, tiles, size, radix
@@ -246,8 +239,8 @@ def _node_decay(chunk_decay, size: int):
 def _sum_over_reads(x):
     """For each chunk, the sum of x [..., N] over the ends of the states that the chunk reads."""
     chunk, total = np.arange(x.shape[-1]), 0.0
-    for height in range(max(len(chunk) - 1, 1).bit_length()):
+    for height in range(max(tree_heights(len(chunk)), 1)):
         starts = x[..., :: 1 << height]  # of nodes of 2**height chunks
         own = jnp.repeat(starts, 1 << height, axis=-1)[..., : len(chunk)]
-        total += jnp.where((chunk >> height) & 1 == 1, own, 0.0)
+        total += jnp.where(has_left_sibling(chunk, height), own, 0.0)
     return total

@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
+from loglinear_jax.fenwick import merged_level
 from pallas_kernels.attention.backends import MAX_DIM, MIN_DIM
 from pallas_kernels.common.launch import call, fold_mapped_axes
 from pallas_kernels.common.support import interpreting
@@ -102,8 +103,7 @@ def _step_kernel(levels_ref, position_ref, token_ref, out_ref, after_ref, *, num
         jnp.where(log_decay > SLOW, 1.0, jnp.exp(log_decay)),
         jnp.where(log_decay > SLOW, jnp.expm1(log_decay), 0.0),
     )
-    # Levels 0 .. z go into level z + 1, z the trailing zeros of the position; before the first token there is nothing.
-    into = jnp.where(position == 0, num_levels, 32 - lax.clz(position ^ (position - 1)))
+    into = merged_level(position, num_levels)
     after = k[:, None] * v[None, :]
     merged, weighted = before[0], token_ref[lam] * after
     after_ref[0] = after

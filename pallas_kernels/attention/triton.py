@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from loglinear_jax.fenwick import highest_bit, next_end, node_height
 from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common.chunks import (
     Sizes,
@@ -62,15 +63,6 @@ class AttentionSizes(Sizes):
 
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------
-
-
-def _lowbit(e):
-    return e & -e
-
-
-def _height(e):
-    """Number of trailing zeros of e > 0."""
-    return 31 - lax.clz(_lowbit(e))
 
 
 def _lam_tile(lam_ref, head, level, sizes: AttentionSizes):
@@ -273,9 +265,9 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 
             def read(_, carry):
                 end, out = carry
-                weight = weight_ref[decay_head, _height(end), :]
+                weight = weight_ref[decay_head, node_height(end), :]
                 out += weight[:, None] * multiply(q, states_ref[head, end], sizes)
-                return end & (end - 1), out
+                return next_end(end), out
 
             _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))
         o_ref[:, head, :] = out.astype(o_ref.dtype)
@@ -305,7 +297,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: Tiles):
 def _state_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: AttentionSizes):
     # Programs are numbered from the top of the tree down, so that those with the most chunks start first.
     number = pl.program_id(0) + 1
-    depth = 31 - lax.clz(number)
+    depth = highest_bit(number)
     height = sizes.heights - 1 - depth
     end = (2 * (number - (1 << depth)) + 1) << height
 
@@ -449,10 +441,10 @@ def _query_gradients_kernel(
 
         def read(_, carry):
             end, dq = carry
-            height = _height(end)
+            height = node_height(end)
             to_query = multiply(do, states_ref[head, end], sizes, transpose_y=True)
             read_ref[head, height, :] = jnp.sum(q * to_query, axis=1)
-            return end & (end - 1), dq + weight_ref[decay_head, height, :][:, None] * to_query
+            return next_end(end), dq + weight_ref[decay_head, height, :][:, None] * to_query
 
         _, dq = lax.fori_loop(0, lax.population_count(last_chunk), read, (last_chunk, dq))
         return dq

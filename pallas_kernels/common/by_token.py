@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
+from loglinear_jax.fenwick import has_left_sibling
 from pallas_kernels.common.chunks import (
     LOG2_E,
     MIN_LOG2_DECAY,
@@ -168,7 +169,7 @@ def _lam_gradient_kernel(inside_ref, *refs, sizes: Sizes, levels: int, columns: 
         read_ref, weight_ref, decay_ref, since_ref, d_since_ref = tree_refs
         between = exists & (level >= sizes.levels_inside) & (level < sizes.levels)
         height = jnp.where(between, level - sizes.levels_inside, 0)
-        reads = between & ((chunk >> height) & 1 == 1)
+        reads = between & has_left_sibling(chunk, height)
         read = load(read_ref, height, reads)
         start = sum(
             triton.load(decay_ref.at[part, wide(head), token], mask=wide(reads), other=0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
+from loglinear_jax.fenwick import fenwick_level, has_left_sibling, num_levels, tree_heights
 from pallas_kernels.common.launch import dot, pad
 from pallas_kernels.common.tiles import Launch
 
@@ -52,11 +53,11 @@ class Sizes:
 
     @property
     def heights(self) -> int:
-        return (self.num_chunks - 1).bit_length()
+        return tree_heights(self.num_chunks)
 
     @property
     def levels_inside(self) -> int:
-        return self.chunk.bit_length()
+        return num_levels(self.chunk)
 
     @property
     def levels(self) -> int:
@@ -126,9 +127,9 @@ def since_block_start(chunk_decay):
     """[..., N, heights]: the sum of chunks' log decays [..., N] from the start of the chunk's block of 2**height chunks
     up to the chunk. Linear in what is finite, and never a difference."""
     num_chunks = chunk_decay.shape[-1]
-    heights = (num_chunks - 1).bit_length()
+    heights = tree_heights(num_chunks)
     size = min(1 << heights, MASK_CHUNKS)
-    local = (size - 1).bit_length()
+    local = tree_heights(size)
     blocks = -(-num_chunks // size)
     # A decay that is not finite is in the states of its chunk already; times the masks' zeros it would reach earlier chunks.
     finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
@@ -148,7 +149,7 @@ def since_block_start(chunk_decay):
 
 def where_read(x, sizes: Sizes):
     """x [..., heights, T] where a token's chunk reads a state at a height, else 0."""
-    reads = (np.arange(sizes.num_chunks) >> np.arange(sizes.heights)[:, None]) & 1 == 1
+    reads = has_left_sibling(np.arange(sizes.num_chunks), np.arange(sizes.heights)[:, None])
     return jnp.where(np.repeat(reads, sizes.chunk, axis=1), x, 0.0)
 
 
@@ -195,7 +196,7 @@ def level_tile(size: int):
     """Fenwick level of each pair of query (row) and key (column) of a chunk; -1 where the key comes later."""
     query = lax.broadcasted_iota(jnp.int32, (size, size), 0)
     key = lax.broadcasted_iota(jnp.int32, (size, size), 1)
-    return jnp.where(query >= key, 32 - lax.clz(query ^ key), -1)
+    return jnp.where(query >= key, fenwick_level(query, key), -1)
 
 
 # --- Launching ------------------------------------------------------------------------------------------------------

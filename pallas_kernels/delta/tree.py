@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from loglinear_jax.fenwick import highest_bit, next_end, node_height, tree_heights
 from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY
 from pallas_kernels.common.launch import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
 from pallas_kernels.common.support import dot_mode, interpreting
@@ -60,7 +61,7 @@ class MapSizes:
 
     @property
     def heights(self) -> int:
-        return (self.num_chunks - 1).bit_length()
+        return tree_heights(self.num_chunks)
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -524,11 +525,6 @@ def _node_blocks(sizes: MapSizes) -> int:
     return max(min(max(sizes.key_dim, sizes.value_dim) // COLUMNS, min(sizes.key_dim, sizes.value_dim) // MIN_TILE), 1)
 
 
-def _height(e):
-    """Number of trailing zeros of e > 0."""
-    return 31 - lax.clz(e & -e)
-
-
 def _pull(reads, decay, lost, sizes: MapSizes):
     """By way of a node's map."""
     return (decay * reads.astype(jnp.float32) - multiply_maps(reads, lost, sizes)).astype(reads.dtype)
@@ -544,13 +540,13 @@ def _read_kernel(inside_ref, reads_ref, lam_ref, decay_ref, lost_ref, states_ref
 
     def read(end, reads):
         # λ times the queries, so that the product adds up in `out` itself.
-        weighted_reads = (lam_ref[_height(end), :][:, None] * reads).astype(reads.dtype)
+        weighted_reads = (lam_ref[node_height(end), :][:, None] * reads).astype(reads.dtype)
         return multiply_maps(weighted_reads, states_ref[end - 1], sizes)
 
     def step(_, carry):
         end, reads, out = carry
         out += read(end, reads)
-        return end & (end - 1), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes), out
+        return next_end(end), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes), out
 
     @pl.when(chunk == 0)
     def _first():
@@ -569,13 +565,13 @@ def _pull_kernel(reads_ref, decay_ref, lost_ref, pulled_ref, *, sizes: MapSizes)
 
     def pull(_, carry):
         end, reads = carry
-        pulled_ref[_height(end), :, :] = reads
-        return end & (end - 1), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes)
+        pulled_ref[node_height(end), :, :] = reads
+        return next_end(end), _pull(reads, decay_ref[end - 1], lost_ref[end - 1], sizes)
 
     @pl.when(chunk > 0)
     def _pull_all():
         end, reads = lax.fori_loop(0, lax.population_count(chunk) - 1, pull, (chunk, reads_ref[:, :]))
-        pulled_ref[_height(end), :, :] = reads
+        pulled_ref[node_height(end), :, :] = reads
 
 
 def _gradients_kernel(
@@ -598,7 +594,7 @@ def _gradients_kernel(
 
     def furthest(rest):
         """(height, end) of the furthest state of the rest."""
-        height = 31 - lax.clz(rest)
+        height = highest_bit(rest)
         return height, (chunk >> height) << height
 
     def of_read(height, state):
@@ -641,7 +637,7 @@ def _node_gradients_kernel(
     blocks = _node_blocks(sizes)
     keys, values = sizes.key_dim // blocks, sizes.value_dim // blocks
     of_keys, of_values = pl.ds(block * keys, keys), pl.ds(block * values, values)
-    place = 31 - lax.clz(jnp.maximum(rank, 1))  # from the highest nodes down
+    place = highest_bit(jnp.maximum(rank, 1))  # from the highest nodes down
     height = sizes.heights - 1 - place
     end = jnp.where(rank == 0, sizes.num_chunks, (2 * (rank - (1 << place)) + 1) << height)
     readers_end = jnp.minimum(end + (1 << height), sizes.num_chunks)

@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from loglinear_jax.fenwick import has_left_sibling
 from pallas_kernels.attention.backends import triton_limits
 from pallas_kernels.common.by_token import differentiable_decay
 from pallas_kernels.common.chunks import (
@@ -215,7 +216,7 @@ class _Reads:
         row = lax.iota(jnp.int32, _heads_at_once(sizes, launch) * rows_of_head)
         self.head, self.height = first + (row >> rows_of_head.bit_length() - 1), row & rows_of_head - 1
         self.exists = (self.head < launch.heads) & (self.height < sizes.heights)
-        self.reads = self.exists & ((chunk >> self.height) & 1 == 1)
+        self.reads = self.exists & has_left_sibling(chunk, self.height)
         self.token = lax.iota(jnp.int32, sizes.chunk)[None, :]
         self.column = lax.iota(jnp.int32, sizes.key_dim)[None, :]
         # Left nodes of the heights below this one, then those of it up to the one that the chunk reads.

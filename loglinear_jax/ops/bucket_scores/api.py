@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, Unpack, overload
 
 import jax
@@ -11,10 +10,7 @@ from jaxtyping import Array, Float
 import pallas_kernels
 from loglinear_jax import fenwick
 from loglinear_jax.fenwick import FenwickState, capacity
-from loglinear_jax.ops.bucket_scores import pallas
-from loglinear_jax.ops.bucket_scores.chunkwise import chunkwise
-from loglinear_jax.ops.bucket_scores.parallel import parallel
-from loglinear_jax.ops.bucket_scores.recurrent import recurrent
+from loglinear_jax.ops.bucket_scores import chunkwise, pallas, parallel, recurrent
 from loglinear_jax.ops.checks import (
     Implementation,
     Options,
@@ -25,6 +21,7 @@ from loglinear_jax.ops.checks import (
     check_state,
 )
 from loglinear_jax.ops.continuation import nan_beyond, with_more_levels
+from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
@@ -95,33 +92,24 @@ def bucket_scores(
     if num_levels is None:
         num_levels = max(fenwick.num_levels(end), held)
     check_num_levels(num_levels, end, what)
-    if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, k, chunk_size, precision) else "xla"
     scores, state = _score(
         q, k, log_decay, initial_state,
-        levels=num_levels, return_state=return_state, chunk_size=chunk_size, implementation=implementation,
-        precision=precision, interpreted=pallas_kernels.interpreting(),
+        levels=num_levels, return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision),
     )  # fmt: skip
     return (scores, state) if return_state else scores
 
 
-@functools.partial(
-    jax.jit, static_argnames=("levels", "return_state", "chunk_size", "implementation", "precision", "interpreted")
-)
-def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, implementation, precision, interpreted):
-    del interpreted  # but it must not be that of an earlier call
+_FORMS = {"parallel": parallel.score, "recurrent": recurrent.score, "xla": chunkwise.score, "pallas": pallas.score}
+
+
+@compile_operation("levels", "return_state", "chunk_size", "implementation", "precision")
+def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, implementation, precision):
     log_decay, q, k = to_common_dtypes(log_decay, q, k)
     wanted = levels
     if initial_state is not None:
         initial_state = with_more_levels(initial_state, levels, log_decay.dtype)
         levels = initial_state.levels.shape[2]
-    kwargs = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
-    if implementation == "parallel":
-        scores, state = parallel(q, k, log_decay, **kwargs)
-    elif implementation == "recurrent":
-        scores, state = recurrent(q, k, log_decay, **kwargs)
-    elif implementation == "xla":
-        scores, state = chunkwise(q, k, log_decay, chunk_size=chunk_size, **kwargs)
-    else:
-        scores, state = pallas.pallas(q, k, log_decay, chunk_size=chunk_size, **kwargs)
+    options = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
+    scores, state = run_form(_FORMS, implementation, q, k, log_decay, chunk_size=chunk_size, **options)
     return nan_beyond(capacity(wanted), initial_state, scores[..., :wanted]), state

@@ -20,7 +20,7 @@ from loglinear_jax.ops.tree import climb, fitting_chunk_size, in_segments, into_
 DEFAULT_CHUNK = 16
 
 
-def chunkwise(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):
+def score(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `bucket_scores`, whose arguments these are after its checks."""
     chunk_size = fitting_chunk_size(q.shape[1], chunk_size or DEFAULT_CHUNK)
 

@@ -15,7 +15,7 @@ def is_best(q, k, chunk_size=None, precision=None) -> bool:
     return KERNELS["bucket_scores"].is_best(q.shape[-1], jnp.result_type(q, k), chunk_size, precision)
 
 
-def pallas(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):
+def score(q, k, log_decay, *, levels, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `bucket_scores`, whose arguments these are after its checks."""
 
     def aligned(q, k, log_decay, levels):

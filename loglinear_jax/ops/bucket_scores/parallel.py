@@ -10,7 +10,7 @@ from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, sum_by_level
 
 
-def parallel(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
+def score(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
     """In O(T²) time and memory. Shapes and errors as in `bucket_scores`, whose arguments these are after its checks."""
     groups = q.shape[2]
     start = 0 if initial_state is None else initial_state.position

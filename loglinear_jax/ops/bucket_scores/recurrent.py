@@ -21,7 +21,7 @@ def step(state: FenwickState, q, k, log_decay, precision=None):
     return scores, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
-def recurrent(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
+def score(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `bucket_scores`."""
     if initial_state is None:
         batch, _, heads = log_decay.shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, Unpack, overload
 
 import jax
@@ -21,6 +20,7 @@ from loglinear_jax.ops.checks import (
 )
 from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
 from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
+from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 
 
@@ -86,53 +86,45 @@ def log_linear_delta_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
-    if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, beta, lam, initial_state,
-        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
-        interpreted=pallas_kernels.interpreting(),
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
 
 
-@functools.partial(
-    jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision", "interpreted")
-)
-def _attend(
-    q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
-):
-    """Of both functions: lam is None for one state."""
-    del interpreted  # but it must not be that of an earlier call
+_FORMS = {
+    "parallel": parallel.attend,
+    "recurrent": recurrent.attend,
+    "xla": chunkwise.attend,
+    "pallas": pallas.attend,
+}
+_FORMS_OF_ONE_STATE = {
+    "parallel": parallel.one_state,
+    "recurrent": recurrent.one_state,
+    "xla": chunkwise.one_state,
+    "pallas": pallas.one_state,
+}
+
+
+@compile_operation("return_state", "chunk_size", "implementation", "precision")
+def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision):
+    """What both functions compute: with lam None, one state."""
     out_dtype, room = v.dtype, None if lam is None else capacity(lam.shape[-1])
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     dtype = log_decay.dtype
-    inputs, sizes = [q, k, v, log_decay, beta.astype(dtype)], {}
+    inputs = [q, k, v, log_decay, beta.astype(dtype)]
     if lam is not None:
         lam, initial_state = with_all_levels(lam.astype(dtype), initial_state)
         inputs.append(lam)
     elif initial_state is not None:
         initial_state = initial_state.astype(dtype)
-    if implementation in ("xla", "pallas"):
-        sizes["chunk_size"] = chunk_size
-    out, state = _FORMS[implementation, lam is not None](
-        *inputs, initial_state=initial_state, return_state=return_state, precision=precision, **sizes
-    )
+    forms = _FORMS_OF_ONE_STATE if lam is None else _FORMS
+    options = dict(initial_state=initial_state, return_state=return_state, precision=precision)
+    out, state = run_form(forms, implementation, *inputs, chunk_size=chunk_size, **options)
     out = out.astype(out_dtype)
     return out if lam is None else nan_beyond(room, initial_state, out), state
-
-
-# By implementation, and whether there are levels.
-_FORMS = {
-    ("parallel", True): parallel.parallel,
-    ("parallel", False): parallel.one_state,
-    ("recurrent", True): recurrent.recurrent,
-    ("recurrent", False): recurrent.one_state,
-    ("xla", True): chunkwise.chunkwise,
-    ("xla", False): chunkwise.one_state,
-    ("pallas", True): pallas.pallas,
-    ("pallas", False): pallas.one_state,
-}
 
 
 @pallas_kernels.with_standard_promotion
@@ -205,11 +197,9 @@ def gated_delta_attention(
     check_shapes(**arrays)
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
-    if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, beta, None, initial_state,
-        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
-        interpreted=pallas_kernels.interpreting(),
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out

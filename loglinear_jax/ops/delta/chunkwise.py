@@ -30,7 +30,7 @@ SMALL_DIM, SMALL_CHUNK = 32, 16
 BLOCK = 1024  # tokens of each tree, of one state
 
 
-def chunkwise(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
     return by_chunks(
         _attend,

@@ -29,7 +29,7 @@ def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
     return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
 
 
-def pallas(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
     chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
     return by_chunks(_attend, (q, k, v, log_decay, beta, lam), initial_state, return_state, chunk_size, precision)

@@ -12,7 +12,7 @@ from loglinear_jax.ops.levels import level_of_pairs, select_level
 from loglinear_jax.ops.positions import advanced
 
 
-def parallel(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
     """o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(g_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ, in O(T²) memory and O(T³)
     time.
 

@@ -39,7 +39,7 @@ def _overwritten(states, k, log_decay, beta, precision):
     return decayed(states - erased, log_decay)
 
 
-def recurrent(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_delta_attention`."""
     if initial_state is None:
         sizes = len(v), v.shape[2], q.shape[-1], v.shape[-1], capacity(lam.shape[-1])

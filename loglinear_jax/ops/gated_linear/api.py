@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, overload
 
 import jax
 from jaxtyping import Array, Float
 
 from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_options, check_shapes
+from loglinear_jax.ops.dispatch import compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
-from loglinear_jax.ops.gated_linear.chunkwise import chunkwise
-from loglinear_jax.ops.gated_linear.parallel import parallel
-from loglinear_jax.ops.gated_linear.recurrent import recurrent
+from loglinear_jax.ops.gated_linear import chunkwise, parallel, recurrent
 from pallas_kernels import with_standard_promotion
 
 Implementation = Literal["parallel", "recurrent", "xla"]
@@ -72,22 +70,27 @@ def gated_linear_attention(
     check_implementation(implementation, Implementation)
     check_options(return_state, precision)
     out, state = _attend(
-        q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision, implementation=implementation
+        q,
+        k,
+        v,
+        log_decay,
+        initial_state,
+        chunk_size=chunk_size,
+        precision=precision,
+        implementation=implementation or "xla",
     )
     return (out, state) if return_state else out
 
 
-@functools.partial(jax.jit, static_argnames=("chunk_size", "precision", "implementation"))
+_FORMS = {"parallel": parallel.attend, "recurrent": recurrent.attend, "xla": chunkwise.attend}
+
+
+@compile_operation("chunk_size", "precision", "implementation")
 def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, implementation):
     out_dtype = v.dtype
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     if initial_state is not None:
         initial_state = initial_state.astype(log_decay.dtype)
-    kwargs = dict(initial_state=initial_state, precision=precision)
-    if implementation == "parallel":
-        out, state = parallel(q, k, v, log_decay, **kwargs)
-    elif implementation == "recurrent":
-        out, state = recurrent(q, k, v, log_decay, **kwargs)
-    else:
-        out, state = chunkwise(q, k, v, log_decay, chunk_size=chunk_size, **kwargs)
+    options = dict(initial_state=initial_state, precision=precision)
+    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, chunk_size=chunk_size, **options)
     return out.astype(out_dtype), state

@@ -10,7 +10,7 @@ from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.tree import fitting_chunk_size, into_parts
 
 
-def chunkwise(q, k, v, log_decay, *, initial_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, *, initial_state, chunk_size=None, precision=None):
     """The outputs, and the state [B, H, K, V] at the end.
 
     Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks.

@@ -8,7 +8,7 @@ from loglinear_jax.ops.decays import decay_matrix, decay_to_end
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 
 
-def parallel(q, k, v, log_decay, *, initial_state, precision=None):
+def attend(q, k, v, log_decay, *, initial_state, precision=None):
     """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} g_r) (q_t · k_s) v_s, in O(T²) time and memory, and the state [B, H, K, V] at the end.
 
     Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks.

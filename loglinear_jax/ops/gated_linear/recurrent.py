@@ -9,7 +9,7 @@ from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 
 
-def recurrent(q, k, v, log_decay, *, initial_state, precision=None):
+def attend(q, k, v, log_decay, *, initial_state, precision=None):
     """S ← exp(g_t) S + k_t v_tᵀ, o_t = q_tᵀ S, by `lax.scan`; and the state [B, H, K, V] at the end.
 
     Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks.

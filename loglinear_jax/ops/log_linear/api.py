@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, Unpack, overload
 
 import jax
@@ -21,10 +20,9 @@ from loglinear_jax.ops.checks import (
     check_step_state,
 )
 from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
+from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
-from loglinear_jax.ops.log_linear import pallas, recurrent
-from loglinear_jax.ops.log_linear.chunkwise import chunkwise
-from loglinear_jax.ops.log_linear.parallel import parallel
+from loglinear_jax.ops.log_linear import chunkwise, pallas, parallel, recurrent
 
 
 @overload
@@ -105,40 +103,32 @@ def log_linear_attention(
     check_options(return_state, precision)
     check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
 
-    if implementation is None:
-        implementation = "pallas" if pallas.is_best(q, k, v, chunk_size, precision) else "xla"
     out, state = _attend(
         q, k, v, log_decay, lam, initial_state,
-        return_state=return_state, chunk_size=chunk_size, implementation=implementation, precision=precision,
-        interpreted=pallas_kernels.interpreting(),
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
 
 
-# Called outside of jit, one compilation rather than one for each operation. Whether kernels are interpreted is no argument
-# of theirs, but must not be that of an earlier call.
-@functools.partial(
-    jax.jit, static_argnames=("return_state", "chunk_size", "implementation", "precision", "interpreted")
-)
-def _attend(
-    q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision, interpreted
-):
-    del interpreted
+_FORMS = {
+    "parallel": parallel.attend,
+    "recurrent": recurrent.attend,
+    "xla": chunkwise.attend,
+    "pallas": pallas.attend,
+}
+
+
+@compile_operation("return_state", "chunk_size", "implementation", "precision")
+def _attend(q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision):
     out_dtype, room = v.dtype, capacity(lam.shape[-1])
     # Where kernels do all, they bound the decays too.
     bounded = implementation != "pallas" or return_state or initial_state is not None
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v, bounded=bounded)
     lam, initial_state = with_all_levels(lam.astype(log_decay.dtype), initial_state)
 
-    kwargs = dict(initial_state=initial_state, return_state=return_state, precision=precision)
-    if implementation == "parallel":
-        out, state = parallel(q, k, v, log_decay, lam, **kwargs)
-    elif implementation == "recurrent":
-        out, state = recurrent.recurrent(q, k, v, log_decay, lam, **kwargs)
-    elif implementation == "xla":
-        out, state = chunkwise(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
-    else:
-        out, state = pallas.pallas(q, k, v, log_decay, lam, chunk_size=chunk_size, **kwargs)
+    options = dict(initial_state=initial_state, return_state=return_state, precision=precision)
+    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, lam, chunk_size=chunk_size, **options)
     return nan_beyond(room, initial_state, out.astype(out_dtype)), state
 
 

@@ -24,7 +24,7 @@ from loglinear_jax.ops.tree import climb, fitting_chunk_size, in_segments, into_
 MAX_VALUES_CPU = 1 << 21
 
 
-def chunkwise(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
     length, groups = q.shape[1:3]
     chunk_size = fitting_chunk_size(length, chunk_size)

@@ -20,7 +20,7 @@ def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     return KERNELS["log_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
 
 
-def pallas(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
 
     def aligned(q, k, v, log_decay, lam, last):

@@ -12,7 +12,7 @@ from loglinear_jax.ops.levels import level_of_pairs, levels_after, select_level
 from loglinear_jax.ops.positions import advanced
 
 
-def parallel(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
     """o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s) · v_s, in O(T²) time and memory.
 
     Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks.

@@ -25,7 +25,7 @@ def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
-def recurrent(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_attention`."""
     if initial_state is None:
         batch, _, heads, value_dim = v.shape

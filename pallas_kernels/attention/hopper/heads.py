@@ -1,0 +1,78 @@
+"""Which heads a program has, and in what order chunks and the states that they read come."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from loglinear_jax.fenwick import next_end
+from pallas_kernels.attention.triton import AttentionSizes
+
+
+class Heads:
+    """The heads of a program, `number` of them from `first` on: of one group, or, if each head has keys of its own, of several.
+
+    axes: of the grid, those that tell which heads a program has; `sequence`, `first`, `part` and `group` read them.
+    """
+
+    def __init__(self, sizes: AttentionSizes, number: int):
+        self.number, self.sizes = number, sizes
+        self.own_keys = sizes.group_heads == 1 and number > 1
+
+    @property
+    def axes(self) -> dict[str, int]:
+        sizes = self.sizes
+        if self.own_keys:
+            return dict(sequence=sizes.batch, block=sizes.heads // self.number)
+        return dict(sequence=sizes.batch * sizes.groups, block=sizes.group_heads // self.number)
+
+    @property
+    def parts(self) -> int:
+        """How many programs have heads of the same group, and so a part of dq and dk each."""
+        return 1 if self.own_keys else self.axes["block"]
+
+    @property
+    def part(self):
+        return 0 if self.own_keys else lax.axis_index("block")
+
+    @property
+    def sequence(self):
+        z = lax.axis_index("sequence")
+        return z if self.own_keys else lax.div(z, self.sizes.groups)
+
+    @property
+    def first(self):
+        before = 0 if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups) * self.sizes.group_heads
+        return before + lax.axis_index("block") * self.number
+
+    def group(self, number=0):
+        """Of the program's head of this number."""
+        return self.first + number if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups)
+
+    def fetch(self, pairs, number, slot, blocks, barrier):
+        """What the group of the program's head of this number has in arrays [B, T, G, K]: blocks of tokens, into this slot.
+
+        pairs: of such an array and shared memory [slot, block, tokens, K].
+        """
+        for source, target in pairs:
+            for row, tokens in enumerate(blocks):
+                here = source.at[self.sequence, tokens, self.group(number)]
+                plgpu.copy_gmem_to_smem(here, target.at[slot, row], barrier)
+
+    def key_slot(self, slot):
+        """Where the queries and keys of the head in this slot are: in one of their own, or in one for all heads."""
+        return slot if self.own_keys else 0
+
+
+def for_states_read(chunk, body, carry):
+    """body(end of a state that the chunk reads, carry) for each."""
+    step = lambda x: (next_end(x[0]), body(*x))  # noqa: E731
+    return lax.while_loop(lambda x: x[0] != 0, step, (chunk, carry))[1]
+
+
+def chunks_by_reads(sizes: AttentionSizes):
+    """Chunks in the order in which programs start, those that read the most states first, so that all are done together."""
+    chunks = np.arange(sizes.num_chunks)
+    return jnp.asarray(sorted(chunks, key=lambda chunk: -int(chunk).bit_count()), jnp.int32)

@@ -1,0 +1,206 @@
+"""Parts of the Hopper kernels: tiles and layouts, matrix products, shared memory and its bytes, and the launch."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.attention.triton import AttentionSizes
+
+BLOCK = 64  # tokens, as many as the matrix unit of a warpgroup takes rows
+PAIRS = (BLOCK, BLOCK)
+TILE = plgpu.Layout.WGMMA
+BY_ROW, BY_COLUMN = TILE.reduce(1), TILE.reduce(0)
+F32 = jnp.float32
+# Of the 227 KiB that a program may have; barriers, and arrays up to whole KiB, take a little.
+SHARED_MEMORY = 225 * 1024
+
+
+# --- Shared memory ------------------------------------------------------------------------------------------------------
+
+
+def tiled(*shape: int, dtype=jnp.bfloat16):
+    """Shared memory for matrices that the tensor cores or TMA read."""
+    swizzle = plgpu.find_swizzle(shape[-1] * jnp.dtype(dtype).itemsize * 8)
+    transforms = (plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(swizzle))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def plain(*shape: int):
+    """Shared memory for float32 numbers that no tensor core reads."""
+    return plgpu.SMEM(shape, F32)
+
+
+def num_bytes(shared: Mapping[str, object]) -> int:
+    """Bytes of all these arrays of shared memory; barriers have none."""
+    arrays = [x for x in jax.tree.leaves(dict(shared)) if not isinstance(x, plgpu.Barrier)]
+    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in arrays)
+
+
+def most_slots(fixed: int, slot: int, most: int) -> int:
+    """How many slots of so many bytes, up to `most`, shared memory has beside what takes `fixed` bytes."""
+    return max(min((SHARED_MEMORY - fixed) // slot, most), 1)  # one has room in every shape that the kernels take
+
+
+# --- Products -----------------------------------------------------------------------------------------------------------
+
+
+def product(x, y, shape: tuple[int, int]):
+    """x y in float32; y in shared memory, x too."""
+
+    def multiply(sum_ref):
+        plgpu.wgmma(sum_ref, x, y)
+        return sum_ref[...]
+
+    # Reading the sum waits for it; the barrier keeps what uses it behind that wait.
+    return lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
+
+
+def products(*operands):
+    """Several `product`s (x, y, shape), in flight together."""
+
+    def multiply(*sum_refs):
+        for sum_ref, (x, y, _) in zip(sum_refs, operands, strict=True):
+            plgpu.wgmma(sum_ref, x, y)
+        return tuple(sum_ref[...] for sum_ref in sum_refs)
+
+    return lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(shape, F32) for *_, shape in operands)))
+
+
+def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: AttentionSizes):
+    """start + Σ x y over (x, y) of factors; start may be None. The interpreter's sums have no start: there it is added."""
+
+    def multiply(sum_ref):
+        if start is not None and not sizes.interpret:
+            sum_ref[...] = start
+        for x, y in factors:
+            plgpu.wgmma(sum_ref, x, y)
+        return sum_ref[...]
+
+    total = lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
+    return start + total if start is not None and sizes.interpret else total
+
+
+def add_product(sum_ref, x, y, staged) -> None:
+    """sum += x y, x in registers; not waited for. The interpreter has no such operand: there x goes through `staged`."""
+    if staged is None:
+        plgpu.wgmma(sum_ref, x, y)
+    else:
+        staged[...] = x
+        plgpu.commit_smem()
+        plgpu.wgmma(sum_ref, staged, y)
+        plgpu.wgmma_wait(0)
+
+
+# --- Tiles --------------------------------------------------------------------------------------------------------------
+
+
+def rowwise(vector, shape: tuple[int, int]):
+    """vector[i] for all of row i."""
+    return lax.broadcast_in_dim(vector, shape, (0,))
+
+
+def columnwise(vector, shape: tuple[int, int]):
+    """vector[j] for all of column j."""
+    return lax.broadcast_in_dim(vector, shape, (1,))
+
+
+def columns_of(tile, number: int, width: int):
+    """The part of a tile with this number, of so many columns."""
+    return tile[:, number * width : (number + 1) * width]
+
+
+def zeros(width: int):
+    """[tokens of a block, width], as products have it."""
+    return plgpu.layout_cast(jnp.zeros((BLOCK, width), F32), TILE)
+
+
+def zeros_by_row():
+    """[tokens of a block]."""
+    return plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
+
+
+def exp2_of_decay(x):
+    """exp2(min(x, 0)), NaN of NaN."""
+    return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
+
+
+def write(ref, x, sizes: AttentionSizes) -> None:
+    """x into global memory. JAX 0.12 wants to be told that rows in bfloat16 may fill parts of its sectors."""
+    if hasattr(plgpu, "store") and not sizes.interpret:
+        plgpu.store(ref, x.astype(ref.dtype), optimized=False)
+    else:
+        ref[...] = x.astype(ref.dtype)
+
+
+# --- Launching ----------------------------------------------------------------------------------------------------------
+
+
+def launch(
+    body: Callable,
+    name: str,
+    grid: Mapping[str, int],
+    inputs: Mapping[str, jax.Array | None],
+    outputs: Mapping[str, jax.ShapeDtypeStruct | None],
+    shared: Mapping[str, object],
+    sizes: AttentionSizes,
+    *,
+    warpgroups: int = 1,
+    column_sums: int = 0,
+) -> types.SimpleNamespace:
+    """Runs body(refs, shared) as a kernel, and returns its outputs by name.
+
+    refs: global memory of the inputs and outputs, by name; None for what is None here. shared: shared memory, by name.
+    grid: sizes by name, the last changes fastest. warpgroups: of a program, which the axis "worker" numbers; with several the
+    body itself has to put a barrier, `commit_smem`, wherever threads use shared memory after others of their warpgroup.
+    column_sums: bytes of shared memory for sums over rows.
+    """
+    operands, results = ({key: x for key, x in named.items() if x is not None} for named in (inputs, outputs))
+    missing = dict.fromkeys([*inputs, *outputs])
+
+    def run(*refs, **shared_refs):
+        found = dict(zip([*operands, *results], refs, strict=True))
+        body(types.SimpleNamespace(**missing | found), types.SimpleNamespace(**shared_refs))
+
+    found = plgpu.kernel(
+        run,
+        out_type=tuple(results.values()),
+        scratch_types=dict(shared),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=warpgroups if warpgroups > 1 else None,
+        thread_name="worker" if warpgroups > 1 else None,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            reduction_scratch_bytes=column_sums,
+            unsafe_no_auto_barriers=warpgroups > 1,
+        ),
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if sizes.interpret else None,
+        kernel_name=f"hopper_{name}",
+    )(*operands.values())
+    return types.SimpleNamespace(**dict.fromkeys(outputs) | dict(zip(results, found, strict=True)))
+
+
+def limit_registers(number: int, action: str, sizes: AttentionSizes) -> None:
+    """Of each thread of this warpgroup, as those that only fetch need few; the interpreter has no registers."""
+    if not sizes.interpret:
+        plgpu.set_max_registers(number, action=action)
+
+
+def states_type(sizes: AttentionSizes) -> jax.ShapeDtypeStruct:
+    """States and their gradients, [B, H, N, V, K]."""
+    shape = (sizes.batch, sizes.heads, sizes.num_chunks, sizes.value_dim, sizes.key_dim)
+    return jax.ShapeDtypeStruct(shape, sizes.dtype)
+
+
+def by_token_type(sizes: AttentionSizes, *levels: int) -> jax.ShapeDtypeStruct:
+    """A float32 number for each token of a head, [B, H, levels, T]."""
+    return jax.ShapeDtypeStruct((sizes.batch, sizes.heads, *levels, sizes.length), F32)
