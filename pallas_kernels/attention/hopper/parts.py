@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,7 @@ def launch(
     body: Callable,
     name: str,
     grid: Mapping[str, int],
-    inputs: Mapping[str, jax.Array | None],
+    inputs: Mapping[str, Any],
     outputs: Mapping[str, jax.ShapeDtypeStruct | None],
     shared: Mapping[str, object],
     sizes: AttentionSizes,
@@ -157,6 +158,7 @@ def launch(
 ) -> types.SimpleNamespace:
     """Runs body(refs, shared) as a kernel, and returns its outputs by name.
 
+    inputs: arrays, or references to arrays that are changed in place.
     refs: global memory of the inputs and outputs, by name; None for what is None here. shared: shared memory, by name.
     grid: sizes by name, the last changes fastest. warpgroups: of a program, which the axis "worker" numbers; with several the
     body itself has to put a barrier, `commit_smem`, wherever threads use shared memory after others of their warpgroup.
