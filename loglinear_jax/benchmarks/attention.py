@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -186,21 +185,14 @@ def time_jax(
     if (chunk_size := preset.get("chunk_size")) and name in CHUNKED:
         function = functools.partial(function, chunk_size=chunk_size)
 
-    def forward(*inputs):
-        return function(*inputs[:-1])
-
-    def both(*inputs):
-        out, vjp = jax.vjp(function, *inputs[:-1])
-        return out, vjp(inputs[-1])
-
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
     inputs = [first, *(draw_inputs(preset, length, seed) for seed in range(1, sets))]
-    result = {}
-    for kind, call in (("forward", forward), ("both", both)):
-        result[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
-        result |= kernels.measured(kind, timing.compile_over(call, inputs), len(inputs), profile, repeats=repeats)
-    return result
+    found = kernels.time_passes(function, inputs, profile, repeats=repeats)
+    calls = dict(forward=lambda *x: function(*x[:-1]), both=functools.partial(kernels.both_passes, function))
+    for kind, call in calls.items():
+        found[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
+    return found
 
 
 # --- flash-linear-attention, in torch -----------------------------------------------------------------------------------
@@ -479,9 +471,3 @@ def run(args: argparse.Namespace) -> int:
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))
     return 0 if well else 1
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(["attention", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loglinear_jax.command_line import path
 
 SUFFIXES = (".json", ".png")
+
+
+def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
+    """A function that adds a flag to the parser: add(name, default, help, ...)."""
+
+    def add(name: str, default: Any, help: str, **settings: Any) -> None:
+        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **settings)
+
+    return add
 
 
 def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str] = (".json",)) -> None:

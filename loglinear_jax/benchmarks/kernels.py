@@ -6,7 +6,7 @@ import argparse
 import collections
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,25 @@ def check_kernels(args: argparse.Namespace) -> None:
     """Raises BadInput if --kernels asks for what only a GPU has."""
     if args.kernels and jax.default_backend() != "gpu":
         raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
+
+
+def time_passes(
+    function: Callable[..., Any], inputs: Sequence[tuple], profile: bool = False, **options: Any
+) -> dict[str, Any]:
+    """forward_ms and both_ms of a call of function(*arguments), and with `profile` forward_kernels and both_kernels.
+
+    inputs: sets of (*arguments, cotangent of the output) that take turns. options: of `timing.median_ms`.
+    """
+    found = {}
+    for kind, call in (("forward", lambda *x: function(*x[:-1])), ("both", lambda *x: both_passes(function, *x))):
+        found |= measured(kind, timing.compile_over(call, inputs), len(inputs), profile, **options)
+    return found
+
+
+def both_passes(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Any]:
+    """(function of the inputs but the last, the gradients of those for the last, a cotangent)."""
+    out, vjp = jax.vjp(function, *inputs[:-1])
+    return out, vjp(inputs[-1])
 
 
 def measured(kind: str, thunk: Callable[[], Any], calls: int, profile: bool = False, **options: Any) -> dict[str, Any]:

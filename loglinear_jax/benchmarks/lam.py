@@ -8,14 +8,13 @@ Times are medians of queued calls over inputs that take turns, as in `benchmark 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, get_args
 
 import jax
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common, kernels, timing
+from loglinear_jax.benchmarks import common, kernels
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
@@ -55,18 +54,9 @@ def time_lam(
 
     inputs = [draw(seed) for seed in range(INPUT_SETS)]
     params = {"params": mixer.init(jax.random.key(0), *inputs[0][0])["params"]}
-
-    def forward(arrays, _):
-        return mixer.apply(params, *arrays)
-
-    def both(arrays, cotangent):
-        out, vjp = jax.vjp(lambda params, arrays: mixer.apply(params, *arrays), params, arrays)
-        return out, vjp(cotangent)
-
-    result = {}
-    for kind, call in (("forward", forward), ("both", both)):
-        result |= kernels.measured(kind, timing.compile_over(call, inputs), len(inputs), profile)
-    return result
+    return kernels.time_passes(
+        lambda params, arrays: mixer.apply(params, *arrays), [(params, *given) for given in inputs], profile
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,9 +90,3 @@ def run(args: argparse.Namespace) -> int:
     print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))
     common.write_record(args.output, provenance.origin(args.called) | PRESETS[args.preset] | {"results": results})
     return 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(["lam", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

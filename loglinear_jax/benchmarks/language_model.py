@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 import time
 from typing import Any, NamedTuple
 
@@ -153,8 +152,7 @@ class Shape(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
-        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
+    add = common.flag_adder(parser)
 
     def add_list(name: str, default: str, help: str, item: Any) -> None:
         add(name, default, help, type=comma_separated(item))
@@ -224,9 +222,3 @@ def run(args: argparse.Namespace) -> int:
         )
     common.write_record(args.output, record)
     return 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(["language", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

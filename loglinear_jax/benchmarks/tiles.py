@@ -12,8 +12,8 @@ import argparse
 import concurrent.futures
 import dataclasses
 import itertools
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -21,17 +21,31 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.benchmarks import timing
+from loglinear_jax.benchmarks import common, timing
 from loglinear_jax.command_line import BadInput, comma_separated, size
-from pallas_kernels.attention import api as attention
-from pallas_kernels.attention import triton
+from pallas_kernels.attention import api, triton
 from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.attention.hopper.tiles import HEADS_A_PROGRAM, HopperTiles, choose_hopper_tiles
 from pallas_kernels.attention.tiles import Tiles
-from pallas_kernels.common.support import why_cannot_run
 from pallas_kernels.common.tiles import Launch
 
 HELP = "find tiles for a shape of the GPU kernels"
+# Arrays of `draw_inputs` that a kernel takes, and what it takes behind sizes and tiles: nodes of one chunk, joined `radix` at a
+# time; and no weights kept, as in a forward pass alone. The first two are all that one chunk needs.
+ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {
+    "outputs": (("q", "k", "v", "decay", "lam", "since", "states"), (False,)),
+    "chunk_gradients": (("q", "k", "v", "do", "decay", "lam", "states"), ()),
+    "chunk_states": (("k", "v", "decay"), ()),
+    "state_gradients": (("q", "do", "weight"), ()),
+    "query_gradients": (("q", "do", "weight", "states", "dq"), ()),
+    "spread_gradients": (("states", "states", "nothing", "chunk_decay"), (1,)),
+    "merge_states": (("states", "chunk_decay"), (1,)),
+}
+OF_ONE_CHUNK = ("outputs", "chunk_gradients")
+
+Candidate = tuple[
+    str, Any, Callable[[dict[str, jax.Array]], Any]
+]  # a kernel, settings, a call with draw_inputs' arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,75 +90,55 @@ def draw_inputs(seed: int, sizes: triton.AttentionSizes, backend: str = "triton"
     return draws
 
 
-# Names of draw_inputs' arrays that the kernels read.
-ARGUMENTS = {
-    "chunk_states": ("k", "v", "decay"),
-    "outputs": ("q", "k", "v", "decay", "lam", "since", "states"),
-    "state_gradients": ("q", "do", "weight"),
-    "query_gradients": ("q", "do", "weight", "states", "dq"),
-    "chunk_gradients": ("q", "k", "v", "do", "decay", "lam", "states"),
-    "spread_gradients": ("states", "states", "nothing", "chunk_decay"),
-    "merge_states": ("states", "chunk_decay"),
-}
-REST = {"outputs": (False,)}  # what they take behind sizes and tiles: no weights are kept, as in a forward pass alone
+def _call(kernels: ModuleType, name: str, sizes: triton.AttentionSizes, tiles: Tiles | HopperTiles, *rest: int):
+    arrays, behind = ARGUMENTS[name]
+    return lambda x: getattr(kernels, name)(*map(x.get, arrays), sizes, tiles, *behind, *rest)
 
 
-def hopper_candidates(sizes: triton.AttentionSizes, tried: Tried):
-    """As `candidates`, of the kernels for Hopper; settings: heads a program, of `chunk_states` also span and warpgroups, or the
-    radix."""
-    from pallas_kernels.attention.hopper import scan  # which only JAX from 0.11.2 on can import
-
-    given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
-
-    def call(name, tiles, *rest):
-        rest = (*rest, *REST.get(name, ()))
-        return lambda x: getattr(scan, name)(*map(x.get, ARGUMENTS[name]), sizes, tiles, *rest)
-
-    for name in HEADS_A_PROGRAM:
-        if not sizes.heights and name not in ("outputs", "chunk_gradients"):
-            continue
-        most = dataclasses.replace(given, **{name: max(tried.heads_a_program)})
-        possible = most.heads_of(name, sizes.group_heads, sizes.groups)
-        for h in sorted({h for h in tried.heads_a_program if h in possible} | {1}):
-            if name == "chunk_states":
-                for span, warpgroups in itertools.product((1, 2), (1, 2, 3)):
-                    tiles = dataclasses.replace(given, chunk_states=h, span=span, warpgroups=warpgroups)
-                    if tiles.sharing_warpgroups(h) == warpgroups:
-                        yield name, (h, span, warpgroups), call(name, tiles)
-            elif name != "state_gradients" or h <= given.state_gradients:
-                yield name, h, call(name, dataclasses.replace(given, **{name: h}))
-    for radix in tried.radices if sizes.heights else ():
-        yield "spread_gradients", radix, call("spread_gradients", given, 1, radix)
-        yield "merge_states", radix, call("merge_states", dataclasses.replace(given, radix=radix), 1)
-
-
-def candidates(sizes: triton.AttentionSizes, tried: Tried):
-    """(kernel, settings, function of draw_inputs' arrays) for everything to try."""
+def candidates(sizes: triton.AttentionSizes, tried: Tried) -> Iterator[Candidate]:
+    """Everything to try of the kernels by Triton."""
     heads = sorted({h for h in tried.heads_a_program if sizes.group_heads % h == 0} | {1})
     plain = [Launch(1, warps, stages) for warps, stages in itertools.product(tried.warps, tried.stages)]
     shared = [dataclasses.replace(launch, heads=h) for h in heads for launch in plain]
 
-    def calls(name, *rest):
-        """(settings) -> the call of that kernel with its arrays, the rest of its arguments, and these tiles."""
-        kernel, rest = getattr(triton, name), (*rest, *REST.get(name, ()))
-        return lambda **tiles: lambda x: kernel(*map(x.get, ARGUMENTS[name]), sizes, Tiles(**tiles), *rest)
+    def candidate(name: str, settings: Any, *rest: int, **tiles: Any) -> Candidate:
+        return name, settings, _call(triton, name, sizes, Tiles(**tiles), *rest)
 
-    by_launch = dict(outputs=shared, state_gradients=plain, query_gradients=shared, chunk_gradients=shared)
-    if not sizes.heights:
-        by_launch = {name: by_launch[name] for name in ("outputs", "chunk_gradients")}
-    for name, launches in by_launch.items():
-        for launch in launches:
-            yield name, launch, calls(name)(**{name: launch})
+    of_tree = dict(state_gradients=plain, query_gradients=shared) if sizes.heights else {}
+    for name, launches in (dict.fromkeys(OF_ONE_CHUNK, shared) | of_tree).items():
+        yield from (candidate(name, launch, **{name: launch}) for launch in launches)
     if not sizes.heights:
         return
     for launch, span in itertools.product(plain, tried.spans):
-        yield "chunk_states", (launch, span), calls("chunk_states")(chunk_states=launch, span=span)
+        yield candidate("chunk_states", (launch, span), chunk_states=launch, span=span)
     for warps, elements, radix in itertools.product(tried.warps, tried.elements, tried.radices):
         launch = Launch(1, warps, 1)
-        spread = calls("spread_gradients", 1, radix)
-        yield "spread_gradients", (launch, radix, elements), spread(spread_gradients=launch, elements=elements)
-        merge = calls("merge_states", 1)
-        yield "merge_states", (launch, radix, elements), merge(merge_states=launch, radix=radix, elements=elements)
+        settings = launch, radix, elements
+        yield candidate("spread_gradients", settings, radix, spread_gradients=launch, elements=elements)
+        yield candidate("merge_states", settings, merge_states=launch, radix=radix, elements=elements)
+
+
+def hopper_candidates(sizes: triton.AttentionSizes, tried: Tried) -> Iterator[Candidate]:
+    """Everything to try of the kernels for Hopper. Settings: heads a program, for `chunk_states` also span and warpgroups; or
+    the radix."""
+    from pallas_kernels.attention.hopper import scan  # which only JAX from 0.11.2 on can import
+
+    given = HopperTiles(rows=sizes.chunk // 64, value_block=sizes.value_dim)
+    for name in HEADS_A_PROGRAM if sizes.heights else OF_ONE_CHUNK:
+        most = dataclasses.replace(given, **{name: max(tried.heads_a_program)})
+        possible = most.heads_of(name, sizes.group_heads, sizes.groups)
+        for h in sorted({h for h in tried.heads_a_program if h in possible} | {1}):
+            tiles = dataclasses.replace(given, **{name: h})
+            if name == "chunk_states":
+                for span, warpgroups in itertools.product((1, 2), (1, 2, 3)):
+                    parts = dataclasses.replace(tiles, span=span, warpgroups=warpgroups)
+                    if parts.sharing_warpgroups(h) == warpgroups:
+                        yield name, (h, span, warpgroups), _call(scan, name, sizes, parts)
+            elif name != "state_gradients" or h <= given.state_gradients:
+                yield name, h, _call(scan, name, sizes, tiles)
+    for radix in tried.radices if sizes.heights else ():
+        yield "spread_gradients", radix, _call(scan, "spread_gradients", sizes, given, radix)
+        yield "merge_states", radix, _call(scan, "merge_states", sizes, dataclasses.replace(given, radix=radix))
 
 
 def time_candidates(
@@ -159,10 +153,10 @@ def time_candidates(
     only: kernels to time, all if empty. input_sets: sets of inputs that take turns.
     """
     sets = [(draw_inputs(seed, sizes, backend),) for seed in range(input_sets)]
-    tried_candidates = (candidates if backend == "triton" else hopper_candidates)(sizes, tried)
-    chosen = [c for c in tried_candidates if not only or c[0] in only]
+    everything = (candidates if backend == "triton" else hopper_candidates)(sizes, tried)
+    chosen = [candidate for candidate in everything if not only or candidate[0] in only]
 
-    def compiled(candidate):
+    def compiled(candidate: Candidate) -> Callable[[], object] | Exception:
         try:
             return timing.compile_over(candidate[2], sets)
         except jax.errors.JaxRuntimeError as error:  # too much shared memory, for one
@@ -174,57 +168,54 @@ def time_candidates(
     for (name, settings, _), thunk in zip(chosen, thunks, strict=True):
         if isinstance(thunk, Exception):
             print(f"chunk {sizes.chunk} {name} {settings}: {str(thunk).splitlines()[0][:150]}")
-            continue
-        results.setdefault(name, []).append((timing.median_ms(thunk, len(sets)), settings))
+        else:
+            results.setdefault(name, []).append((timing.median_ms(thunk, len(sets)), settings))
     return {name: sorted(timed, key=lambda t: t[0]) for name, timed in results.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
-        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
+    add = common.flag_adder(parser)
 
     def add_sizes(name: str, help: str, default: Sequence[int] | None = None) -> None:
         default = getattr(Tried, name) if default is None else default
         add(name, ",".join(map(str, default)), help, type=comma_separated(size))
 
     add("backend", "triton", "whose kernels", choices=["triton", "hopper"])
-    add("batch", 2, "sequences", type=size)
-    add("length", 8192, "tokens", type=size)
-    add("heads", 48, "heads", type=size)
-    add("groups", 1, "key groups", type=size)
-    add("key_dim", 128, "key dim", type=size)
-    add("value_dim", 64, "value dim", type=size)
+    for name, default, help in (
+        ("batch", 2, "sequences"),
+        ("length", 8192, "tokens"),
+        ("heads", 48, "heads"),
+        ("groups", 1, "key groups"),
+        ("key_dim", 128, "key dim"),
+        ("value_dim", 64, "value dim"),
+        ("value_block", 64, "columns of V a program, by Triton"),
+        ("input_sets", 3, "input sets that take turns"),
+        ("best", 4, "launches to print for each kernel"),
+    ):
+        add(name, default, help, type=size)
     add("dtype", "bfloat16", "dtype of q, k, v", choices=["float32", "bfloat16"])
     add("precision", "highest", "of float32 products", choices=["highest", "high"])
     add_sizes("chunks", "chunks to try", (64, 128))
-    add("value_block", 64, "columns of V a program, by Triton", type=size)
     add_sizes("spans", "chunks whose states one program builds")
     add_sizes("heads_a_program", "heads a program, for kernels that share scores")
     add_sizes("elements", "elements of K x V a program, in kernels that join or part nodes")
     add_sizes("radices", "nodes joined or parted at once")
     add_sizes("warps", "warps a program")
     add_sizes("stages", "pipeline stages")
-    add("input_sets", 3, "input sets that take turns", type=size)
     parser.add_argument("--only", type=comma_separated(), default=[], help="kernels to tune (default: all)")
-    add("best", 4, "launches to print for each kernel", type=size)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.backend == "triton":
-        reason = why_cannot_run()
-    else:
-        reason = BACKENDS["hopper"].why_not(args.key_dim, args.value_dim, jnp.dtype(args.dtype))
-    if reason:
+    kernel, dtype = BACKENDS[args.backend], jnp.dtype(args.dtype)
+    if reason := kernel.why_not(args.key_dim, args.value_dim, dtype, None, args.precision):
         raise BadInput(reason)
     shape = (args.batch, args.length, args.groups, args.heads, args.key_dim, args.value_dim)
     print(provenance.machine(), *map("{}={}".format, "BTGHKV", shape), args.dtype)
     tried = Tried(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Tried)})
+    hopper = args.backend == "hopper"
+    tiles = choose_hopper_tiles(args.length, args.value_dim) if hopper else Tiles(value_block=args.value_block)
     for chunk in args.chunks:
-        tiles = Tiles(value_block=args.value_block)
-        if args.backend == "hopper":
-            tiles = choose_hopper_tiles(args.length, args.value_dim)
-        tiles = tiles.with_chunk(chunk)
-        sizes = attention.sizes_for(*shape, jnp.dtype(args.dtype), args.precision, tiles)
+        sizes = api.sizes_for(*shape, dtype, args.precision, tiles.with_chunk(chunk))
         results = time_candidates(sizes, tried, args.only, args.input_sets, args.backend)
         rows = [
             [name, f"{ms:.3f}", str(settings)] for name, timed in results.items() for ms, settings in timed[: args.best]
@@ -233,9 +224,3 @@ def run(args: argparse.Namespace) -> int:
         total = sum(timed[0][0] for timed in results.values())
         print(f"chunk {chunk}: the fastest together {total:.3f} ms\n", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(["tiles", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

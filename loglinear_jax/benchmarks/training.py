@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import time
 from typing import Any
 
@@ -126,9 +125,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, default: Any, help: str, **kwargs: Any) -> None:
-        parser.add_argument(f"--{name}", default=default, help=f"{help} (default: %(default)s)", **kwargs)
-
+    add = common.flag_adder(parser)
     add("tasks", ",".join(WORKLOADS), "what to train", type=comma_separated(one_of(tuple(WORKLOADS))))
     add("ways", "float32,tf32,xla", f"how to compute: {', '.join(WAYS)}", type=comma_separated(one_of(tuple(WAYS))))
     add("variant", "mlp_softplus", "which variant")
@@ -166,9 +163,3 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")
     print(table(rows))
     return 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(["training", *sys.argv[1:]], command="benchmark", called="python -m loglinear_jax benchmark"))

@@ -7,7 +7,6 @@ loglinear_jax benchmark language --what=training
 from __future__ import annotations
 
 import argparse
-import sys
 
 from loglinear_jax.command_line import BadInput, check_writable
 
@@ -41,9 +40,3 @@ def run(args: argparse.Namespace) -> int:
         return args.measure(args)
     except SettingError as error:
         raise BadInput(error) from error
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="benchmark", called="python -m loglinear_jax.commands.benchmark"))

@@ -2,13 +2,13 @@
 
 import json
 
-from loglinear_jax.benchmarks import lam
+from loglinear_jax.benchmarks import timing
 from loglinear_jax.commands.main import main
 
 
 def test_the_mixer_runs_with_every_lam_and_the_command_says_where_it_comes_from(tmp_path, monkeypatch, capsys):
     timed = []
-    monkeypatch.setattr(lam.timing, "median_ms", lambda thunk, calls: timed.append(thunk()) or 2.5)
+    monkeypatch.setattr(timing, "median_ms", lambda thunk, calls: timed.append(thunk()) or 2.5)
     arguments = ["benchmark", "lam", "--lams=fixed,content", "--lengths=16", f"--output={tmp_path / 'out'}"]
     assert main(arguments) == 0
     assert len(timed) == 4 and timed[0][0].shape == (4, 16, 2, 32)
