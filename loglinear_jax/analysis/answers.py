@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.cells import percent
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import FULL_WIDTH, is_dark, legend_below, new_figure, open_frame, title, wrap
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.fenwick import fenwick_level, num_levels
 from loglinear_jax.tasks.base import BaseTask, with_length
@@ -108,9 +108,9 @@ def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: s
 
     shares: by the task in words, of `answer_levels`. message: the figure's title.
     """
-    names = [wrap(task, NAMES_WIDTH, 9) for task in shares]
+    names = [style.wrap(task, NAMES_WIDTH, 9) for task in shares]
     lines = max(name.count("\n") + 1 for name in names)
-    figure, ((axis,),) = new_figure(FULL_WIDTH, 1.1 + (0.25 + 0.15 * lines) * len(names))
+    figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 1.1 + (0.25 + 0.15 * lines) * len(names))
     padded = np.zeros((len(names), max(map(len, shares.values()))))
     for row, of_task in zip(padded, shares.values(), strict=True):
         row[: len(of_task)] = 100 * of_task
@@ -122,7 +122,7 @@ def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: s
         at = range(len(names))
         bars = dict(left=ends[:, level] - padded[:, level], color=color, edgecolor="w", linewidth=0.8)
         handles[f"level {level}"] = axis.barh(at, padded[:, level], **bars)
-        text = "w" if is_dark(color) else "k"
+        text = "w" if style.is_dark(color) else "k"
         for row, share in enumerate(padded[:, level]):
             if share >= 4:
                 middle = ends[row, level] - share / 2
@@ -130,9 +130,9 @@ def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: s
     axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.invert_yaxis()
     axis.set(xlim=(0, 100), xlabel="answers (%)")
-    open_frame(axis)
-    legend_below(figure, handles)
-    title(figure, message)
+    style.open_frame(axis)
+    style.legend_below(figure, handles)
+    style.title(figure, message)
     return figure
 
 
@@ -146,16 +146,14 @@ class Answers(Section):
         "the same for every query can single them out; where several do, which one it is may differ from query to query."
     )
 
-    def finish(self) -> None:
+    def show_all(self) -> None:
         shares = {}
         for name, run in {run.task.describe(): run for run in self.context.runs}.items():
             with self.context.attempt(run.workdir, "levels of the answers"):
                 of_task = answer_levels(run.task)
                 if of_task is not None:
                     shares[name] = of_task
-        if not shares:
-            return
-        with self.context.attempt("all runs", "levels of the answers"):
+        if shares:
             figure = draw_answer_levels(shares, _message(shares))
             self.add(figure, "answer-levels", title="Levels that hold the answers")
             self.add(levels_table(shares), "answer-levels-table")

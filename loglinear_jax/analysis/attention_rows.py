@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.answers import answer_places
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.html import slug
 from loglinear_jax.analysis.lam import short
 from loglinear_jax.analysis.lam_values import check_index, mixer_values
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import FULL_WIDTH, MARK, describe_variant, new_figure, open_frame, title, wrap
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -103,16 +103,16 @@ def draw_attention_rows(
     levels = max(len(np.unique(row.level)) for row, *_ in rows)
     height = max(2.5, 0.9 + 0.16 * levels)
     grid = {"width_ratios": (3.2, 1)}
-    figure, axes = new_figure(FULL_WIDTH, 0.8 + height * len(rows), len(rows), 2, gridspec_kw=grid)
+    figure, axes = style.new_figure(style.FULL_WIDTH, 0.8 + height * len(rows), len(rows), 2, gridspec_kw=grid)
     for (axis, sums), (row, name, pointed) in zip(axes, rows, strict=True):
         starts = [0, *(1 + np.flatnonzero(np.diff(row.level)))]
         buckets = list(zip(starts, [*starts[1:], len(row.weight)], strict=True))
         _draw_weights(axis, row, buckets, pointed, length)
         for position in marks.values():
-            axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.0)
-        axis.set_title(wrap(name, 6.2, 9), fontsize=9)
+            axis.axvline(position - 0.5, color=style.MARK, linestyle="--", linewidth=1.0)
+        axis.set_title(style.wrap(name, 6.2, 9), fontsize=9)
         _draw_sums(sums, row, buckets)
-    title(figure, message)
+    style.title(figure, message)
     return figure
 
 
@@ -133,12 +133,12 @@ def _draw_weights(
                 xytext=(0, -2), textcoords="offset points", ha="center", va="top", fontsize=8,
             )  # fmt: skip
     for source in pointed:
-        axis.plot(source, row.weight[source], "D", markersize=7, markerfacecolor="none", markeredgecolor=MARK)
+        axis.plot(source, row.weight[source], "D", markersize=7, markerfacecolor="none", markeredgecolor=style.MARK)
     axis.plot(row.position, 0, "v", color="k", markersize=7, clip_on=False)
     axis.margins(y=0.14)
     axis.set_xlim(-1, length)
     axis.set(xlabel="source position (token)", ylabel="weight of its value")
-    open_frame(axis)
+    style.open_frame(axis)
 
 
 def _draw_sums(axis: Axes, row: AttentionRow, buckets: Sequence[tuple[int, int]]) -> None:
@@ -152,7 +152,7 @@ def _draw_sums(axis: Axes, row: AttentionRow, buckets: Sequence[tuple[int, int]]
     axis.margins(x=0.45)
     axis.xaxis.get_major_locator().set_params(nbins=3)
     axis.set_xlabel("Σ |weight| in the bucket")
-    open_frame(axis)
+    style.open_frame(axis)
 
 
 class AttentionRows(Section):
@@ -168,12 +168,10 @@ class AttentionRows(Section):
     )
     READS_CHECKPOINTS = True
 
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
-        if trained.model.settings.has_states:
-            with self.context.attempt(run.workdir, f"{trained.variant}: what a head draws on"):
-                self._draw(run, trained)
-
-    def _draw(self, run: Run, trained: TrainedVariant) -> None:
+    def find(self, run: Run, trained: TrainedVariant) -> None:
+        """Draws at once, as the values are large."""
+        if not trained.model.settings.has_states:
+            return
         context, choices, task = self.context, self.context.choices, trained.task
         tokens, targets = (x[choices.example] for x in context.sequences(trained))
         layer, head = context.layer_and_head(trained)
@@ -188,7 +186,7 @@ class AttentionRows(Section):
                 raise ValueError(f"seed {seed}: weights are not finite")
             pointed = answer_places(task, tokens, targets, row.position)
             rows.append((row, _titled(task, tokens, targets, row, pointed), pointed))
-        name = describe_variant(trained.variant)
+        name = style.describe_variant(trained.variant)
         seed_name = context.describe_seed(trained, seed)
         message = f"{name}; {seed_name}; {describe_run(run)}; layer {layer}, head {head}"
         figure = draw_attention_rows(rows, task.marks(), len(tokens), message)

@@ -27,8 +27,6 @@ from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 
 DASHES = ("-", "--", ":", "-.")  # of weight decays in figures
 RATES = frozenset(f"train.{name}" for name in SWEPT)
-
-
 GOOD = 0.9  # of the mean at the best rate: what counts as within the window
 
 

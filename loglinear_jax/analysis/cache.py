@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from loglinear_jax.runs.writing import refusal
+from loglinear_jax.runs.writing import CannotWrite, replace_file
 
 log = logging.getLogger(__name__)
-
 VERSION = 1  # of what is computed: to be raised when the same key would give something else
 
 
@@ -36,23 +34,11 @@ class Cache:
             log.warning("%s can't be read and is computed again", path)
         value = {name: np.asarray(x) for name, x in compute().items()}
         try:
-            _write(path, value)
-        except OSError as error:
-            log.warning("%s can't be written, so that its evaluation is not kept: %s", path, refusal(error) or error)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda file: np.savez(file, **value), mode="wb")
+        except (OSError, CannotWrite) as error:
+            log.warning("an evaluation is not kept: %s", error)
         return value
-
-
-def _write(path: Path, value: Mapping[str, np.ndarray]) -> None:
-    """In one step, also where another process writes the same file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("xb") as file:
-            np.savez(file, **value)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> dict[str, np.ndarray] | None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import paper
+from loglinear_jax.analysis import paper, style
 from loglinear_jax.analysis.best_rates import AtBest, at_best_of_runs
 from loglinear_jax.analysis.cells import (
     accuracy_note,
@@ -24,16 +24,6 @@ from loglinear_jax.analysis.cells import (
 )
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import (
-    FULL_WIDTH,
-    describe_variant,
-    legend_below,
-    looks_of,
-    panel_grid,
-    percent_panel,
-    title,
-    wrap,
-)
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -41,7 +31,7 @@ from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 from loglinear_jax.tasks import CONVERGED_ACCURACY
 
 MEANS, SHARES = "accuracy %", "≥ 90 %, ≥ 99 %"  # what a row shows
-SHARE_WIDTHS = (6.3, FULL_WIDTH)  # of figures of shares, by their columns
+SHARE_WIDTHS = (6.3, style.FULL_WIDTH)  # of figures of shares, by their columns
 TASK_COLUMNS = 5
 
 
@@ -229,13 +219,13 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """
     every = [number for numbers in shares.values() for number in numbers]
     settings = list(dict.fromkeys(number["changed"] for number in every))
-    looks = looks_of(dict.fromkeys(number["variant"] for number in every))
+    looks = style.looks_of(dict.fromkeys(number["variant"] for number in every))
     lines = [textwrap.fill(changed or "nothing changed", 36) for changed in settings]
     spacing = 0.14
     room = [max(0.5, spacing * len(looks) + 0.2) + 0.12 * line.count("\n") for line in lines]
     top = np.cumsum([0, *room])
     middle = dict(zip(settings, (top[:-1] + top[1:]) / 2, strict=True))
-    figure, axes = panel_grid(len(shares), SHARE_WIDTHS, 0.7, 0.65 * top[-1] + 0.7)
+    figure, axes = style.panel_grid(len(shares), SHARE_WIDTHS, 0.7, 0.65 * top[-1] + 0.7)
     handles: dict[str, Any] = {}
     for axis, (task, numbers) in zip(axes.flat, shares.items(), strict=False):
         for index, (variant, (color, marker)) in enumerate(looks.items()):
@@ -249,18 +239,18 @@ def draw_shares(shares: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             )
             axis.hlines(y, low, high, color=color, linewidth=1.6)
             how = dict(color=color, marker=marker, linestyle="none", markersize=5.5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(at_90, y, **how)
+            (handles[style.describe_variant(variant)],) = axis.plot(at_90, y, **how)
             axis.plot(at_99, y, markerfacecolor="none", zorder=3, **how)
         axis.hlines(top[1:-1], 0, 100, color="0.9", linewidth=0.8, zorder=0)
-        percent_panel(axis, task, 2.9, 10, (top[-1], 0), "seeds")
+        style.percent_panel(axis, task, 2.9, 10, (top[-1], 0), "seeds")
     for axis in axes[:, 0]:
         axis.set_yticks([middle[changed] for changed in settings], lines, fontsize=9)
         axis.set_ylabel("changed")
     grey = dict(color="0.3", marker="o", markersize=5.5)
     handles[f"≥ 90 % {every[0]['shown']}, with 95 % interval"] = Line2D([], [], **grey)
     handles["≥ 99 % in validation"] = Line2D([], [], markerfacecolor="none", linestyle="none", **grey)
-    legend_below(figure, handles)
-    title(figure, _most_converged(every))
+    style.legend_below(figure, handles)
+    style.title(figure, _most_converged(every))
     return figure
 
 
@@ -285,25 +275,27 @@ def draw_by_task(panels: Mapping[str, Mapping[str, AtBest]], shown_as: str) -> F
     panels: by the task's name and the variant, accuracies in %. shown_as: what that is, such as "test accuracy".
     """
     variants = list(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
-    names = [wrap(describe_variant(variant), 2.0, 9) for variant in variants]
+    names = [style.wrap(style.describe_variant(variant), 2.0, 9) for variant in variants]
     row_height = max(0.3, 0.17 * max(name.count("\n") + 1 for name in names))
-    figure, axes = panel_grid(len(panels), [FULL_WIDTH] * TASK_COLUMNS, 0.7, 0.75 + row_height * len(variants))
+    figure, axes = style.panel_grid(
+        len(panels), [style.FULL_WIDTH] * TASK_COLUMNS, 0.7, 0.75 + row_height * len(variants)
+    )
     for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
-        for y, (variant, (color, marker)) in enumerate(looks_of(variants).items()):
+        for y, (variant, (color, marker)) in enumerate(style.looks_of(variants).items()):
             if variant not in drawn:
                 continue
             values, mean, low, high = drawn[variant]
             axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
             axis.hlines(y, low, high, color="0.15", linewidth=1.6)
             axis.plot([mean], [y], marker, color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
-        percent_panel(axis, task, 1.3, 8, (len(variants) - 0.5, -0.5), shown_as)
+        style.percent_panel(axis, task, 1.3, 8, (len(variants) - 0.5, -0.5), shown_as)
     for axis in axes[:, 0]:
         axis.set_yticks(range(len(variants)), names, fontsize=9)
     counts = {len(at_best.shown) for drawn in panels.values() for at_best in drawn.values()}
     least, most = min(counts), max(counts)
     seeds = f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
     interval = " with its 95 % interval" if most >= FEWEST_FOR_INTERVAL else ""
-    title(figure, f"{seeds} each (strokes), and their mean{interval}" if most > 1 else f"{seeds} each")
+    style.title(figure, f"{seeds} each (strokes), and their mean{interval}" if most > 1 else f"{seeds} each")
     return figure
 
 
@@ -313,7 +305,7 @@ class Comparisons(Section):
     NAME = "tables"
     TITLE = "Results"
 
-    def finish(self) -> None:
+    def show_all(self) -> None:
         context, runs = self.context, self.context.runs
         with context.attempt("all runs", "the paper's tables"):
             for index, table in enumerate(as_the_paper(runs)):

@@ -11,18 +11,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import (
-    describe_variant,
-    handles_of,
-    legend_below,
-    length_axis,
-    log_ticks,
-    looks_of,
-    new_figure,
-    open_frame,
-    title,
-)
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.benchmarks.language_model import cache_shapes, size_in_bytes, time_training
 from loglinear_jax.lam import count_lam_params
@@ -35,17 +25,9 @@ from loglinear_jax.statistics import growth_exponent
 VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=linear": {"mixer": "linear"}} | {
     lam: {"lam": lam} for lam in ("linear", "mlp_softplus")
 }
-
-
 TIME = {"mixer=softmax": ("T²", lambda t: t**2), "mixer=linear": ("T", lambda t: t)}
-
-
 MEMORY = {"mixer=softmax": ("T", lambda t: t), "mixer=linear": ("1", lambda t: t**0)}
-
-
 LOG_LINEAR_TIME = ("T log T", lambda t: t * np.log2(t))
-
-
 LOG_LINEAR_MEMORY = ("log T", np.log2)
 
 
@@ -115,21 +97,21 @@ def complexity_table(measured: dict[str, dict[str, np.ndarray]], machine: str) -
 def draw_complexity(measured: Mapping[str, Mapping[str, np.ndarray]], message: str) -> Figure:
     """Training time and decoding memory against T, log-log. measured: variant -> "length", "ms", "bytes". message: the
     figure's title."""
-    figure, (axes,) = new_figure(9.3, 4.0, 1, 2)
+    figure, (axes,) = style.new_figure(9.3, 4.0, 1, 2)
     panels = (("ms", "training step (ms)", 1), ("bytes", "decoding memory of a sequence (KiB)", 1024))
     for axis, (name, label, unit) in zip(axes, panels, strict=True):
-        for variant, look in looks_of(measured).items():
+        for variant, look in style.looks_of(measured).items():
             values = np.asarray(measured[variant][name]) / unit
-            how = dict(look._asdict(), label=describe_variant(variant), linewidth=1.8)
+            how = dict(look._asdict(), label=style.describe_variant(variant), linewidth=1.8)
             axis.plot(measured[variant]["length"], values, **how)
-        length_axis(axis, [int(n) for found in measured.values() for n in found["length"]])
+        style.length_axis(axis, [int(n) for found in measured.values() for n in found["length"]])
         axis.set_yscale("log")
-        log_ticks(axis.yaxis)
+        style.log_ticks(axis.yaxis)
         axis.set(xlabel="T (tokens)", ylabel=label)
         axis.grid(alpha=0.3)
-        open_frame(axis)
-    legend_below(figure, handles_of(axes[0]))
-    title(figure, message)
+        style.open_frame(axis)
+    style.legend_below(figure, style.handles_of(axes[0]))
+    style.title(figure, message)
     return figure
 
 
@@ -141,16 +123,15 @@ class Complexity(Section):
     INTRO = "Measured on the machine that made this report."
     BY_DEFAULT = False
 
-    def finish(self) -> None:
-        with self.context.attempt("this machine", "complexity"):
-            here, lengths, measured = machine(), default_lengths(), {}
-            key = {"what": "complexity", "machine": here, "host": platform.node(), "lengths": lengths}
-            key["settings"] = dataclasses.asdict(measured_settings())
-            with progress_bar("complexity", len(lengths) * len(VARIANTS), unit="length") as bar:
-                for variant in VARIANTS:
-                    measured[variant] = self.context.cache.get(
-                        key | {"variant": variant}, lambda variant=variant: measure(lengths, variant, bar.update)
-                    )
-            what = "Training time and decoding memory against T"
-            self.add(complexity_table(measured, here), "complexity-table")
-            self.add(draw_complexity(measured, f"{what}; {here}"), "complexity", title=what)
+    def show_all(self) -> None:
+        here, lengths, measured = machine(), default_lengths(), {}
+        key = {"what": "complexity", "machine": here, "host": platform.node(), "lengths": lengths}
+        key["settings"] = dataclasses.asdict(measured_settings())
+        with progress_bar("complexity", len(lengths) * len(VARIANTS), unit="length") as bar:
+            for variant in VARIANTS:
+                measured[variant] = self.context.cache.get(
+                    key | {"variant": variant}, lambda variant=variant: measure(lengths, variant, bar.update)
+                )
+        what = "Training time and decoding memory against T"
+        self.add(complexity_table(measured, here), "complexity-table")
+        self.add(draw_complexity(measured, f"{what}; {here}"), "complexity", title=what)

@@ -13,27 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.best_rates import DASHES, without_rates
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import (
-    FULL_WIDTH,
-    describe_variant,
-    handles_of,
-    legend_below,
-    log_ticks,
-    looks_of,
-    new_figure,
-    open_frame,
-    panel_grid,
-    title,
-    wrap,
-)
+from loglinear_jax.analysis.section import Context, Section
 from loglinear_jax.config import some_of
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.tasks import SOLVED_ACCURACY, Score
 
-WIDTHS = (FULL_WIDTH / 3 + 1.6, FULL_WIDTH / 3 * 2, FULL_WIDTH)  # of figures of learning curves, by their columns
+WIDTHS = tuple(style.FULL_WIDTH / 3 * n + 1.6 * (n == 1) for n in (1, 2, 3))  # of learning curves, by their columns
 
 
 def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
@@ -43,25 +31,26 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     score, seeds = run.task.score, run.config.train.num_seeds
     variants = without_rates(run.config, run.variants)
     swept = [name for name, at_rates in variants.items() if len(at_rates) > 1]
-    looks, of_rates = looks_of(variants), _looks_of_rates([at for name in swept for at in variants[name].values()])
-    figure, axes = panel_grid(len(variants), WIDTHS, 0.8, 2.7)
+    looks = style.looks_of(variants)
+    of_rates = _looks_of_rates([at for name in swept for at in variants[name].values()])
+    figure, axes = style.panel_grid(len(variants), WIDTHS, 0.8, 2.7)
     width = figure.get_figwidth() / axes.shape[1]
     for axis, (name, at_rates) in zip(axes.flat, variants.items(), strict=False):
         if name in swept:
             best = _draw_rates_of(axis, run, at_rates, of_rates)
         else:
             best = _draw_every_seed(axis, run, next(iter(at_rates)), looks[name].color, seeds > 2)
-        label = _breakable(describe_variant(name))
-        axis.set_title(wrap(f"{label}\n{best}", width - 0.4, 10), fontsize=10)
+        label = _breakable(style.describe_variant(name))
+        axis.set_title(style.wrap(f"{label}\n{best}", width - 0.4, 10), fontsize=10)
         axis.set_xlabel("training step")
         axis.xaxis.set_tick_params(labelbottom=True)
         axis.xaxis.get_major_locator().set_params(nbins=5)
         for threshold in score.thresholds[-1:]:
             axis.axhline(100 * threshold, color="0.6", linewidth=0.8, linestyle=":")
-        open_frame(axis)
+        style.open_frame(axis)
     if score.metric == "loss":
         axes[0, 0].set_yscale("log")
-        log_ticks(axes[0, 0].yaxis)
+        style.log_ticks(axes[0, 0].yaxis)
     else:
         axes[0, 0].set_ylim(0, 102)
     for axis in axes[:, 0]:
@@ -72,12 +61,12 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
             f"rate {rate:g}" + (f", decay {decay:g}" if several_decays else ""): Line2D([], [], **look)
             for (rate, decay), look in of_rates.items()
         }
-        legend_below(figure, handles)
+        style.legend_below(figure, handles)
     explained = "coloured: every seed; black: median of the seeds; dashed: quartiles" if seeds > 2 else ""
     if swept:
         others = f"; else {explained}" if explained and len(swept) < len(variants) else ""
         explained = f"{'median of the seeds' if seeds > 1 else 'the seed'} at each rate{others}"
-    title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}\n{explained}".strip())
+    style.title(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}\n{explained}".strip())
     return figure
 
 
@@ -179,26 +168,26 @@ def draw_convergence(run: Run) -> Figure | None:
     """
     if not run.task.score.thresholds or not any(outcome.num_solved for outcome in run.outcomes.values()):
         return None
-    figure, ((axis,),) = new_figure(7.6, 4.0)
+    figure, ((axis,),) = style.new_figure(7.6, 4.0)
     last = 1.04 * max(outcome.last_step for outcome in run.outcomes.values())
-    for variant, (color, marker) in looks_of(run.outcomes).items():
+    for variant, (color, marker) in style.looks_of(run.outcomes).items():
         steps = run.outcomes[variant].solved_step
         reached = np.sort([step for step in steps if step is not None])
         share = 100 * np.arange(len(reached) + 1) / len(steps)
-        label = f"{_breakable(describe_variant(variant))} ({len(reached)} of {len(steps)})"
+        label = f"{_breakable(style.describe_variant(variant))} ({len(reached)} of {len(steps)})"
         how = dict(where="post", color=color, marker=marker, markevery=[-1], linewidth=2.2, label=label)
         axis.step([0, *reached, last], [*share, share[-1]], **how)
     axis.set(xlabel="training step", ylabel="seeds at ≥ 99 % validation accuracy (%)", ylim=(-2, 102), xlim=(0, last))
-    legend_below(figure, handles_of(axis))
-    title(figure, f"{_most_solved(run)}\n{describe_run(run)}")
-    open_frame(axis)
+    style.legend_below(figure, style.handles_of(axis))
+    style.title(figure, f"{_most_solved(run)}\n{describe_run(run)}")
+    style.open_frame(axis)
     return figure
 
 
 def _most_solved(run: Run) -> str:
     solved = {variant: outcome.num_solved for variant, outcome in run.outcomes.items()}
     most = max(solved.values())
-    first = [describe_variant(variant) for variant, count in solved.items() if count == most]
+    first = [style.describe_variant(variant) for variant, count in solved.items() if count == most]
     if len(first) == len(solved) > 1:
         return f"{most} seeds reach 99 % with every variant"
     seeds = max(len(outcome.seeds) for outcome in run.outcomes.values())
@@ -211,23 +200,25 @@ class Curves(Section):
     NAME = "curves"
     TITLE = "Learning curves"
 
-    def finish(self) -> None:
-        context, unsolved = self.context, []
-        for run in context.runs:
-            with context.attempt(run.workdir, "learning curves"):
-                if any(len(run.metrics(variant)["step"]) for variant in run.variants):
-                    self.add(draw_learning_curves(run), "curves", run, "learning curves")
-                else:
-                    context.report.problems.append(
-                        f"{run.workdir}: no learning curves: metrics.jsonl is empty or not here"
-                    )
-            with context.attempt(run.workdir, "when seeds converge"):
-                figure = draw_convergence(run)
-                self.add(figure, "convergence", run, "when seeds converge")
-                if figure is None and run.outcomes and run.task.score.thresholds:
-                    unsolved.append(describe_run(run))
-        if unsolved:
-            of_some = f" of {some_of(unsolved)}" if len(unsolved) < len(context.runs) else ""
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self.unsolved: list[str] = []
+
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        figure = draw_convergence(run)
+        if figure is None and run.outcomes and run.task.score.thresholds:
+            self.unsolved.append(describe_run(run))
+        if any(len(run.metrics(variant)["step"]) for variant in run.variants):
+            self.add(draw_learning_curves(run), "curves", run, "learning curves")
+        else:
+            self.context.report.problems.append(
+                f"{run.workdir}: no learning curves: metrics.jsonl is empty or not here"
+            )
+        self.add(figure, "convergence", run, "when seeds converge")
+
+    def show_all(self) -> None:
+        if self.unsolved:
+            of_some = f" of {some_of(self.unsolved)}" if len(self.unsolved) < len(self.context.runs) else ""
             self.part.notes.append(
                 f"When seeds converge: not drawn, as no seed{of_some} reaches {100 * SOLVED_ACCURACY:.0f} %."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.cells import accuracy_note
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.lam_values import mixer_params
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import SeedPanel, draw_seeds, log_ticks
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, build, variant_config
 from loglinear_jax.mixers import MIXERS
@@ -90,21 +90,15 @@ def memory_table(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers he
     return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
 
 
-def draw_initial_memory(
-    panels: Sequence[tuple[str, int, Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]]],
-    what: str,
-    accuracy: str,
-    message: str,
-) -> Figure:
-    """Every seed's accuracy against how far back it remembers before training.
+def draw_initial_memory(panels: Sequence[style.SeedPanel], what: str, accuracy: str, message: str) -> Figure:
+    """Every seed's accuracy against how far back it remembers before training, in tokens.
 
-    panels: (title, length of the sequences, variant -> (tokens [S], accuracy from 0 to 1 [S])). what: whose memory it is.
-    accuracy: on which set, such as "test accuracy". message: the figure's title.
+    panels: with lines at the sequences' length. what: whose memory it is. accuracy: on which set, such as "test accuracy".
+    message: the figure's title.
     """
-    seeds = [SeedPanel(name, length, drawn) for name, length, drawn in panels]
-    figure, axis = draw_seeds(seeds, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
+    figure, axis = style.draw_seeds(panels, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
     axis.set_xscale("log")
-    log_ticks(axis.xaxis, most=5)
+    style.log_ticks(axis.xaxis, most=5)
     return figure
 
 
@@ -114,7 +108,7 @@ class InitialDecays(Section):
     NAME = "decays"
     TITLE = "Which seeds converge"
 
-    def finish(self) -> None:
+    def show_all(self) -> None:
         asked = [
             (run, variant)
             for run in self.context.runs
@@ -128,18 +122,15 @@ class InitialDecays(Section):
                 with self.context.attempt(run.workdir, f"{variant}: initial decays"):
                     found.append((run, variant, initial_memory(run, variant)))
                 bar.update()
-        if found:
-            with self.context.attempt("all runs", "initial decays"):
-                self._show(found)
-
-    def _show(self, found: list[tuple[Run, str, np.ndarray]]) -> None:
+        if not found:
+            return
         layer, drawn = self.context.choices.layer, {}
         changed = changed_settings([run for run, *_ in found])
         outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
         for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
-            title = run.task.describe() + (f"; {changes}" if changes else "")
-            panel = drawn.setdefault(run.workdir, (title, run.task.trained_on.longest, {}))
-            panel[2][variant] = tokens[:, layer].max(1), outcome.accuracy
+            name = run.task.describe() + (f"; {changes}" if changes else "")
+            panel = drawn.setdefault(run.workdir, style.SeedPanel(name, run.task.trained_on.longest, {}))
+            panel.by_variant[variant] = tokens[:, layer].max(1), outcome.accuracy
         table = memory_table(found)
         whose = "the last layer" if layer == -1 else f"layer {layer}"
         what = f"longest memory in {whose} at the start (tokens)"

@@ -10,19 +10,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis import paper
+from loglinear_jax.analysis import paper, style
 from loglinear_jax.analysis.cells import mean_and_std
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Context, Section
-from loglinear_jax.analysis.style import (
-    describe_variant,
-    handles_of,
-    legend_below,
-    looks_of,
-    new_figure,
-    open_frame,
-    title,
-)
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -148,21 +139,21 @@ def draw_dependence(
     ]
     if not any(np.isfinite(d["role_share"]).any() for seeds in by_variant.values() for d in seeds.values()):
         del panels[1]
-    figure, (axes,) = new_figure(2.0 + 3.7 * len(panels), 4.0, 1, len(panels))
+    figure, (axes,) = style.new_figure(2.0 + 3.7 * len(panels), 4.0, 1, len(panels))
     for axis, (value, label) in zip(axes, panels, strict=True):
-        for variant, (color, marker) in looks_of(by_variant).items():
+        for variant, (color, marker) in style.looks_of(by_variant).items():
             seeds = np.array([_nanmean(value(d), (0, 1)) for d in by_variant[variant].values()])
             used = [_nanmean(d["mean"], (0, 1)) for d in by_variant[variant].values()]
             levels = np.flatnonzero(np.isfinite(used).any(0))
             seeds = seeds[:, levels]
             axis.plot(np.tile(levels, (len(seeds), 1)).T, seeds.T, ".", color=color, alpha=0.35, markersize=5)
-            how = dict(color=color, marker=marker, markersize=5, linewidth=2.2, label=describe_variant(variant))
+            how = dict(color=color, marker=marker, markersize=5, linewidth=2.2, label=style.describe_variant(variant))
             axis.plot(levels, _nanmean(seeds, 0), **how)
         axis.set(xlabel="level", ylabel=label, xticks=levels)
         axis.set_ylim(bottom=0)
-        open_frame(axis)
-    legend_below(figure, handles_of(axes[0]))
-    title(figure, f"{message}\n{subject}\nlines: means over layers, heads and seeds; dots: seeds")
+        style.open_frame(axis)
+    style.legend_below(figure, style.handles_of(axes[0]))
+    style.title(figure, f"{message}\n{subject}\nlines: means over layers, heads and seeds; dots: seeds")
     return figure
 
 
@@ -179,32 +170,22 @@ class Dependence(Section):
     TITLE = "How input-dependent is λ?"
     READS_CHECKPOINTS = True
 
-    def __init__(self, context: Context):
-        super().__init__(context)
-        self._found: dict[str, dict[int, dict]] = {}
-        self._converged: dict[str, dict[int, bool]] = {}
-        self._accuracy = ""
-
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+    def find(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, dict], dict[int, bool], str] | None:
+        """(`input_dependence` by seed, whether the seed converged, by which accuracy)."""
         if not trained.model.settings.has_lam:
-            return
-        with self.context.attempt(run.workdir, f"{trained.variant}: variation of λ"):
-            found = dependence_of(self.context, trained, self.context.averaged_seeds(trained))
-            accuracy, self._accuracy = self.context.accuracy(run, trained)
-            self._found[trained.variant] = found
-            self._converged[trained.variant] = {seed: bool(accuracy[seed] >= CONVERGED_ACCURACY) for seed in found}
+            return None
+        found = dependence_of(self.context, trained, self.context.averaged_seeds(trained))
+        accuracy, shown_as = self.context.accuracy(run, trained)
+        return found, {seed: bool(accuracy[seed] >= CONVERGED_ACCURACY) for seed in found}, shown_as
 
-    def finish_run(self, run: Run) -> None:
-        found, converged = self._found, self._converged
-        self._found, self._converged = {}, {}
-        if not found:
-            return
-        with self.context.attempt(run.workdir, "variation of λ"):
-            subject = f"{describe_run(run)}: variation of λ"
-            table = dependence_table(found, converged, self._accuracy, subject)
-            self.add(table, "lam-dependence", run, "variation of λ")
-            figure = draw_dependence(found, _message(found), describe_run(run))
-            self.add(figure, "lam-variation", run, "variation of λ by level")
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        dependence = {variant: of_seeds for variant, (of_seeds, _, _) in found.items()}
+        converged = {variant: flags for variant, (_, flags, _) in found.items()}
+        shown_as = next(iter(found.values()))[2]
+        table = dependence_table(dependence, converged, shown_as, f"{describe_run(run)}: variation of λ")
+        self.add(table, "lam-dependence", run, "variation of λ")
+        figure = draw_dependence(dependence, _message(dependence), describe_run(run))
+        self.add(figure, "lam-variation", run, "variation of λ by level")
 
 
 def dependence_of(context: Context, trained: TrainedVariant, seeds: list[int]) -> dict[int, dict[str, np.ndarray]]:
@@ -224,5 +205,5 @@ def _message(found: dict[str, dict[int, dict]]) -> str:
         variant: np.mean([relative_variation(of_seed)[0] for of_seed in seeds.values()])
         for variant, seeds in found.items()
     }
-    shown = [f"{describe_variant(variant)} {100 * value:.0f} %" for variant, value in variation.items()]
+    shown = [f"{style.describe_variant(variant)} {100 * value:.0f} %" for variant, value in variation.items()]
     return f"Variation of λ over tokens, relative to its mean: {', '.join(shown)}"

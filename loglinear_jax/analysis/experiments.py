@@ -26,29 +26,21 @@ SETTINGS = {
     "recall": (default_config, released_config),
     "language": (language_config, released_language_config),
 }
-
-
 # What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
 NOT_OF_A_SETTING = {
     "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},
     "language": {"model.lam", "model.implementation", "model.chunk_size", "model.remat", "model.hidden"},
 }
-
-
 # The training that a published number is of.
 OF_A_PUBLISHED_NUMBER = (
     "train.num_steps", "train.batch_size", "train.learning_rate", "train.warmup_steps", "train.schedule", "train.weight_decay",
     "train.grad_clip", "train.stream", "train.num_train", "train.eval_every", "train.stop_at", "train.patience",
 )  # fmt: skip
-
-
 # In which runs may differ that stand in one table as the same experiment.
 NOT_OF_AN_EXPERIMENT = {
     "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
     "train.num_test",
 }  # fmt: skip
-
-
 PRESETS = {"setting released": released_config, "robust": robust_config}  # by what they are called among changes
 
 
@@ -56,15 +48,6 @@ def describe_run(run: Run) -> str:
     """The task, the setting if it is released, and the label if there is one."""
     shown = ", setting released" if setting_of(run.config) == "released" else ""
     return run.task.describe() + shown + (f" ({run.label})" if run.label else "")
-
-
-def short_names(runs: Sequence[Run]) -> dict[str, str]:
-    """By what `describe_run` calls each of several runs, the words of it that not all of them have; of one run none."""
-    names = [describe_run(run) for run in runs]
-    words = {name: name.removesuffix(")").replace(" (", ", ").split(", ") for name in names}
-    shared = set.intersection(*map(set, words.values()))
-    short = {name: ", ".join(word for word in words[name] if word not in shared) or name for name in names}
-    return short if len(runs) > 1 else {}
 
 
 def setting_of(config: ConfigDict) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.image
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.style import DOTS_PER_INCH, save, sentence
+from loglinear_jax.analysis.style import DOTS_PER_INCH, save
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.writing import replace_file
 
@@ -41,19 +40,6 @@ class Part:
     @property
     def anchor(self) -> str:
         return slug(self.title)
-
-    def entries(self, subjects: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """For the list of contents: by what is shown, the anchors by the run of which it is shown, in short; "" for all runs.
-
-        subjects: what titles call a run, and its short name. An item of a run has the title "<subject>: <what is shown>"; of a
-        figure and its table, which have one title, the first is named."""
-        found: dict[str, dict[str, str]] = {}
-        for number, item in enumerate(self.items, 1):
-            of_run = [subject for subject in subjects if item.title.startswith(f"{subject}: ")]
-            subject = max(of_run, key=len, default="")
-            what = sentence(item.title.removeprefix(f"{subject}: ") if subject else item.title)
-            found.setdefault(what, {}).setdefault(subjects.get(subject, ""), f"{self.anchor}-{number}")
-        return found
 
 
 class Report:
@@ -96,9 +82,8 @@ class Report:
         runs: Table,
         settings: list[Table],
         commands: list[str],
-        subjects: Mapping[str, str] | None = None,
     ) -> Path:
-        """Writes report.html, with pictures inside. subjects: as in `Part.entries`. Raises CannotWrite."""
+        """Writes report.html, with pictures inside. Raises CannotWrite."""
         import jinja2  # of the extra analysis, which training does not need
 
         environment = jinja2.Environment(
@@ -117,7 +102,6 @@ class Report:
             commands=commands,
             problems=self.problems,
             parts=[part for part in self.parts if part.items or part.notes],
-            subjects=subjects or {},
         )
         path = self.out / "report.html"
         replace_file(path, lambda file: file.write(html))

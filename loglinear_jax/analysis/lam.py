@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.dependence import dependence_of
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.html import Part, slug
+from loglinear_jax.analysis.html import slug
 from loglinear_jax.analysis.lam_values import static_lam
 from loglinear_jax.analysis.section import Context, Section
-from loglinear_jax.analysis.style import (
-    FULL_WIDTH,
-    MARK,
-    describe_variant,
-    hide,
-    is_dark,
-    new_figure,
-    sentence,
-    title,
-    wrap,
-)
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
-STATIC_NOTE = (
-    "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ that "
-    "looks into its buckets has no such part."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +44,12 @@ def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], message: str) -> Fig
     columns = max(map(len, panels))
     levels = max(panel.values.shape[0] for row in panels for panel in row)
     height = len(panels) * (1.5 + 0.13 * levels) + 0.7
-    figure, axes = new_figure(FULL_WIDTH, height, len(panels), columns)
+    figure, axes = style.new_figure(style.FULL_WIDTH, height, len(panels), columns)
     for row_axes, row in zip(axes, panels, strict=True):
-        hide(row_axes[len(row) :])
+        style.hide(row_axes[len(row) :])
         for axis, panel in zip(row_axes, row, strict=False):
             _draw_over_tokens(figure, axis, panel, figure.get_figwidth() / columns - 0.5)
-    title(figure, f"{message}\ncolour: λ (faded where the level's bucket is empty, so that λ has no effect)")
+    style.title(figure, f"{message}\ncolour: λ (faded where the level's bucket is empty, so that λ has no effect)")
     return figure
 
 
@@ -78,14 +65,14 @@ def _draw_over_tokens(figure: Figure, axis: Axes, panel: Panel, width: float) ->
     bar.ax.tick_params(labelsize=8)
     bar.ax.yaxis.get_major_locator().set_params(nbins=4)
     for number, (name, position) in enumerate(sorted(panel.marks.items(), key=lambda mark: mark[1])):
-        axis.axvline(position - 0.5, color=MARK, linestyle="--", linewidth=1.4)
+        axis.axvline(position - 0.5, color=style.MARK, linestyle="--", linewidth=1.4)
         left = position > 0.5 * length  # of its line, where the end is near on the right
         axis.annotate(
             f"{name} →" if left else f"← {name}", (position - 0.5, 1.0), xycoords=("data", "axes fraction"),
             xytext=(-2 if left else 2, 2 + 9 * (number % 2)), textcoords="offset points",
-            ha="right" if left else "left", va="bottom", fontsize=7, color=MARK,
+            ha="right" if left else "left", va="bottom", fontsize=7, color=style.MARK,
         )  # fmt: skip
-    axis.set_title(wrap(panel.title, width, 9), fontsize=9, pad=6 + 9 * min(len(panel.marks), 2))
+    axis.set_title(style.wrap(panel.title, width, 9), fontsize=9, pad=6 + 9 * min(len(panel.marks), 2))
     axis.set(xlabel="position (token)", ylabel="level")
     axis.xaxis.get_major_locator().set_params(nbins=6, integer=True)
     axis.set_yticks(range(0, levels, 1 if levels <= 8 else 2))
@@ -98,19 +85,19 @@ def draw_lam_by_head(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
     levels = max(1 + np.flatnonzero(np.isfinite(p.values).any((0, 1)))[-1:].sum() for row in panels for p in row)
     names_width, bar_width = 0.9, 0.65  # inches
     wanted = max(0.27 * levels, 1.9) + bar_width
-    panels = _at_most(int(np.clip((FULL_WIDTH - names_width) // wanted, 1, 3)), panels)
+    panels = _at_most(int(np.clip((style.FULL_WIDTH - names_width) // wanted, 1, 3)), panels)
     columns = max(map(len, panels))
-    width = min(max(wanted * columns + names_width, 5.5), FULL_WIDTH)
+    width = min(max(wanted * columns + names_width, 5.5), style.FULL_WIDTH)
     heights = [0.3 * max(p.values.shape[0] * p.values.shape[1] for p in row) + 1.3 for row in panels]
     grid = {"height_ratios": heights}
-    figure, axes = new_figure(width, sum(heights) + 0.7, len(panels), columns, gridspec_kw=grid)
+    figure, axes = style.new_figure(width, sum(heights) + 0.7, len(panels), columns, gridspec_kw=grid)
     numbers = ((width - names_width) / columns - bar_width) / levels > 0.24  # inches a cell: room for them
     for row_axes, row in zip(axes, panels, strict=True):
-        hide(row_axes[len(row) :])
+        style.hide(row_axes[len(row) :])
         for axis, panel in zip(row_axes, row, strict=False):
             _draw_by_head(figure, axis, panel, levels, numbers, axis is row_axes[0])
-            axis.set_title(wrap(panel.title, (width - names_width) / columns - 0.2, 9), fontsize=9)
-    title(figure, message)
+            axis.set_title(style.wrap(panel.title, (width - names_width) / columns - 0.2, 9), fontsize=9)
+    style.title(figure, message)
     return figure
 
 
@@ -122,7 +109,7 @@ def _draw_by_head(figure: Figure, axis: Axes, panel: Panel, levels: int, numbers
     image = axis.imshow(values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
     for (i, j), value in np.ndenumerate(values):
         if numbers and np.isfinite(value):
-            color = "w" if is_dark(image.to_rgba(value)) else "k"
+            color = "w" if style.is_dark(image.to_rgba(value)) else "k"
             axis.text(j, i, short(float(value)), ha="center", va="center", fontsize=7, color=color)
     bar = figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
     bar.ax.tick_params(labelsize=7)
@@ -156,98 +143,107 @@ def _limits(values: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-@dataclasses.dataclass
-class Kind:
-    """One kind of figure. panels: of a variant, one a seed, none if it has no such thing; rows: those of one run; of_runs: of
-    all runs, by variant."""
+class Heatmaps(Section):
+    """One kind of figure of a few seeds of every variant with λ.
 
-    what: str
-    stem: str
-    part: Part
-    panels: Callable[[TrainedVariant], list[Panel]]
-    draw: Callable[[list[list[Panel]], str], Figure]
-    rows: list[list[Panel]] = dataclasses.field(default_factory=list)
-    of_runs: dict[str, list[tuple[Run, list[Panel]]]] = dataclasses.field(default_factory=dict)
-    note: str = ""
+    WHAT: is shown. STEM: of its files. NOTE: below it. ALL_RUNS: whether it is also drawn of all runs, below each other.
+    """
 
-
-class Lam(Section):
-    """Heatmaps of a few seeds of every variant with λ."""
-
-    NAME = "lam"
-    TITLE = "λ over tokens"
     READS_CHECKPOINTS = True
+    WHAT: ClassVar[str]
+    STEM: ClassVar[str]
+    NOTE: ClassVar[str] = ""
+    ALL_RUNS: ClassVar[bool] = True
 
     def __init__(self, context: Context):
         super().__init__(context)
-        by_head = context.report.part("λ by head and level")
-        self.kinds = [
-            Kind("λ over the tokens of one sequence", "lam-tokens", self.part, self._over_tokens, draw_lam_over_tokens),
-            Kind("mean of λ where the level is used", "lam-mean", by_head, self._means, draw_lam_by_head),
-            Kind("static part of λ", "lam-static", by_head, self._static, draw_lam_by_head, note=STATIC_NOTE),
-        ]
+        self.of_runs: dict[str, list[tuple[Run, list[Panel]]]] = {}
 
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
-        for kind in self.kinds if trained.model.settings.has_lam else ():
-            with self.context.attempt(run.workdir, f"{trained.variant}: {kind.what}"):
-                if panels := kind.panels(trained):
-                    kind.rows.append(panels)
-                    kind.of_runs.setdefault(trained.variant, []).append((run, panels))
+    def panels(self, trained: TrainedVariant) -> list[Panel]:
+        """One for each seed to draw; none if the variant has no such thing."""
+        raise NotImplementedError
 
-    def finish_run(self, run: Run) -> None:
-        for kind in self.kinds:
-            rows, kind.rows = kind.rows, []
-            if not rows:
-                continue
-            with self.context.attempt(run.workdir, kind.what):
-                of_heads = [np.prod(panel.values.shape[:2]) for row in rows for panel in row]
-                large = kind.draw is draw_lam_by_head and max(of_heads) > MANY_ROWS
-                for index, some in enumerate([[row] for row in rows] if large else [rows]):
-                    figure = kind.draw(some, f"{sentence(kind.what)}; {describe_run(run)}")
-                    name = kind.stem + (f"-{index + 1}" if large else "")
-                    shown_as = kind.what + (f", {index + 1} of {len(rows)}" if large else "")
-                    self.add(figure, name, run, shown_as, kind.part, note=kind.note)
+    def draw(self, panels: Sequence[Sequence[Panel]], message: str) -> Figure:
+        return draw_lam_by_head(panels, message)
 
-    def finish(self) -> None:
+    def find(self, run: Run, trained: TrainedVariant) -> list[Panel] | None:
+        panels = self.panels(trained) if trained.model.settings.has_lam else []
+        if panels:
+            self.of_runs.setdefault(trained.variant, []).append((run, panels))
+        return panels or None
+
+    def show_run(self, run: Run, found: dict[str, list[Panel]]) -> None:
+        rows = list(found.values())
+        by_head = [np.prod(panel.values.shape[:2]) for row in rows for panel in row if panel.values.ndim == 3]
+        large = max(by_head, default=0) > MANY_ROWS
+        for index, some in enumerate([[row] for row in rows] if large else [rows]):
+            figure = self.draw(some, f"{style.sentence(self.WHAT)}; {describe_run(run)}")
+            shown_as = self.WHAT + (f", {index + 1} of {len(rows)}" if large else "")
+            self.add(figure, self.STEM + (f"-{index + 1}" if large else ""), run, shown_as, note=self.NOTE)
+
+    def show_all(self) -> None:
         """Runs below each other, seeds beside each other, for each variant that several runs have."""
-        for kind in self.kinds[:2]:
-            for variant, of_runs in kind.of_runs.items():
-                if len(of_runs) < 2:
-                    continue
-                with self.context.attempt("all runs", f"{variant}: {kind.what}"):
-                    rows = [
-                        [dataclasses.replace(p, title=f"{describe_run(run)}\n{p.title}") for p in panels]
-                        for run, panels in of_runs
-                    ]
-                    figure = kind.draw(rows, f"{describe_variant(variant)}: {kind.what}")
-                    shown_as = f"All runs: {kind.what}, {describe_variant(variant)}"
-                    self.add(figure, f"all-runs-{kind.stem}-{slug(variant)}", title=shown_as, part=kind.part)
+        for variant, of_runs in self.of_runs.items():
+            if len(of_runs) < 2 or not self.ALL_RUNS:
+                continue
+            rows = [
+                [dataclasses.replace(panel, title=f"{describe_run(run)}\n{panel.title}") for panel in panels]
+                for run, panels in of_runs
+            ]
+            name = style.describe_variant(variant)
+            shown_as = f"All runs: {self.WHAT}, {name}"
+            self.add(self.draw(rows, f"{name}: {self.WHAT}"), f"all-runs-{self.STEM}-{slug(variant)}", title=shown_as)
 
-    def _over_tokens(self, trained: TrainedVariant) -> list[Panel]:
-        """λ [levels, positions] of one example at the chosen layer and head, for each seed to draw."""
-        context = self.context
+    def titled(self, trained: TrainedVariant, seed: int) -> str:
+        return f"{style.describe_variant(trained.variant)}; {self.context.describe_seed(trained, seed)}"
+
+
+class OverTokens(Heatmaps):
+    """λ [levels, positions] of one example at the chosen layer and head."""
+
+    NAME, TITLE = "lam", "λ over tokens"
+    WHAT, STEM = "λ over the tokens of one sequence", "lam-tokens"
+
+    def panels(self, trained: TrainedVariant) -> list[Panel]:
+        context, panels = self.context, []
         layer, head = context.layer_and_head(trained)
-        panels = []
         for seed in context.drawn_seeds(trained):
             lam = context.mixer_values(trained, seed)[layer]["lam_value"][context.choices.example, :, head]
             used = occupied_levels(np.arange(lam.shape[0]), lam.shape[1]).T
-            name = f"{self._titled(trained, seed)}; layer {layer}, head {head}"
+            name = f"{self.titled(trained, seed)}; layer {layer}, head {head}"
             panels.append(Panel(lam.T, name, used, trained.task.marks()))
         return panels
 
-    def _means(self, trained: TrainedVariant) -> list[Panel]:
-        found = dependence_of(self.context, trained, self.context.drawn_seeds(trained))
-        return [Panel(of_seed["mean"], self._titled(trained, seed)) for seed, of_seed in found.items()]
+    def draw(self, panels: Sequence[Sequence[Panel]], message: str) -> Figure:
+        return draw_lam_over_tokens(panels, message)
 
-    def _static(self, trained: TrainedVariant) -> list[Panel]:
-        """None for a λ that looks into its buckets."""
+
+class Means(Heatmaps):
+    """λ by layer, head and level, on average over tokens."""
+
+    NAME, TITLE = "lam", "λ by head and level"
+    WHAT, STEM = "mean of λ where the level is used", "lam-mean"
+
+    def panels(self, trained: TrainedVariant) -> list[Panel]:
+        found = dependence_of(self.context, trained, self.context.drawn_seeds(trained))
+        return [Panel(of_seed["mean"], self.titled(trained, seed)) for seed, of_seed in found.items()]
+
+
+class Static(Heatmaps):
+    """What λ has learned apart from its input."""
+
+    NAME, TITLE = "lam", "λ by head and level"
+    WHAT, STEM, ALL_RUNS = "static part of λ", "lam-static", False
+    NOTE = (
+        "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ "
+        "that looks into its buckets has no such part."
+    )
+
+    def panels(self, trained: TrainedVariant) -> list[Panel]:
         if lam_traits(trained.model.settings.lam).needs_scores:
             return []
         panels = []
         for seed in self.context.drawn_seeds(trained):
             values, what = static_lam(trained, seed, self.context.choices.which)
-            panels.append(Panel(values, f"{what}\n{self._titled(trained, seed)}"))
+            panels.append(Panel(values, f"{what}\n{self.titled(trained, seed)}"))
         return panels
-
-    def _titled(self, trained: TrainedVariant, seed: int) -> str:
-        return f"{describe_variant(trained.variant)}; {self.context.describe_seed(trained, seed)}"

@@ -14,22 +14,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis import paper
+from loglinear_jax.analysis import paper, style
 from loglinear_jax.analysis.cells import mean_and_std, mean_std_and_reached
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.section import Context, Section
-from loglinear_jax.analysis.style import (
-    MARK,
-    describe_variant,
-    handles_of,
-    legend_below,
-    length_axis,
-    log_ticks,
-    looks_of,
-    new_figure,
-    open_frame,
-    title,
-)
+from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.evaluate import Span
 from loglinear_jax.fenwick import num_levels
@@ -112,8 +100,8 @@ def draw_scores_by_length(
     by_variant: (lengths [N], shown values of the score [S, N] of the seeds), by the variant; after a comma what is changed in
     it, which is dashed. trained: the length of the training sequences. subject: what they were trained on.
     """
-    figure, ((axis,),) = new_figure(7.6, 4.2)
-    looks = looks_of(dict.fromkeys(_unchanged(variant) for variant in by_variant))
+    figure, ((axis,),) = style.new_figure(7.6, 4.2)
+    looks = style.looks_of(dict.fromkeys(_unchanged(variant) for variant in by_variant))
     many = sum(len(values) for _, values in by_variant.values()) > MOST_LINES
     for variant, (lengths, values) in by_variant.items():
         (color, marker), dashed = looks[_unchanged(variant)], variant != _unchanged(variant)
@@ -123,22 +111,22 @@ def draw_scores_by_length(
         else:
             axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
         axis.plot(
-            lengths, values.mean(0), color=color, linewidth=2.4, marker=marker, label=describe_variant(variant),
+            lengths, values.mean(0), color=color, linewidth=2.4, marker=marker, label=style.describe_variant(variant),
             linestyle="--" if dashed else "-", markerfacecolor="white" if dashed else color,
         )  # fmt: skip
-    axis.axvline(trained, color=MARK, linestyle="--", linewidth=1.2)
+    axis.axvline(trained, color=style.MARK, linestyle="--", linewidth=1.2)
     axis.annotate(
         "trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
-        color=MARK,
+        color=style.MARK,
     )  # fmt: skip
-    length_axis(axis, [n for lengths, _ in by_variant.values() for n in lengths])
+    style.length_axis(axis, [n for lengths, _ in by_variant.values() for n in lengths])
     unit = f" ({score.unit})" if score.unit else ""
     axis.set(xlabel="length of the evaluated sequences (tokens)", ylabel=score.name + unit)
     if score.unit == "%":
         axis.set_ylim(0, 102)
-    legend_below(figure, handles_of(axis))
-    title(figure, f"{_two_best(by_variant, trained, score)}\ntrained on {subject}")
-    open_frame(axis)
+    style.legend_below(figure, style.handles_of(axis))
+    style.title(figure, f"{_two_best(by_variant, trained, score)}\ntrained on {subject}")
+    style.open_frame(axis)
     return figure
 
 
@@ -155,24 +143,24 @@ def _two_best(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], traine
     means = {variant: float(np.nan_to_num(values.mean(), nan=worst)) for variant, values in at_longest.items()}
     best = sorted(means, key=means.get, reverse=score.higher_is_better)[:2]
     shown = ", then ".join(
-        f"{describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
+        f"{style.describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
     )
     return f"Best {score.name} at {longest:,} tokens, {longest // trained} times the trained length: {shown}"
 
 
 def draw_perplexity_by_position(spans: Sequence[Span], subject: str) -> Figure:
     """Perplexity of each span of positions at its middle on the logarithmic axis, with its interval. subject: in the title."""
-    figure, ((axis,),) = new_figure(7.6, 4.2)
+    figure, ((axis,),) = style.new_figure(7.6, 4.2)
     middles = [(span.first * span.last) ** 0.5 for span in spans]
     low, high = ([getattr(span, name) for span in spans] for name in ("low", "high"))
     axis.fill_between(middles, low, high, alpha=0.2, linewidth=0)
     axis.plot(middles, [span.perplexity for span in spans], marker="o", linewidth=2)
     axis.set(xlabel="position (tokens)", ylabel="perplexity", xscale="log", yscale="log")
     for direction in (axis.xaxis, axis.yaxis):
-        log_ticks(direction)
-    open_frame(axis)
+        style.log_ticks(direction)
+    style.open_frame(axis)
     shown = " Shaded: 95 % interval over windows." if np.isfinite(low).any() else ""
-    title(figure, f"Perplexity by position: {subject}.{shown}")
+    style.title(figure, f"Perplexity by position: {subject}.{shown}")
     return figure
 
 
@@ -187,24 +175,22 @@ class Lengths(Section):
     TITLE = "Length generalisation"
     READS_CHECKPOINTS = True
 
-    def __init__(self, context: Context):
-        super().__init__(context)
-        self._found: Found = {}
-
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
-        with self.context.attempt(run.workdir, f"{trained.variant}: longer sequences"):
-            longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
-            self._add(trained, trained.variant, longest)
-            extended = with_highest_trained_level(trained)
-            if extended is not None:
-                highest = extended.model.settings.lam_levels - 1
-                self._add(extended, f"{trained.variant}, higher levels as {highest}", longest)
-
-    def _add(self, trained: TrainedVariant, shown_as: str, longest: int) -> None:
-        context, choices = self.context, self.context.choices
+    def find(self, run: Run, trained: TrainedVariant) -> Found | None:
+        """Of the variant, and of one with its higher levels replaced."""
+        longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
         lengths = lengths_to_test(trained, longest)
         if len(lengths) < 2:
-            return
+            return None
+        found = {trained.variant: self._scores(trained, lengths)}
+        extended = with_highest_trained_level(trained)
+        if extended is not None:
+            highest = extended.model.settings.lam_levels - 1
+            lengths = lengths_to_test(extended, longest)
+            found[f"{trained.variant}, higher levels as {highest}"] = self._scores(extended, lengths)
+        return found
+
+    def _scores(self, trained: TrainedVariant, lengths: list[int]) -> tuple[list[int], list[int], np.ndarray]:
+        context, choices = self.context, self.context.choices
 
         def compute(seed: int) -> dict[str, np.ndarray]:
             return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
@@ -212,17 +198,14 @@ class Lengths(Section):
         key = {"lengths": lengths, "sequences": choices.evaluated, "lam_levels": trained.model.settings.lam_levels}
         found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
         shown = [trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
-        self._found[shown_as] = lengths, list(found), np.array(shown)
+        return lengths, list(found), np.array(shown)
 
-    def finish_run(self, run: Run) -> None:
-        found, self._found = self._found, {}
-        if not found:
-            return
-        with self.context.attempt(run.workdir, "longer sequences"):
-            drawn = {variant: (lengths, values) for variant, (lengths, _, values) in found.items()}
-            figure = draw_scores_by_length(drawn, run.task.trained_on.longest, run.task.score, describe_run(run))
-            self.add(figure, "lengths", run, "longer sequences")
-            self.add(lengths_table(run, found), "lengths-table", run)
+    def show_run(self, run: Run, found: dict[str, Found]) -> None:
+        every = {variant: scores for of_variant in found.values() for variant, scores in of_variant.items()}
+        drawn = {variant: (lengths, values) for variant, (lengths, _, values) in every.items()}
+        figure = draw_scores_by_length(drawn, run.task.trained_on.longest, run.task.score, describe_run(run))
+        self.add(figure, "lengths", run, "longer sequences")
+        self.add(lengths_table(run, every), "lengths-table", run)
 
 
 def lengths_table(run: Run, found: Found) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from loglinear_jax.analysis.answers import levels_of_answers
 from loglinear_jax.analysis.cells import mean_and_std
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.section import Context, Section
+from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.style import SeedPanel, describe_variant, draw_seeds
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.fenwick import num_levels, occupied_levels
@@ -154,47 +155,37 @@ class Looks(Section):
     )
     READS_CHECKPOINTS = True
 
-    def __init__(self, context: Context):
-        super().__init__(context)
-        self._found: dict[str, dict[int, dict]] = {}
-        self._accuracy: dict[str, dict[int, float]] = {}
-        self._accuracy_is = ""
-
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
+    def find(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, dict], dict[int, float], str] | None:
+        """(`looks_at_answers` by seed, accuracies by seed, which these are)."""
         if not trained.model.settings.has_lam:
-            return
+            return None
         context = self.context
-        with context.attempt(run.workdir, f"{trained.variant}: whether λ finds the answers"):
-            tokens, targets = context.sequences(trained)
-            levels = levels_of_answers(trained.task, tokens, targets)
-            if levels is None:
-                return
+        tokens, targets = context.sequences(trained)
+        levels = levels_of_answers(trained.task, tokens, targets)
+        if levels is None:
+            return None
 
-            def compute(seed: int) -> dict[str, np.ndarray]:
-                return looks_at_answers(context.lam_of(trained, seed), levels)
+        def compute(seed: int) -> dict[str, np.ndarray]:
+            return looks_at_answers(context.lam_of(trained, seed), levels)
 
-            sample = hashlib.sha256(np.ascontiguousarray([tokens, levels]).tobytes()).hexdigest()[:16]
-            seeds = context.averaged_seeds(trained)
-            found = context.over_seeds(trained, "looks", {"sample": sample}, seeds, compute)
-            self._accuracy[trained.variant], self._accuracy_is = context.accuracy(run, trained)
-            self._found[trained.variant] = found
+        sample = hashlib.sha256(np.ascontiguousarray([tokens, levels]).tobytes()).hexdigest()[:16]
+        seeds = context.averaged_seeds(trained)
+        return context.over_seeds(trained, "looks", {"sample": sample}, seeds, compute), *context.accuracy(run, trained)
 
-    def finish_run(self, run: Run) -> None:
-        found, accuracy = self._found, self._accuracy
-        self._found, self._accuracy = {}, {}
-        if not found:
-            return
-        with self.context.attempt(run.workdir, "whether λ finds the answers"):
-            what, by_position, drawn = "answers at the largest λ", self._by_position(run), {}
-            for variant, seeds in found.items():
-                finite, best = best_heads(seeds)
-                if finite:
-                    drawn[variant] = best["largest"], np.array([accuracy[variant][seed] for seed in finite])
-            if drawn:
-                message = f"{_message(drawn, by_position)}\n{describe_run(run)}"
-                self.add(draw_looks(drawn, by_position, self._accuracy_is, message), "looks", run, what)
-            table = looks_table(found, accuracy, by_position, f"{describe_run(run)}: {what}")
-            self.add(table, "looks-table", run, what)
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        what, by_position, drawn = "answers at the largest λ", self._by_position(run), {}
+        looks = {variant: of_seeds for variant, (of_seeds, _, _) in found.items()}
+        accuracy = {variant: of_seeds for variant, (_, of_seeds, _) in found.items()}
+        for variant, seeds in looks.items():
+            finite, best = best_heads(seeds)
+            if finite:
+                drawn[variant] = best["largest"], np.array([accuracy[variant][seed] for seed in finite])
+        if drawn:
+            message = f"{_message(drawn, by_position)}\n{describe_run(run)}"
+            shown_as = next(iter(found.values()))[2]
+            self.add(draw_looks(drawn, by_position, shown_as, message), "looks", run, what)
+        table = looks_table(looks, accuracy, by_position, f"{describe_run(run)}: {what}")
+        self.add(table, "looks-table", run, what)
 
     def _by_position(self, run: Run) -> float:
         """`found_by_position` over the report's sequences; the rule has seen others."""

@@ -192,17 +192,11 @@ class Outcomes(Section):
     NAME = "tables"
     TITLE = "Results"
 
-    def finish(self) -> None:
-        folded = len(self.context.runs) >= MANY_RUNS
-        for run in self.context.runs:
-            if not run.outcomes:
-                self.context.report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")
-                continue
-            for stem, make, folded_too in (
-                ("outcomes", outcomes, folded),
-                ("parts", parts, False),
-                ("differences", differences, True),
-                ("seeds", by_seed, True),
-            ):
-                with self.context.attempt(run.workdir, stem):
-                    self.add(make(run), stem, run, folded=folded_too)
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        if not run.outcomes:
+            self.context.report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")
+            return
+        self.add(outcomes(run), "outcomes", run, folded=len(self.context.runs) >= MANY_RUNS)
+        self.add(parts(run), "parts", run)
+        self.add(differences(run), "differences", run, folded=True)
+        self.add(by_seed(run), "seeds", run, folded=True)

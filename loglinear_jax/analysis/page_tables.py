@@ -195,23 +195,6 @@ def _pairs(run: Run) -> str:
 
 
 @table()
-def repeated(runs: list[Runs], variants: list[str]) -> Rows:
-    """Mean accuracy of the seeds that several runs of one task share, against pairs. runs: of each repetition."""
-    rows = []
-    for variant in variants:
-        row = {"variant": variant}
-        for same in zip(*runs, strict=True):
-            if len({_pairs(run) for run in same}) > 1:
-                raise ConfigError(f"{', '.join(run.name for run in same)} have different pairs")
-            of_seeds = [dict(zip(o.seeds, o.accuracy, strict=True)) for o in (outcome_of(r, variant) for r in same)]
-            common = sorted(set.intersection(*map(set, of_seeds)))
-            means = [100 * np.mean([of_one[seed] for seed in common]) for of_one in of_seeds]
-            row[_pairs(same[0])] = ", ".join(f"{mean:.1f}" for mean in means)
-        rows.append(row)
-    return rows
-
-
-@table()
 def paired(rows: dict[str, list[Chosen]], heads: list[str]) -> Rows:
     """Two outcomes a row, paired by seed: how many seeds of each converge, McNemar's test at 90 and 99 %, and the mean
     difference of accuracies with its interval. heads: of the column of labels, and what the two are."""
@@ -223,18 +206,6 @@ def paired(rows: dict[str, list[Chosen]], heads: list[str]) -> Rows:
             only_a, only_b, p = mcnemar(*(o.reached(percent / 100) for o in (first, second)))
             row[f"≥ {percent} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {short_p(p, 2)}"
         found.append(row | {f"accuracy, {a} − {b}, points": _points_between(first, second)})
-    return found
-
-
-@table()
-def bands(rows: dict[str, Chosen]) -> Rows:
-    """How many seeds end in which range of accuracy, over all runs of a row together."""
-    found = []
-    for label, chosen in rows.items():
-        accuracy = 100 * np.concatenate([outcome_of(run, chosen.variants[0]).accuracy for run in chosen.runs])
-        counts = np.histogram(accuracy, [0, 10, 50, 90, 100.001])[0][::-1]
-        names = ("≥ 90 %", "50 to 90 %", "10 to 50 %", "< 10 %")
-        found.append({"setting": label, "seeds": str(len(accuracy))} | dict(zip(names, map(str, counts), strict=True)))
     return found
 
 
@@ -463,24 +434,6 @@ def memory_at_start(rows: dict[str, Chosen]) -> Rows:
 
 def _probability(chance: float, p_value: float) -> str:
     return "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p_value < 1e-4 else "†" if p_value < 0.01 else "")
-
-
-@table(slow=True)
-def converged_by_memory(runs: list[Runs], ranges: list[list[float]]) -> Rows:
-    """How many seeds of each run converge whose memory in a layer before training is in a range. ranges: of each run a layer, 1
-    or 2, and from how many tokens to below how many."""
-    found = []
-    for [run], (layer, low, high) in zip(runs, ranges, strict=True):
-        limit = f"{low:g} tokens or more" if np.isinf(high) else f"under {high:g} tokens"
-        row = {"pairs": str(run.config.task.num_pairs)}
-        row["seeds whose"] = f"{('first', 'second')[layer - 1]} layer starts with {limit}"
-        for variant, outcome in run.outcomes.items():
-            memory = initial_memory(run, variant)[:, layer - 1].max(1)
-            chosen = (memory >= low) & (memory < high)
-            reached = np.array(outcome.reached(CONVERGED_ACCURACY))
-            row |= {"number": str(chosen.sum()), f"converge under {variant}": str((reached & chosen).sum())}
-        found.append(row)
-    return found
 
 
 def _outcomes(runs: Runs, variant: str) -> list[VariantOutcome]:

@@ -115,16 +115,14 @@ class Pages:
         self.results, self.slow, self.problems, self.num_tables = Results(runs), slow, [], 0
 
     def check(self) -> list[str]:
-        """One line for each table and each checked piece of prose that does not agree with the runs: which page, which table,
-        the first differing line."""
+        """One line for each page that does not agree with the runs in a table, with the first differing line, and for each
+        piece of prose that does not."""
         for page in self.pages:
             text = page.read_text(encoding="utf-8")
-            opened, whole = text.count("<!-- table:"), len(TABLE.findall(text))
-            if opened != whole:
-                self.problems.append(f"{page}: {opened} tables begin, {whole} of them end")
-            for match in TABLE.finditer(text):
-                if (new := self._made(page, match)) != match[0]:
-                    self.problems.append(_first_difference(page, match, new, text))
+            lines = itertools.zip_longest(text.splitlines(), self._with_tables(page, text).splitlines())
+            different = [(number, old, new) for number, (old, new) in enumerate(lines, 1) if old != new]
+            for number, old, new in different[:1]:
+                self.problems.append(f"{page}:{number}: {old!r} should be {new!r}")
             self._check_prose(page, text)
         return self.problems
 
@@ -134,12 +132,18 @@ class Pages:
         changed = []
         for page in self.pages:
             text = page.read_text(encoding="utf-8")
-            new = TABLE.sub(functools.partial(self._made, page), text)
+            new = self._with_tables(page, text)
             if new != text:
                 page.write_text(new, encoding="utf-8")
                 changed.append(page)
             self._check_prose(page, new)
         return changed, self.problems
+
+    def _with_tables(self, page: Path, text: str) -> str:
+        opened, whole = text.count("<!-- table:"), len(TABLE.findall(text))
+        if opened != whole:
+            self.problems.append(f"{page}: {opened} tables begin, {whole} of them end")
+        return TABLE.sub(functools.partial(self._made, page), text)
 
     def _made(self, page: Path, match: re.Match) -> str:
         """The table with its comments, made again; as it is if it is slow, or can't be made, which is then a problem."""
@@ -218,13 +222,6 @@ def _runs_in(value: Any) -> Iterator[Run]:
     elif isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _runs_in(item)
-
-
-def _first_difference(page: Path, match: re.Match, new: str, text: str) -> str:
-    pairs = itertools.zip_longest(match[0].splitlines(), new.splitlines(), fillvalue="(nothing)")
-    index, old, made = next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
-    line = text.count("\n", 0, match.start()) + index + 1
-    return f"{page}:{line}: table {match['name']}: {old!r} should be {made!r}"
 
 
 def _named(known: Mapping[str, Any], name: str) -> Any:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.best_rates import (
     DASHES,
     GOOD,
@@ -41,16 +42,6 @@ from loglinear_jax.analysis.cells import (
 )
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import (
-    FULL_WIDTH,
-    describe_variant,
-    legend_below,
-    log_ticks,
-    looks_of,
-    new_figure,
-    open_frame,
-    title,
-)
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome
@@ -60,21 +51,13 @@ from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 # From how many seeds a few are drawn, and what they are held against: the largest gain of log-linear over one state in Guo et
 # al.'s Table 2, MQAR at width 16: 55.9 against 46.9 (Mamba-2), five seeds each, as third parties quote it.
 FEWEST_TO_DRAW_FROM = 16
-
-
 PUBLISHED_GAIN = 9.0
-
-
 SHARE = f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"
-
-
 CROSS_FITTED = (
     "The best rate is chosen on one half of the seeds and reported on the other, and the reverse, so every seed counts once, "
     "at a rate that was chosen without it. Both rates are shown where the halves choose different ones. Intervals of means are "
     "bootstrapped over seeds, with the choice made again in each resample, from 10 seeds on."
 )
-
-
 MANY_ROWS = 12  # above which a table is folded
 
 
@@ -283,35 +266,35 @@ def draw_rates(run: Run) -> Figure | None:
     panels = [(first.shown_as + (f" ({score.unit})" if score.unit else ""), _mean_shown)]
     if score.thresholds:
         panels.append((f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)", _percent_converged))
-    figure, (axes,) = new_figure(7.6 if len(panels) == 1 else FULL_WIDTH, 4.0, 1, len(panels))
+    figure, (axes,) = style.new_figure(7.6 if len(panels) == 1 else style.FULL_WIDTH, 4.0, 1, len(panels))
     dashes = dict(zip(sorted({at.weight_decay for at in every}), DASHES * len(every), strict=False))
     handles: dict[str, Any] = {}
     for axis, (label, of_outcome) in zip(axes, panels, strict=True):
-        for variant, look in looks_of(variants).items():
+        for variant, look in style.looks_of(variants).items():
             how = look._asdict() | {"markersize": 5, "linewidth": 1.8}
-            handles[describe_variant(variant)] = Line2D([], [], **how)
+            handles[style.describe_variant(variant)] = Line2D([], [], **how)
             for decay, dash in dashes.items():
                 group = [at for at in variants[variant] if at.weight_decay == decay]
                 _draw_line(axis, group, of_outcome, linestyle=dash, **how)
         axis.set_xscale("log")
         axis.set(xlabel="learning rate", ylabel=label)
         _ticks_at(axis, sorted({at.learning_rate for at in every}), len(panels))
-        open_frame(axis)
+        style.open_frame(axis)
     if score.metric == "loss":
         axes[0].set_yscale("log")
-        log_ticks(axes[0].yaxis)
+        style.log_ticks(axes[0].yaxis)
     else:
         for axis in axes:
             axis.set_ylim(-2, 102)
     for decay, dash in dashes.items() if len(dashes) > 1 else ():
         handles[f"weight decay {decay:g}"] = Line2D([], [], color="0.35", linewidth=1.8, linestyle=dash)
-    legend_below(figure, handles)
+    style.legend_below(figure, handles)
     seeds = len(first.seeds)
     shaded = ", shaded: 95 % interval of the mean" if seeds >= FEWEST_FOR_INTERVAL else ""
     lacking = sum(len(at.outcome.shown) - len(finite(at.outcome.shown)) for at in every)
     left_out = f", without {lacking} that have no finite {score.name}" if lacking else ""
     counted = f"{seeds} seed{'s' * (seeds > 1)} at each rate{left_out}"
-    title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}")
+    style.title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}")
     return figure
 
 
@@ -367,12 +350,10 @@ class Rates(Section):
     NAME = "rates"
     TITLE = "Learning rates, and few seeds"
 
-    def finish(self) -> None:
-        for run in self.context.runs:
-            with self.context.attempt(run.workdir, "learning rates"):
-                self.add(draw_rates(run), "rates", run, "learning rates")
-                made = dict(zip(("rates-table", "best-rates"), rates(run), strict=False))  # none of a run with one rate
-                made["best-differences"] = differences_at_best_rates(run)
-                made["few-seeds"] = few_seeds_table(run)
-                for name, table in made.items():
-                    self.add(table, name, run, folded=table is not None and len(table.rows) > MANY_ROWS)
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        self.add(draw_rates(run), "rates", run, "learning rates")
+        made = dict(zip(("rates-table", "best-rates"), rates(run), strict=False))  # none of a run with one rate
+        made["best-differences"] = differences_at_best_rates(run)
+        made["few-seeds"] = few_seeds_table(run)
+        for name, table in made.items():
+            self.add(table, name, run, folded=table is not None and len(table.rows) > MANY_ROWS)

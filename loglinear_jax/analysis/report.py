@@ -18,13 +18,13 @@ import numpy as np
 
 import loglinear_jax.analysis
 from loglinear_jax.analysis.cache import Cache
-from loglinear_jax.analysis.experiments import describe_run, setting_of, short_names
+from loglinear_jax.analysis.experiments import describe_run, setting_of
 from loglinear_jax.analysis.html import Report
 from loglinear_jax.analysis.section import Choices, Context, Section
 from loglinear_jax.analysis.table import Table
-from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several, variant_config
+from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several
 from loglinear_jax.files import local_path
-from loglinear_jax.runs.loading import Run, load_run, read_run
+from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
 
 LOG = "report.log"
 # The files of the sections in the report's order; sections in other files follow.
@@ -41,9 +41,13 @@ def find_sections() -> dict[str, list[type[Section]]]:
     for name in sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         module = importlib.import_module(f"loglinear_jax.analysis.{name}")
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Section) and value.__module__ == module.__name__:
-                found.setdefault(getattr(value, "NAME", ""), []).append(value)
-    found.pop("", None)
+            if (
+                isinstance(value, type)
+                and issubclass(value, Section)
+                and value.__module__ == module.__name__
+                and value.NAME
+            ):
+                found.setdefault(value.NAME, []).append(value)
     return found
 
 
@@ -85,8 +89,6 @@ def make_report(
             problems.append(str(error))
     if not runs:
         raise ValueError("; ".join(problems) or "workdir: give at least one")
-    if any(section.READS_CHECKPOINTS for section in chosen):
-        _check_drawn(runs, choices)
     same = Counter(describe_run(run) for run in runs)
     runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
@@ -94,22 +96,8 @@ def make_report(
     context = Context(runs, report, choices, Cache(report.out / "cache"))
     with _logged_to(report.out / LOG):
         _go_through(context, [section(context) for section in chosen])
-    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs), short_names(runs))
+    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
     return path, report.problems
-
-
-def _check_drawn(runs: Sequence[Run], choices: Choices) -> None:
-    """Raises ConfigError for a layer, a head or seeds that none of the runs has."""
-    models = [variant_config(run.config, variant).model for run in runs for variant in run.variants]
-    for name, sizes in (("layer", [m.layers for m in models]), ("head", [m.heads for m in models if m.get("heads")])):
-        chosen, most = getattr(choices, name), max(sizes, default=None)
-        if most is not None and not -most <= chosen < most:
-            raise ConfigError(f"{name}={chosen}: expected {-most} to {most - 1}, as the models have {most} or fewer")
-    trained = [run.config.train for run in runs]
-    seeds = {seed for train in trained for seed in range(train.first_seed, train.first_seed + train.num_seeds)}
-    if choices.seeds is not None and seeds.isdisjoint(choices.seeds):
-        given = ",".join(map(str, choices.seeds))
-        raise ConfigError(f"seeds={given}: expected some of {min(seeds)} to {max(seeds)}, which the runs have")
 
 
 @contextlib.contextmanager
@@ -132,26 +120,36 @@ def _go_through(context: Context, sections: list[Section]) -> None:
     """Gives the sections what they are made from, with one variant's parameters in memory at a time."""
     reading = [section for section in sections if section.READS_CHECKPOINTS]
     for run in context.runs if reading else ():
+        found: dict[Section, dict[str, Any]] = {section: {} for section in reading}
         for variant in run.variants:
-            trained = None
             with context.attempt(run.workdir, variant):
                 trained = load_run(run.workdir, variant)
-            if trained is not None:
-                outcome = run.outcomes.get(variant)
-                if outcome is not None and trained.step < outcome.last_step:
-                    context.report.problems.append(
-                        f"{run.workdir}: {variant}: its last checkpoint, of step {outcome.last_step}, can't be read: "
-                        f"parameters are those of step {trained.step}"
-                    )
+                _check_is_the_last(context, run, trained)
                 for section in reading:
-                    with context.attempt(run.workdir, f"{variant}: {type(section).__name__}"):
-                        section.add_variant(run, trained)
+                    with context.attempt(run.workdir, f"{variant}: {section}"):
+                        of_variant = section.find(run, trained)
+                        if of_variant is not None:
+                            found[section][variant] = of_variant
+                del trained
         for section in reading:
-            with context.attempt(run.workdir, type(section).__name__):
-                section.finish_run(run)
+            with context.attempt(run.workdir, str(section)):
+                if found[section]:
+                    section.show_run(run, found[section])
     for section in sections:
-        with context.attempt("all runs", type(section).__name__):
-            section.finish()
+        for run in context.runs if not section.READS_CHECKPOINTS else ():
+            with context.attempt(run.workdir, str(section)):
+                section.show_run(run, {})
+        with context.attempt("all runs", str(section)):
+            section.show_all()
+
+
+def _check_is_the_last(context: Context, run: Run, trained: TrainedVariant) -> None:
+    outcome = run.outcomes.get(trained.variant)
+    if outcome is not None and trained.step < outcome.last_step:
+        context.report.problems.append(
+            f"{run.workdir}: {trained.variant}: its last checkpoint, of step {outcome.last_step}, can't be read: parameters "
+            f"are those of step {trained.step}"
+        )
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -25,9 +25,8 @@ from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
 
 log = logging.getLogger(__name__)
-
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
-MOST_KEPT = 1 << 30  # bytes of λ
+MOST_KEPT = 1 << 30  # bytes of layers' values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +69,11 @@ class Section:
     """A section of the report: one question. A subclass overrides the methods that it needs; a call that raises is left out,
     and named.
 
-    NAME: of the section on the command line, which several classes may share. READS_CHECKPOINTS: whether it is given the
-    trained variants. BY_DEFAULT: whether it is there if nobody asks for it. TITLE, INTRO: of its part of the report.
+    NAME: of the section on the command line, which several classes may share. TITLE, INTRO: of its part of the report.
+    READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
     """
 
-    NAME: ClassVar[str]
+    NAME: ClassVar[str] = ""
     TITLE: ClassVar[str]
     INTRO: ClassVar[str] = ""
     READS_CHECKPOINTS: ClassVar[bool] = False
@@ -85,13 +84,16 @@ class Section:
         self.context = context
         self.part = context.report.part(self.TITLE, self.INTRO)
 
-    def add_variant(self, run: Run, trained: TrainedVariant) -> None:
-        """Given each variant with a checkpoint, one run after the other; nothing of `trained` should be kept."""
+    def __str__(self) -> str:
+        return self.NAME or type(self).__name__
 
-    def finish_run(self, run: Run) -> None:
-        """After the last variant of a run."""
+    def find(self, run: Run, trained: TrainedVariant) -> Any:
+        """What is found of each variant with a checkpoint, None for nothing; `trained` should not be kept in it."""
 
-    def finish(self) -> None:
+    def show_run(self, run: Run, found: dict[str, Any]) -> None:
+        """Shows a run, after its last variant. found: by variant, what was found; not called where that is nothing."""
+
+    def show_all(self) -> None:
         """After the last run."""
 
     def add(
@@ -125,7 +127,6 @@ class Context:
     def __post_init__(self):
         self._names = _distinct_names(self.runs)
         self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
-        self._lam: dict[tuple, np.ndarray] = {}
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
@@ -217,26 +218,20 @@ class Context:
         return tokens, targets
 
     def mixer_values(self, trained: TrainedVariant, seed: int) -> list[dict[str, np.ndarray]]:
-        """`mixer_values` of all sequences; kept for the seeds that are drawn, as several sections look at them."""
+        """`mixer_values` of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, as several
+        sections look at them."""
         key = (trained.checkpoint, trained.variant, seed)
-        if key in self._kept:
-            return self._kept[key]
-        values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
-        if seed in (self.choices.seeds or trained.seeds[:FEW_SEEDS]):
-            self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
-        return values
+        if key not in self._kept:
+            values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
+            self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]}
+            if sum(map(_size, self._kept.values())) + _size(values) > MOST_KEPT:
+                return values
+            self._kept[key] = values
+        return self._kept[key]
 
     def lam_of(self, trained: TrainedVariant, seed: int) -> Float[np.ndarray, "layers num T H L"]:
-        """λ at every token of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, for
-        sections that look at all of them."""
-        key = (trained.checkpoint, trained.variant, seed)
-        if key not in self._lam:
-            lam = np.stack([layer["lam_value"] for layer in self.mixer_values(trained, seed)])
-            self._lam = {k: v for k, v in self._lam.items() if k[:2] == key[:2]}
-            if sum(kept.nbytes for kept in self._lam.values()) + lam.nbytes > MOST_KEPT:
-                return lam
-            self._lam[key] = lam
-        return self._lam[key]
+        """λ at every token of all sequences."""
+        return np.stack([layer["lam_value"] for layer in self.mixer_values(trained, seed)])
 
     def over_seeds(
         self,
@@ -254,6 +249,10 @@ class Context:
                 found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
                 bar.update()
         return found
+
+
+def _size(values: list[dict[str, np.ndarray]]) -> int:
+    return sum(array.nbytes for layer in values for array in layer.values())
 
 
 def _distinct_names(runs: list[Run]) -> dict[Path, str]:

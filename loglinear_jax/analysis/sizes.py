@@ -9,21 +9,11 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis.best_rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
 from loglinear_jax.analysis.cells import with_interval
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.style import (
-    FULL_WIDTH,
-    describe_variant,
-    legend_below,
-    log_ticks,
-    looks_of,
-    open_frame,
-    panel_grid,
-    title,
-    wrap,
-)
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
@@ -31,11 +21,7 @@ from loglinear_jax.runs.loading import Run
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
-
-
 _numbers = operator.attrgetter("numbers", "states")
-
-
 MOST_COLUMNS = 2
 
 
@@ -106,8 +92,8 @@ def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as:
 
     panels, shown_as: of `accuracies_by_size`.
     """
-    looks = looks_of(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
-    figure, axes = panel_grid(len(panels), [6.5] + [FULL_WIDTH] * (MOST_COLUMNS - 1), 1.2, 3.6)
+    looks = style.looks_of(dict.fromkeys(variant for drawn in panels.values() for variant in drawn))
+    figure, axes = style.panel_grid(len(panels), [6.5] + [style.FULL_WIDTH] * (MOST_COLUMNS - 1), 1.2, 3.6)
     width = figure.get_figwidth() / axes.shape[1]
     handles: dict[str, Any] = {}
     for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
@@ -115,27 +101,27 @@ def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as:
             numbers = [at.numbers for at in sizes]
             means, lows, highs = zip(*(at.at_best[1:] for at in sizes), strict=True)
             how = looks[variant]._asdict() | {"markersize": 5}
-            (handles[describe_variant(variant)],) = axis.plot(numbers, means, linewidth=1.6, **how)
+            (handles[style.describe_variant(variant)],) = axis.plot(numbers, means, linewidth=1.6, **how)
             for at in sizes:
                 if len(at.at_best.shown) < FEWEST_FOR_INTERVAL:
                     axis.plot(at.numbers, at.at_best.mean, markerfacecolor="white", **how)
             axis.vlines(numbers, lows, highs, color=how["color"], linewidth=1.6)
         axis.set_xscale("log")
-        axis.set_title(wrap(task, width - 0.9, 9), fontsize=9)
+        axis.set_title(style.wrap(task, width - 0.9, 9), fontsize=9)
         axis.set_xlabel("numbers that a layer keeps of a sequence")
         axis.set_ylim(-2, 102)
         axis.xaxis.set_tick_params(labelbottom=True)
         axis.grid(color="0.92", linewidth=0.8)
         axis.set_axisbelow(True)
-        open_frame(axis)
-    log_ticks(axes[0, 0].xaxis)
+        style.open_frame(axis)
+    style.log_ticks(axes[0, 0].xaxis)
     for axis in axes[:, 0]:
         axis.set_ylabel(f"{shown_as} (%)")
-    legend_below(figure, handles)
+    style.legend_below(figure, handles)
     counts = [len(at.at_best.shown) for drawn in panels.values() for sizes in drawn.values() for at in sizes]
     interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
     hollow = f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if min(counts) < FEWEST_FOR_INTERVAL else ""
-    title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}")
+    style.title(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}")
     return figure
 
 
@@ -145,11 +131,10 @@ class Sizes(Section):
     NAME = "tables"
     TITLE = "Results"
 
-    def finish(self) -> None:
-        with self.context.attempt("all runs", "accuracy against the size of the states"):
-            found, shown_as = accuracies_by_size(self.context.runs)
-            if found:
-                figure = draw_by_size(found, shown_as)
-                self.add(figure, "by-size", title="Accuracy against the size of what a layer keeps")
-            for index, table in enumerate(tables_by_size(self.context.runs)):
-                self.add(table, f"by-size-{index + 1}")
+    def show_all(self) -> None:
+        found, shown_as = accuracies_by_size(self.context.runs)
+        if found:
+            figure = draw_by_size(found, shown_as)
+            self.add(figure, "by-size", title="Accuracy against the size of what a layer keeps")
+        for index, table in enumerate(tables_by_size(self.context.runs)):
+            self.add(table, f"by-size-{index + 1}")

@@ -52,7 +52,6 @@ OTHER_LOOKS = [
     for marker in "dp"
     for color in ("#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888")
 ]
-
 MARK = "#D4002A"
 DOTS_PER_INCH = 150
 FULL_WIDTH = 900 / 96  # inches: a column of 900 CSS pixels, of which an inch has 96

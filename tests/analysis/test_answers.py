@@ -37,25 +37,12 @@ def within_sampling_error(shares, expected, answers):
     return (np.abs(shares - p) <= 5 * np.sqrt(p * (1 - p) / answers)).all()
 
 
-def test_selective_copying_has_its_answers_at_four_levels():
-    """Data tokens lie evenly over 239 positions; queries are the 16 after them."""
-    expected = np.array([0, 0, 0, 0, 0, 15, 32, 64, 128]) / 239
-    assert within_sampling_error(answer_levels(load_task("selective_copy")), expected, 1024 * 16)
-
-
 def test_interleaved_has_its_answers_at_every_level_that_its_slots_meet_at():
     """Of two of 64 slots, half meet at the highest level, and half as many at each lower one."""
     slots = itertools.combinations(range(64), 2)
     expected = np.bincount([fenwick_level(2 * late, 2 * early + 1) for early, late in slots]) / (64 * 63 / 2)
     np.testing.assert_allclose(np.round(100 * expected), [0, 0, 2, 3, 6, 13, 25, 51])
     assert within_sampling_error(answer_levels(load_task("interleaved")), expected, 1024 * 24)
-
-
-def test_zoology_s_mqar_has_its_answers_at_the_oldest_occupied_bucket():
-    shares = answer_levels(load_task("forgetting", num_updates=0, num_pairs=4, seq_len=64))
-    assert np.flatnonzero(shares).tolist() == [4, 5, 6]
-    shares = answer_levels(load_task("forgetting", num_updates=0, num_pairs=64, seq_len=256), num=16)
-    assert np.flatnonzero(shares).tolist() == [8]
 
 
 def test_another_length_has_other_levels():
@@ -128,10 +115,6 @@ def test_a_text_is_not_opened_for_answers_that_it_does_not_have():
 class Silent(Echo):
     def sources(self, tokens, targets):
         return BaseTask.sources(self, tokens, targets)
-
-
-def test_a_task_may_say_of_its_sequences_that_no_position_holds_the_answers():
-    assert answer_levels(Silent(seq_len=16, vocab_size=8), 2) is None
 
 
 def test_the_table_has_the_levels_that_hold_answers_and_rounds_none_of_them_away():

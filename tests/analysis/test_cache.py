@@ -52,27 +52,6 @@ def test_a_damaged_file_is_computed_again_and_never_read_wrong(kept, caplog):
     assert 50 < compute.calls - 1 == len(caplog.messages)  # some bits mean nothing
 
 
-def test_two_processes_may_keep_one_evaluation(tmp_path):
-    """The other one writes while this one does."""
-    cache, compute = Cache(tmp_path / "cache"), Computed()
-    save = np.savez
-
-    def save_in_turns(file, **arrays):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(np, "savez", save)
-            file.write(b"begun")
-            Cache(tmp_path / "cache").get(KEY, compute)
-            file.seek(0)
-            save(file, **arrays)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(np, "savez", save_in_turns)
-        cache.get(KEY, compute)
-    assert compute.calls == 2
-    np.testing.assert_array_equal(cache.get(KEY, compute)["x"], np.arange(300))
-    assert compute.calls == 2 and [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npz"]
-
-
 def test_what_was_computed_is_returned_though_the_disk_is_full(kept, monkeypatch, caplog):
     cache, compute, path = kept
 

@@ -1,6 +1,5 @@
 """Figures fit their column: nothing is clipped, and no tick labels overlap."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -20,11 +19,10 @@ from loglinear_jax.analysis.lengths import draw_scores_by_length
 from loglinear_jax.analysis.looks import draw_looks
 from loglinear_jax.analysis.rates import draw_rates
 from loglinear_jax.analysis.sizes import AtSize, draw_by_size
-from loglinear_jax.analysis.style import FULL_WIDTH, save
+from loglinear_jax.analysis.style import FULL_WIDTH, SeedPanel, save
 from loglinear_jax.config import language_config
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
 from tests.analysis.made_runs import made_run
 
@@ -83,35 +81,6 @@ def learning_curves_of_perplexity(tmp_path):
     return draw_learning_curves(Measured(**vars(run) | {"task": load_task(**language_config().task.to_dict())}))
 
 
-class Diverged(Measured):
-    """Of the first seeds no evaluation is finite."""
-
-    def metrics(self, variant):
-        found = super().metrics(variant)
-        lost = [loss is None for loss in self.outcomes[variant].best_loss]
-        found["val_loss"][:, lost] = np.nan
-        return found
-
-
-@pytest.mark.parametrize("rates", [(), (0.001, 0.01)])
-@pytest.mark.parametrize("losses", [[None, 1.0], [None, None]])
-def test_seeds_without_a_finite_evaluation_are_counted(losses, rates, tmp_path):
-    names = [f"linear+train.learning_rate={rate}" for rate in rates] or ["linear"]
-    run = made_run(tmp_path, accuracies={name: [0.1, 0.1] for name in names}, num_seeds=2, task="text")
-    outcomes = {v: dataclasses.replace(o, best_loss=losses) for v, o in run.outcomes.items()}
-    run = Diverged(**vars(run) | {"summary": RunSummary(outcomes)})
-    ((axis,),) = [draw_learning_curves(run).axes]
-    if losses == [None, None]:
-        assert "no finite evaluation" in axis.get_title()
-    elif not rates:
-        assert "2.7 (1 of 2 seeds)" in axis.get_title().replace("\n", " ")
-    figure = draw_rates(run)
-    if rates and losses == [None, 1.0]:
-        assert "without 2 that have no finite perplexity" in figure.get_suptitle().replace("\n", " ")
-    else:
-        assert figure is None
-
-
 def swept_run(tmp_path, rates, seeds, decays=(None,), variants=VARIANTS[:6], task="mqar"):
     """At these rates, the middle one of which is best."""
     rng, accuracies = np.random.default_rng(0), {}
@@ -158,12 +127,6 @@ def at_best(values):
     return AtBest(values, values.mean(), values.mean() - 2, values.mean() + 3)
 
 
-def test_intervals_of_all_tasks_are_those_given():
-    axis = draw_by_task({"A": {"fixed": at_best(np.linspace(40, 60, 16))}}, "test accuracy").axes[0]
-    (interval,) = axis.collections[0].get_segments()
-    assert interval[:, 0].tolist() == [48, 53]
-
-
 def by_task(tmp_path):
     values = np.random.default_rng(0).uniform(20, 100, (5, 64))
     name = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; head_dim=16, key_dim=16"
@@ -188,19 +151,15 @@ def test_a_line_of_sizes_goes_through_the_means():
     assert [segment[:, 1].tolist() for segment in axis.collections[0].get_segments()] == [[8, 13], [58, 63]]
 
 
-def test_points_of_few_seeds_are_hollow():
-    sizes = [AtSize(n, str(n), at_best(np.full(seeds, float(n)))) for n, seeds in ((10, 2), (60, 16))]
-    figure = draw_by_size({"A": {"fixed": sizes}}, "test accuracy")
-    hollow = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
-    assert hollow == [[[10, 10]]] and "hollow" in figure._suptitle.get_text()
-
-
 def initial_memory(low, high, panels=1, variants=VARIANTS[1:4]):
     tokens = np.geomspace(low, high, 8)
     drawn = {variant: (tokens, np.linspace(0.1, 1, 8)) for variant in variants}
     name = "MQAR, length 128, vocabulary 128, pairs 4; setting released, dt_max=0.01"
     return draw_initial_memory(
-        [(name, 128, drawn)] * panels, "longest memory in the last layer (tokens)", "best validation accuracy", name
+        [SeedPanel(name, 128, drawn)] * panels,
+        "longest memory in the last layer (tokens)",
+        "best validation accuracy",
+        name,
     )
 
 
@@ -318,25 +277,6 @@ def test_the_title_says_what_solves_the_task(tmp_path):
     assert draw_convergence(made_run(tmp_path, accuracies=accuracies)) is None  # it would be empty
 
 
-def test_the_title_says_which_change_helps_most():
-    def title(*shares):
-        numbers = [
-            {"changed": changed, "variant": "linear", "shown": "test accuracy", "num_seeds": 64, "num_converged": converged,
-             "num_solved": 0, "share_low": 0.0, "share_high": 1.0} for changed, converged in shares
-        ]  # fmt: skip
-        figure = draw_shares({"MQAR": numbers})
-        rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert rows[0] == "nothing changed" and figure.axes[0].get_ylabel() == "changed"
-        legend = [text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in figure.legends[0].get_texts()]
-        assert legend[1:] == ["≥ 90 % test accuracy, with 95 % interval", "≥ 99 % in validation"]
-        return figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
-
-    assert title(("", 32), ("norm=pre", 48)) == "Most seeds converge with norm=pre: 75 %"
-    assert title(("", 32), ("robust", 64), ("norm=pre, conv_width=4", 64)) == "Most seeds converge with robust: 100 %"
-    assert title(("", 48), ("norm=pre", 32)) == "Most seeds converge with nothing changed: 75 %"
-    assert title(("", 0), ("norm=pre", 0)) == "As many seeds converge with every change: 0 %"
-
-
 def test_saving_keeps_the_layout(tmp_path):
     figure = initial_memory(5, 900)
     paths = save(figure, tmp_path / "memory")
@@ -344,23 +284,6 @@ def test_saving_keeps_the_layout(tmp_path):
     first = paths[1].read_bytes()
     save(initial_memory(5, 900), tmp_path / "memory")
     assert paths[1].read_bytes() == first  # no date, no random names
-
-
-def test_runs_with_rates_have_a_panel_for_each_variant(tmp_path):
-    figure = swept_learning_curves(tmp_path)
-    drawn = [axis for axis in figure.axes if axis.axison]
-    assert len(drawn) == 6 and all(len(axis.lines) == 6 + 1 for axis in drawn)  # and a line at 99 %
-    titles = [axis.get_title().replace("\N{NO-BREAK SPACE}", " ") for axis in drawn]
-    assert titles[0].startswith("λ: fixed\nmedian reaches 90 % at ") and "lam_hidden=32" in titles[-1]
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["rate 0.0005", "rate 0.001", "rate 0.002", "rate 0.004", "rate 0.008", "rate 0.016"]
-    assert not any("train." in text for text in (*titles, *legend))
-    accuracies = dict.fromkeys(
-        ("fixed+train.learning_rate=0.1", "fixed+train.learning_rate=0.2", "linear"), (0.9, 0.5, 0.1)
-    )
-    figure = draw_learning_curves(Measured(**vars(made_run(tmp_path, accuracies=accuracies, num_seeds=3))))
-    assert "median of the seeds at each rate; else coloured: every seed" in figure.get_suptitle()
-    assert [len(axis.lines) for axis in figure.axes] == [2 + 1, 3 + 3 + 1]
 
 
 def test_rates_are_ticked_where_they_were_tried(tmp_path):
@@ -375,8 +298,3 @@ def test_rates_are_ticked_where_they_were_tried(tmp_path):
     )
     styles = [legend[f"weight decay {decay}"].get_linestyle() for decay in ("0", "0.1")]
     assert styles == ["-", "--"] and len(legend) == 6 + 2
-
-
-@pytest.mark.parametrize(("seeds", "title"), [(1, "1 seed each"), (3, "3 seeds each (strokes), and their mean")])
-def test_seeds_of_all_tasks_are_counted(seeds, title):
-    assert draw_by_task({"A": {"fixed": at_best(np.ones(seeds))}}, "test accuracy").get_suptitle() == title

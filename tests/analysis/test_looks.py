@@ -62,14 +62,6 @@ def test_a_rule_by_position_finds_what_most_sequences_have_there():
     assert found_by_position(levels, other) == 3 / 7  # at position 1 nothing was seen, and level 0 is picked
 
 
-def test_the_best_rule_by_position_in_interleaved_mqar_is_the_largest_bucket():
-    """The value of a pair stands anywhere before, so most often in the largest bucket."""
-    levels, _ = answers(1024)
-    largest = np.floor(np.log2(np.maximum(np.arange(TASK.seq_len), 1))).astype(int) + 1
-    expected = (levels == largest)[levels >= 0].mean()
-    assert found_by_position(levels, levels) == pytest.approx(expected, abs=1e-12)
-
-
 def test_what_cannot_be_looked_at_is_named():
     levels, is_answer = answers(4)
     lam = np.ones((1, *levels.shape, 1, is_answer.shape[-1]))
@@ -127,19 +119,3 @@ def test_the_section_has_every_seed_its_test_accuracy_and_the_rule_by_position(t
     shown = (tmp_path / f"out/looks-table-{run.name}.md").read_text(encoding="utf-8")
     assert "25.0 ± 25.0 %" in shown and "finds 100.0 %" in shown
     assert f"looks-{run.name}.png" in path.read_text(encoding="utf-8")
-
-
-def test_a_model_is_run_once_for_all_sections_that_average_over_seeds(tmp_path, monkeypatch):
-    run, asked = made_run(tmp_path, accuracies={"linear": [0.9] * 5}, num_seeds=5), []
-
-    def planted(trained, seed, tokens, which):
-        asked.append(seed)
-        return [{"lam_value": np.ones((*tokens.shape, 2, 8), np.float32)}] * 2
-
-    report = "loglinear_jax.analysis.report"
-    monkeypatch.setattr(f"{report}.read_run", lambda workdir: run)
-    monkeypatch.setattr(f"{report}.load_run", lambda workdir, variant: made_variant(run, variant))
-    monkeypatch.setattr("loglinear_jax.analysis.section.mixer_values", planted)
-    choices = Choices(sections=("dependence", "looks"), sequences=4)
-    _, problems = make_report([run.workdir], tmp_path / "out", choices)
-    assert problems == [] and asked == [0, 1, 2, 3, 4]

@@ -1,26 +1,9 @@
 """Names and colours."""
 
-import dataclasses
-
-from loglinear_jax.analysis.experiments import describe_run, setting_of, short_names
-from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of, sentence
-from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
+from loglinear_jax.analysis.experiments import describe_run, setting_of
+from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of
+from loglinear_jax.config import language_config, released_config, released_language_config
 from tests.analysis.made_runs import made_run
-
-
-def test_a_sentence_leaves_lam_small():
-    assert sentence("λ over tokens") == "λ over tokens"
-    assert sentence("learning curves") == "Learning curves"
-
-
-def test_short_names_are_what_differs(tmp_path):
-    runs = [made_run(tmp_path / str(pairs), pairs) for pairs in (4, 8)]
-    assert list(short_names(runs).values()) == ["pairs 4", "pairs 8"] and short_names(runs[:1]) == {}
-    labelled = [dataclasses.replace(runs[0], label=label) for label in ("a", "b")]
-    assert list(short_names(labelled).values()) == ["a", "b"]
-    released_config(runs[1].config)
-    mixed = [runs[0], dataclasses.replace(runs[0], config=runs[1].config)]  # whose words are also in the other's name
-    assert list(short_names(mixed).values()) == [describe_run(runs[0]), "setting released"]
 
 
 def test_settings_are_called_text_and_released(tmp_path):
@@ -32,12 +15,6 @@ def test_settings_are_called_text_and_released(tmp_path):
     assert setting_of(run.config) == "released" and describe_run(run).endswith(", setting released")
     run.config.model.dt_max = 0.01
     assert setting_of(run.config) == ""
-
-
-def test_another_model_has_neither_setting(tmp_path):
-    run = made_run(tmp_path)
-    robust_config(run.config)
-    assert setting_of(run.config) == "" and "setting" not in describe_run(run)
 
 
 def test_settings_of_a_language_model():

@@ -117,15 +117,6 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     assert comparisons.accuracies_by_task([alone])[1] == "test accuracy"
 
 
-def test_of_each_task_only_settings_in_which_its_own_runs_differ_are_named(tmp_path):
-    runs = [made_run(tmp_path), made_run(tmp_path, batch_size=16), made_run(tmp_path, pairs=8, batch_size=32)]
-    four, eight = (f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8))
-    default = runs[0].config.train.batch_size
-    assert default not in (16, 32)
-    found, _ = comparisons.accuracies_by_task(runs)
-    assert list(found) == [f"{four}; batch_size={default}", f"{four}; batch_size=16", eight]
-
-
 def window_of(tmp_path, accuracies, decays=(0.0,)):
     """The row of best rates of `linear`, and its numbers. accuracies: by rate, or by weight decay and rate, of 16 seeds;
     another variant is at 2 %."""
@@ -158,25 +149,6 @@ def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     assert (row["best rate"], row[within]) == ("0.004 and 0.016", "3 of 4: 0.001 to 0.016; 2 of 4: 0.004 to 0.016")
 
 
-def test_every_rate_may_be_good(tmp_path):
-    """Also without a variant that learned nothing."""
-    accuracies = swept({"linear": {rate: list(np.linspace(0.95, 0.99, 16)) for rate in (0.001, 0.004)}})
-    (row,) = rates.rates(made_run(tmp_path, accuracies=accuracies))[1].rows
-    assert row["rates within 90% of the best"] == "2 of 2: 0.001 to 0.004" and row["highest of them / lowest"] == "≥ 4"
-
-
-def test_parts_of_a_test_stand_beside_each_other(tmp_path):
-    run = made_run(tmp_path, test={"linear": [0.5, 0.7, 0.9], "mlp_softplus": [0.4, 0.5, 0.6]})
-    assert outcomes.parts(run) is None
-    parts = {"64/4": [0.9, 0.8, 1.0], "64/8": [0.1, 0.6, 0.8]}
-    linear = dataclasses.replace(run.outcomes["linear"], test_accuracy_of_parts=parts)
-    kept = RunSummary.from_json(RunSummary({"linear": linear}).to_json())
-    table = outcomes.parts(dataclasses.replace(run, summary=kept))
-    (row,) = table.rows
-    assert row["variant"] == "linear" and row["64/4"].startswith("90.0") and row["64/8"].startswith("50.0")
-    assert [number["mean"] for number in table.raw] == pytest.approx([90, 50])
-
-
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     ours = made_run(tmp_path)
     assert "35.1 (99.4)" in outcomes.outcomes(ours).text("github")
@@ -204,21 +176,6 @@ def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
         other = ConfigDict(config.to_dict())
         other.update_from_flattened_dict(change)
         assert paper.result(other, "linear") is None
-
-
-def test_two_runs_of_one_table_are_merged_by_variant(tmp_path):
-    halves = [
-        made_run(tmp_path, pairs, {variant: [0.99, 0.5, 0.3]}) for pairs in (4, 8) for variant in ("linear", "rope")
-    ]
-    again = made_run(tmp_path / "again", 4, {"rope": [0.1, 0.1, 0.1]})
-    (table,) = comparisons.as_the_paper([*halves, again])
-    assert {(row["variant"], row["num_pairs"]) for row in table.raw} == {
-        (v, p) for v in ("linear", "rope") for p in (4, 8)
-    }
-    assert "not shown: rope of kv4" in table.note and all(row["mean_accuracy"] > 0.5 for row in table.raw)
-    few = made_run(tmp_path / "few", 4, {"rope": [0.1, 0.1]})
-    (table,) = comparisons.as_the_paper([few, *halves])
-    assert {row["num_seeds"] for row in table.raw} == {3}
 
 
 def test_settings_of_one_task_stand_below_each_other(tmp_path):
@@ -293,20 +250,6 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     assert [(at.numbers, at.at_best.mean) for at in at_sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
 
 
-def test_rates_that_the_variants_name_do_not_part_sizes(tmp_path):
-    """One run has several rates, the other the one that other seeds chose."""
-    small = made_run(tmp_path / "small", accuracies=swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}}))
-    small.config.train.learning_rate = (0.001, 0.01)
-    large = made_run(tmp_path / "large", accuracies={"fixed+train.learning_rate=0.02": [0.7] * 4}, learning_rate=0.004)
-    for run, width in ((small, 8), (large, 16)):
-        run.config.model.key_dim = run.config.model.head_dim = width
-    ((at_sizes,),) = (found.values() for found in sizes.accuracies_by_size([small, large])[0].values())
-    assert [(at.states, at.at_best.mean) for at in at_sizes] == [("2 × 8 × 8", 50), ("2 × 16 × 16", 70)]
-    at_its_own = made_run(tmp_path / "own", accuracies={"fixed": [0.7] * 4}, learning_rate=0.004)
-    at_its_own.config.model.key_dim = at_its_own.config.model.head_dim = 16
-    assert sizes.accuracies_by_size([small, at_its_own])[0] == {}
-
-
 def test_a_language_run_that_diverged_has_no_difference(tmp_path):
     run = made_run(tmp_path)
     found = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}
@@ -346,14 +289,6 @@ def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
     assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
     (row,), (numbers,) = outcomes.outcomes(run).rows, outcomes.outcomes(run).raw
     assert row["test perplexity"] == "–" and numbers["mean_test_perplexity"] is None
-
-
-def test_a_rate_at_which_a_seed_diverged_has_the_mean_of_the_others(tmp_path):
-    run = made_text(tmp_path, [1.0, None, 1.2], [f"linear+train.learning_rate={rate}" for rate in (0.001, 0.01)])
-    every, best = rates.rates(run)
-    assert [row["seeds"] for row in every.rows] == ["2 of 3; 1 diverged"] * 2
-    assert every.rows[0]["mean [95 % interval]"] == "3.0" and best.rows[0]["mean at it [95 % interval]"] == "3.0"
-    assert best.rows[0]["seeds"] == "2 of 3"
 
 
 def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(tmp_path):
@@ -410,11 +345,6 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
     memory = [(run, "linear", np.ones((3, 1, 1))) for run in (tested, made_run(tmp_path))]
     assert "with the parameters that validation chose" in memory_table(memory[:1]).note
     assert "each seed's best in validation" in memory_table(memory).note
-
-
-def test_outcomes_by_seed(tmp_path):
-    table = outcomes.by_seed(made_run(tmp_path))
-    assert table.rows[1] == {"seed": "1", "linear": "50.0", "mlp_softplus": "95.0"}
 
 
 def test_tables_as_files(tmp_path):
