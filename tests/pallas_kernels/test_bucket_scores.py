@@ -143,18 +143,3 @@ def test_nested_vmap_over_some_arguments_is_a_loop():
             for x, expected in zip(got, jax.jit(gradients)(q[0, 0], k[i, 0], log_decay[i, j]), strict=True):
                 assert relative_error(x[i, j], expected) < 1e-5
     assert all(len(grid) <= 3 for grid in grids(mapped, *arguments))
-
-
-@pytest.mark.parametrize("mode", TOLERANCE)
-def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
-    traced = compiled(implementation="pallas", precision=PRECISIONS[mode]).trace(inputs_of(mode, 1, 300, 1, 6, 32))
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("gpu.triton") == 6 and "bucket_scores" in text and "bucket_score_gradients" in text
-
-
-def test_what_the_kernels_cannot_run_is_named():
-    q, k, log_decay = inputs_of("f32", 1, 20, 1, 1, 8)
-    with pytest.raises(
-        pallas_kernels.UnsupportedError, match="K, the key dim, is 8: the Pallas kernels take 16 to 256"
-    ):
-        bucket_scores(q, k, log_decay, implementation="pallas")

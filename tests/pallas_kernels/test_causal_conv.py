@@ -98,19 +98,6 @@ def test_mapped_twice_is_a_loop():
                 assert relative_error(result[outer, inner], expected) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("width", "dtype", "message"),
-    [
-        (9, jnp.float32, r"W, the width of the convolution, is 9: .* takes 1 to 8"),
-        (4, jnp.float16, r"x has dtype float16: .* takes float32 and bfloat16"),
-    ],
-)
-def test_what_is_unsupported_is_named(width, dtype, message):
-    x, kernel, bias = draw(0, 1, 4, 4, width)
-    with pytest.raises(pallas_kernels.UnsupportedError, match=message):
-        pallas_kernels.causal_conv(x.astype(dtype), kernel, bias)
-
-
 @pytest.mark.parametrize("length", [2, 9])
 def test_the_module_takes_the_kernel_but_after_other_tokens(length):
     x, *_ = draw(0, 2, length, 6, 4)

@@ -102,14 +102,6 @@ def test_a_scale_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
     assert [x.shape for x in results] == [inputs[0].shape, *(x.shape for x in inputs)]
 
 
-def test_what_is_unsupported_is_named():
-    scores, scale, occupied = jnp.zeros((1, 2, 1, 32)), jnp.ones(1), jnp.ones((2, 1, 32), bool)
-    with pytest.raises(pallas_kernels.UnsupportedError, match="L, the number of levels, is 32: .* takes 1 to 31"):
-        pallas_kernels.content_lam(scores, scale, occupied)
-    with pytest.raises(pallas_kernels.UnsupportedError, match="bucket scores have dtype bfloat16: .* takes float32"):
-        pallas_kernels.content_lam(scores[..., :4].astype(jnp.bfloat16), scale, occupied[..., :4])
-
-
 def test_the_module_takes_the_kernel_where_there_are_many_tokens():
     module, plainly = (make_lam("content", implementation=i) for i in ("pallas", "xla"))
     for length, kernels in ((128, True), (8, False)):

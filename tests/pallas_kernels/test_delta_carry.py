@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from loglinear_jax import gated_delta_attention
 from pallas_kernels.common.tiles import MIN_TILE, MULTIPROCESSORS
 from pallas_kernels.delta.tiles import carry_columns
-from tests.ops.inputs import random_inputs
 from tests.pallas_kernels.modes import (
     DTYPES,
     LOWER,
@@ -22,7 +20,6 @@ from tests.pallas_kernels.modes import (
     exact_results,
     grids,
     results,
-    value_and_gradients,
 )
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
@@ -114,18 +111,6 @@ def test_vmap_over_some_arguments():
     for index in range(2):
         for a, b in zip(found, run(*inputs[:3], lost[index], *inputs[4:]), strict=True):
             np.testing.assert_allclose(a[index], b, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", TOLERANCE)
-def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
-    q, k, v, log_decay, _ = random_inputs(0, 1, 300, 1, 2, 24, 20, dtype=np.float32)
-    q, k, v = (x.astype(DTYPES[mode]) for x in (q, k, v))
-    settings = dict(implementation="pallas", precision=PRECISIONS[mode], return_state=True)
-    function = functools.partial(gated_delta_attention, **settings)
-    traced = jax.jit(functools.partial(value_and_gradients, function)).trace((q, k, v, log_decay, jnp.exp(log_decay)))
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    for kernel in ("delta_chunks", "delta_carry", "delta_carry_back", "delta_map_gradients"):
-        assert kernel in text
 
 
 @pytest.mark.gpu

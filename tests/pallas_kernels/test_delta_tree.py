@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from loglinear_jax import log_linear_delta_attention
-from tests.ops.inputs import random_inputs
 from tests.pallas_kernels.modes import (
     DTYPES,
     LOWER,
@@ -142,25 +140,6 @@ def test_what_lies_at_the_end_and_where_nothing_is_read_does_not_matter():
     lam = lam.at[:, 4 * 16 : 5 * 16, :, :2].set(np.nan)  # chunk 4 reads at height 2 alone
     found = value_and_gradients(pallas_kernels.read_tree, (inside, reads, lam, *nodes))
     jax.tree.map(np.testing.assert_array_equal, found, value_and_gradients(pallas_kernels.read_tree, inputs))
-
-
-@pytest.mark.parametrize("mode", TOLERANCE)
-def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
-    """All kernels of the delta rule, those inside chunks too."""
-    dims = (128, 100) if mode == "bf16" else (24, 20)  # the former have several blocks of columns
-    q, k, v, log_decay, lam = random_inputs(0, 1, 300, 1, 2, *dims, dtype=np.float32)
-    q, k, v = (x.astype(DTYPES[mode]) for x in (q, k, v))
-    settings = dict(implementation="pallas", precision=PRECISIONS[mode])
-    function = functools.partial(log_linear_delta_attention, **settings)
-    inputs = q, k, v, log_decay, jnp.exp(log_decay), lam
-    traced = jax.jit(functools.partial(value_and_gradients, function)).trace(inputs)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "gpu.triton" in text
-    for kernel in (
-        *("delta_chunks", "delta_value_gradients", "delta_pair_gradients", "delta_key_gradients", "tree_joins"),
-        *("tree_join_gradients", "tree_reads", "tree_read_gradients", "tree_node_gradients", "tree_pulls"),
-    ):
-        assert kernel in text
 
 
 @pytest.mark.gpu

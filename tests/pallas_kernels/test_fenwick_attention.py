@@ -204,23 +204,6 @@ def test_sharded_with_checked_axes(compiling_for_a_gpu):
     assert [gradients[name].shape for name in ARGUMENTS] == [x.shape for x in inputs]
 
 
-@pytest.mark.parametrize("mode", ["bf16", "tf32", "f32"])
-def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, mode):
-    """What the interpreter accepts and the lowering for GPUs does not, without a GPU."""
-    inputs = inputs_of(mode, 1, 700, 1, 4, 64, 32)
-    function = functools.partial(output_and_gradients, functools.partial(fenwick_attention, precision=PRECISIONS[mode]))
-    text = jax.jit(function).trace(inputs).lower(lowering_platforms=("cuda",)).as_text()
-    for kernel in (
-        "chunk_states",
-        "outputs",
-        "state_gradients",
-        "spread_gradients",
-        "query_gradients",
-        "chunk_gradients",
-    ):
-        assert kernel in text
-
-
 # --- On a GPU only: sizes that the interpreter takes too long for ----------------------------------------------------
 
 LARGE = {

@@ -101,20 +101,6 @@ def test_normal_distribution():
     np.testing.assert_allclose(density, stats.norm.pdf(x), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("levels", "hidden", "kwargs", "message"),
-    [
-        (32, 8, {}, r"L, the number of levels, is 32: .* takes 1 to 31"),
-        (8, 300, {}, r"d_h, the hidden width, is 300: .* takes 1 to 128"),
-        (8, 8, dict(activation="relu"), r"activation is 'relu': .* takes gelu and identity"),
-        (8, 8, dict(precision="bfloat16"), r"precision is 'bfloat16': .* full precision or TF32"),
-    ],
-)
-def test_what_is_unsupported_is_named(levels, hidden, kwargs, message):
-    with pytest.raises(pallas_kernels.UnsupportedError, match=message):
-        pallas_kernels.lam_mlp(*draw(0, (3,), levels, hidden), out="softplus", **kwargs)
-
-
 @pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax"])
 def test_the_module_takes_the_kernel(name):
     d = draw(0, (5, 2), 6, 1)[0]
@@ -168,13 +154,6 @@ def test_a_module_that_falls_back_on_a_gpu_warns_once(monkeypatch):
         "the MLP of λ falls back to implementation='xla', which is slower: d_h, the hidden width, is 129: the kernel of the λ "
         "MLP takes 1 to 128"
     ]
-
-
-@pytest.mark.parametrize("out", ["softplus", "softmax"])
-def test_compiles_to_the_gpus_kernel_language(compiling_for_a_gpu, out):
-    function = functools.partial(value_and_gradients, functools.partial(pallas_kernels.lam_mlp, out=out))
-    text = jax.jit(function).trace(draw(0, (50, 2), 11, 64)).lower(lowering_platforms=("cuda",)).as_text()
-    assert "lam_mlp" in text and "lam_mlp_gradients" in text
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from loglinear_jax import (
 )
 from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common import support
+from tests.pallas_kernels.modes import DTYPES, PRECISIONS
 
 B, T, G, H, K, V = 1, 256, 1, 4, 64, 64
 L = num_levels(T)
@@ -26,8 +27,8 @@ def arrays(*shapes, dtype=jnp.float32):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
-def qkv(dtype):
-    return arrays((B, T, G, K), (B, T, G, K), (B, T, H, V), dtype=dtype)
+def qkv(dtype, dim=64):
+    return arrays((B, T, G, dim), (B, T, G, dim), (B, T, H, dim), dtype=dtype)
 
 
 def by_kernels(operation):
@@ -36,10 +37,39 @@ def by_kernels(operation):
 
 DECAY, LAM = arrays((B, T, H)), arrays((B, T, H, L))
 CALLS = {
-    "log_linear": (by_kernels(log_linear_attention), lambda dtype: [*qkv(dtype), *DECAY, *LAM]),
-    "delta": (by_kernels(log_linear_delta_attention), lambda dtype: [*qkv(dtype), *DECAY, *DECAY, *LAM]),
-    "gated_delta": (by_kernels(gated_delta_attention), lambda dtype: [*qkv(dtype), *DECAY, *DECAY]),
-    "bucket_scores": (by_kernels(bucket_scores), lambda dtype: [*qkv(dtype)[:2], *DECAY]),
+    "log_linear": (
+        by_kernels(log_linear_attention),
+        lambda dtype: [*qkv(dtype), *DECAY, *LAM],
+        "chunk_states",
+        "outputs",
+        "state_gradients",
+        "spread_gradients",
+        "query_gradients",
+        "chunk_gradients",
+    ),
+    "delta": (
+        by_kernels(log_linear_delta_attention),
+        lambda dtype: [*qkv(dtype, 128 if dtype == jnp.bfloat16 else 24), *DECAY, *DECAY, *LAM],  # 128: several blocks
+        "delta_chunks",
+        "delta_value_gradients",
+        "delta_pair_gradients",
+        "delta_key_gradients",
+        "tree_joins",
+    ),
+    "gated_delta": (
+        by_kernels(gated_delta_attention),
+        lambda dtype: [*qkv(dtype), *DECAY, *DECAY],
+        "delta_chunks",
+        "delta_carry",
+        "delta_carry_back",
+        "delta_map_gradients",
+    ),
+    "bucket_scores": (
+        by_kernels(bucket_scores),
+        lambda dtype: [*qkv(dtype)[:2], *DECAY],
+        "bucket_scores",
+        "bucket_score_gradients",
+    ),
     "causal_conv": (
         pallas_kernels.causal_conv,
         lambda dtype: arrays((2, T, 96), dtype=dtype) + arrays((4, 96), (96,)),
@@ -77,26 +107,27 @@ def as_if_there_were_a_gpu(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("mode", "x64"), [("bf16", False), ("tf32", False), ("f32", False), ("f32", True)])
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_and_their_gradients_are_lowered(name, dtype, x64):
-    function, arguments = CALLS[name]
+def test_kernels_and_their_gradients_are_lowered(name, mode, x64):
+    function, arguments, *kernels = CALLS[name]
 
     def both(*arguments):
         out, pull = jax.vjp(function, *arguments)
         return out, pull(out)
 
-    with jax.enable_x64(x64):
-        text = jax.jit(both).trace(*arguments(dtype)).lower(lowering_platforms=("cuda",)).as_text()
+    with jax.enable_x64(x64), jax.default_matmul_precision(PRECISIONS[mode] or "highest"):
+        text = jax.jit(both).trace(*arguments(DTYPES[mode])).lower(lowering_platforms=("cuda",)).as_text()
     assert "__gpu$xla.gpu.triton" in text
+    for kernel in kernels:
+        assert kernel in text, kernel
 
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_a_step_is_lowered(x64):
     with jax.enable_x64(x64):
         text = jax.jit(step).trace(*STEP).lower(lowering_platforms=("cuda",)).as_text()
-    assert "__gpu$xla.gpu.triton" in text
+    assert "__gpu$xla.gpu.triton" in text and "output_operand_alias" in text  # states are changed in place
 
 
 @pytest.mark.parametrize("mapped", [False, True])

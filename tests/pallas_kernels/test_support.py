@@ -28,22 +28,6 @@ def test_no_gpu_and_no_interpreter():
 
 
 @pytest.mark.parametrize(
-    ("shape", "kwargs", "message"),
-    [
-        ((1, 20, 1, 1, 8, 16), {}, r"K, the key dim, is 8: .* take 16 to 256"),
-        ((1, 20, 1, 1, 16, 300), {}, r"V, the value dim, is 300: .* take 16 to 256"),
-        ((1, 20, 1, 1, 16, 16), dict(dtype=jnp.float16), "dtype float16: .* float32 and bfloat16"),
-        ((1, 20, 1, 1, 16, 16), dict(chunk_size=128), "chunk_size is 128: .* powers of two from 16 to 64 for float32"),
-        ((1, 20, 1, 1, 16, 16), dict(chunk_size=48), "chunk_size is 48: .* powers of two from 16 to 64"),
-        ((1, 20, 1, 1, 16, 16), dict(precision="bfloat16"), "precision is 'bfloat16': .* full precision or TF32"),
-    ],
-)
-def test_what_is_unsupported_is_named(shape, kwargs, message):
-    with pallas_kernels.interpret(), pytest.raises(UnsupportedError, match=message):
-        attend(*shape, **kwargs)
-
-
-@pytest.mark.parametrize(
     ("capability", "message"),
     [("7.5", "compute capability 7.5: .* need 8.0 or newer"), (None, "no NVIDIA GPU"), ("8.0", None), ("9.0", None)],
 )

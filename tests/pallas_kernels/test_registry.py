@@ -1,0 +1,71 @@
+"""What each kernel says that it cannot run, and which are chosen."""
+
+import jax.numpy as jnp
+import pytest
+
+import pallas_kernels
+from pallas_kernels import KERNELS, registry
+from pallas_kernels.common import support
+
+F32, BF16, F16 = jnp.float32, jnp.bfloat16, jnp.float16
+RUNS = {
+    "log_linear_attention": (16, 16, F32),
+    "bucket_scores": (16, F32),
+    "delta": (16, 16, 16, F32),
+    "fenwick_step": (32, 64, 64, F32),
+    "causal_conv": (4, BF16),
+    "swiglu": (8, BF16),
+    "lam_mlp": (8, 64, "softplus", "gelu"),
+    "content_lam": (31, F32),
+}
+REFUSED = [
+    ("log_linear_attention", (8, 16, F32), "K, the key dim, is 8: the Pallas kernels take 16 to 256"),
+    ("log_linear_attention", (16, 300, F32), "V, the value dim, is 300: the Pallas kernels take 16 to 256"),
+    ("log_linear_attention", (16, 16, F16), "dtype float16: the Pallas kernels take float32 and bfloat16"),
+    ("log_linear_attention", (16, 16, F32, 128), "chunk_size is 128: .* powers of two from 16 to 64 for float32"),
+    ("log_linear_attention", (16, 16, F32, 48), "chunk_size is 48: .* powers of two from 16 to 64"),
+    ("log_linear_attention", (16, 16, F32, None, "bfloat16"), "precision is 'bfloat16': .* full precision or TF32"),
+    ("bucket_scores", (8, F32), "K, the key dim, is 8: the Pallas kernels take 16 to 256"),
+    ("delta", (16, 160, 16, F32), "K, the key dim, is 160: the kernels of the delta rule take up to 64 for float32"),
+    ("delta", (8, 16, 16, F32), "chunk_size is 8: the kernels of the delta rule take powers of two from 16"),
+    ("fenwick_step", (2, 16, 24, F32), "V, the value dim, is 24: .* powers of two from 16 to 256"),
+    ("fenwick_step", (33, 16, 16, F32), "the state has 33 levels: the kernel of a step takes up to 32"),
+    ("causal_conv", (9, F32), "W, the width of the convolution, is 9: .* takes 1 to 8"),
+    ("causal_conv", (4, F16), "x has dtype float16: .* takes float32 and bfloat16"),
+    ("swiglu", (0, F32), "gate has 0 numbers: the kernel of SwiGLU takes 1 to 2147481599"),
+    ("swiglu", (8, F16), "gate has dtype float16: the kernel of SwiGLU takes float32 and bfloat16"),
+    ("lam_mlp", (32, 8, "softplus", "gelu"), "L, the number of levels, is 32: .* takes 1 to 31"),
+    ("lam_mlp", (8, 300, "softplus", "gelu"), "d_h, the hidden width, is 300: .* takes 1 to 128"),
+    ("lam_mlp", (8, 8, "softplus", "relu"), "activation is 'relu': .* takes gelu and identity"),
+    ("lam_mlp", (8, 8, "softplus", "gelu", "bfloat16"), "precision is 'bfloat16': .* full precision or TF32"),
+    ("content_lam", (32, F32), "L, the number of levels, is 32: .* takes 1 to 31"),
+    ("content_lam", (4, BF16), "bucket scores have dtype bfloat16: .* takes float32"),
+    ("cross_entropy", (), "Pallas's interpreter was asked for"),
+]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_runs_somewhere(name):
+    with pallas_kernels.interpret():
+        assert name == "cross_entropy" or KERNELS[name].why_not(*RUNS[name]) is None
+
+
+@pytest.mark.parametrize(("name", "problem", "message"), REFUSED)
+def test_what_a_kernel_cannot_run_is_named(name, problem, message):
+    with pallas_kernels.interpret(), pytest.raises(pallas_kernels.UnsupportedError, match=message):
+        KERNELS[name].require(*problem)
+
+
+def test_what_is_chosen(monkeypatch):
+    conv = KERNELS["causal_conv"]
+    with pallas_kernels.interpret():  # in which a kernel has to be asked for
+        assert [conv.is_chosen(how, 4, F32) for how in ("pallas", "xla", None)] == [True, False, False]
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    registry._warn_once.cache_clear()
+    assert conv.is_best(4, F32)
+    with pytest.warns(UserWarning, match="the short convolution falls back to implementation='xla', .* is 9") as caught:
+        assert not conv.is_best(9, F32) and not conv.is_best(9, F32)
+    assert len(caught) == 1
+    assert not KERNELS["fenwick_step"].is_best(33, 16, 16, F32)  # without a warning
+    assert not KERNELS["delta"].is_best(16, 16, 16, F32, "highest")  # where it does not pay
