@@ -117,8 +117,8 @@ def stream(
 
 def tokens_at_a_time(settings: LanguageSettings, room: int) -> int:
     """How many tokens of all sequences together are processed at a time, so that memory is bounded. room: the tokens that each
-    sequence has room for, to all of which softmax attention has scores."""
-    if settings.mixer != "softmax":
+    sequence has room for, to all of which mixers without states have scores."""
+    if settings.has_states:
         return PROMPT_TOKENS
     return min(PROMPT_TOKENS, max(SCORES // (settings.heads * room), 1))
 

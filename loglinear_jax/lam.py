@@ -1,8 +1,9 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-such a class in any module, named as "my_module:MyLam"; its fields may be any of `make_lam`'s settings. Class attributes say
-more:
+such a class in any module, named as "my_module:MyLam". Its fields are its arguments, "my_module:MyLam(k=4)" as well as
+"mlp_softplus(hidden=32)"; those that are called as one of `make_lam`'s settings get that from the model. Class attributes, or
+properties that depend on its fields, say more:
 
   needs_input = False   it only gets d's shape
   needs_scores = True   it looks into the buckets: it is called with (d, scores, occupied), scores [..., H, L] the
@@ -16,10 +17,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib
-import inspect
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -29,6 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 import pallas_kernels
+from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call
 from loglinear_jax.ops.checks import Implementation, check_implementation
 from loglinear_jax.settings import SettingError
 
@@ -255,78 +255,68 @@ LAMS: dict[str, Callable[..., nn.Module]] = {
 SETTINGS_OF_LAM = ("hidden", "activation", "init_scheme", "implementation", "name")  # of make_lam
 
 
-def find_lam(lam: str) -> Callable[..., nn.Module]:
-    """The λ module called `lam` in `LAMS`, or the class that "module:Class" names.
+def find_lam(lam: str) -> tuple[Callable[..., nn.Module], Call]:
+    """The λ module that `lam` names, one of `LAMS` or a class by import path, and the call with its keyword arguments.
 
-    Raises SettingError for any other name, for a missing module (and says how to pass its path), and for what is not the class
-    of a Linen module. An error that the module raises on import is not caught.
+    Raises SettingError for a name that there is not, and for text that is no such call. An error that the module raises on
+    import is not caught.
     """
     if not isinstance(lam, str):
         raise SettingError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
-    if lam in LAMS:
-        return LAMS[lam]
-    module_name, colon, class_name = lam.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise SettingError(f"lam must be one of {', '.join(LAMS)}, or my_module:MyLam, got {lam!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise SettingError(
-            f"lam={lam!r}: there is no module {module_name} here: put the folder that holds it in PYTHONPATH"
-        ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        raise SettingError(f"lam={lam!r}: the module {module_name} has no class {class_name}")
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise SettingError(f"lam={lam!r}: expected the class of a Linen module, got a {type(found).__name__}")
-    if not any("__call__" in vars(parent) for parent in found.__mro__):
-        raise SettingError(f"lam={lam!r}: the class {class_name} has no method __call__")
-    return found
+    call = parse_call(lam)
+    return find_class(call.name, LAMS, "lam", "my_module:MyLam", nn.Module), call
 
 
 def make_lam(lam: str, **settings: Any) -> nn.Module:
-    """The λ module that `find_lam` finds for `lam`, with those of these settings that it has fields for.
+    """The λ module that `find_lam` finds for `lam`, with its keyword arguments, and with those of these settings that it has
+    other fields for.
 
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
 
-    Raises SettingError for an unknown λ, setting, activation or init_scheme, a hidden width below 1, and a λ with a field that
-    is none of these and has no default; ValueError for an unknown implementation.
+    Raises SettingError for an unknown λ, setting, argument, implementation, activation or init_scheme, a hidden width below 1,
+    and a λ with a field that gets no value and has no default.
     """
-    module = find_lam(lam)
-    if unknown := sorted(set(settings) - set(SETTINGS_OF_LAM)):
+    module, call = find_lam(lam)
+    if unknown := sorted(set(settings) - {*SETTINGS_OF_LAM, "parent"}):
         close = difflib.get_close_matches(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM, n=1)
         raise SettingError(
             f"a λ has no setting {unknown[0]}: expected some of {', '.join(SETTINGS_OF_LAM)}"
             + (f"; did you mean {close[0]}?" if close else "")
         )
-    check_implementation(settings.get("implementation"), Implementation)
+    of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
+    for given, of_model in ((settings, True), (call.arguments if call.name in LAMS else {}, False)):
+        _check_settings(given, "lam_" if of_model else f"lam={lam!r}: ")
+    return instantiate(module, call, "lam", settings, **of_linen)
+
+
+def _check_settings(given: Mapping[str, Any], prefix: str) -> None:
+    try:
+        check_implementation(given.get("implementation"), Implementation)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
     for argument, known in (("activation", ACTIVATIONS), ("init_scheme", INITS)):
-        if argument in settings and settings[argument] not in known:
-            shown = "lam_activation" if argument == "activation" else argument
-            raise SettingError(f"{shown} must be one of {', '.join(known)}, got {settings[argument]!r}")
-    hidden = settings.get("hidden")
+        if argument in given and given[argument] not in known:
+            shown = argument if (prefix, argument) == ("lam_", "init_scheme") else f"{prefix}{argument}"
+            raise SettingError(f"{shown} must be one of {', '.join(known)}, got {given[argument]!r}")
+    hidden = given.get("hidden")
     whole = isinstance(hidden, numbers.Integral) and not isinstance(hidden, bool)
     if hidden is not None and not (whole and hidden >= 1):
         raise SettingError(
-            f"lam_hidden must be a whole number from 1 on, or None for twice the number of levels, got {hidden!r}"
+            f"{prefix}hidden must be a whole number from 1 on, or None for twice the number of levels, got {hidden!r}"
         )
-    fields = inspect.signature(module).parameters
-    if lacking := [n for n, f in fields.items() if f.default is f.empty and n not in settings]:
-        raise SettingError(f"lam={lam!r}: its field {lacking[0]} needs a default value")
-    return module(**{name: value for name, value in settings.items() if name in fields})
 
 
 def lam_arguments(lam: str) -> set[str]:
-    """Those of `make_lam`'s settings that the λ called `lam` has fields for, and its own."""
-    return set(inspect.signature(find_lam(lam)).parameters)
+    """The fields that the λ called `lam` has and does not set itself: those of `make_lam`'s settings that it reads, and its
+    own."""
+    module, call = find_lam(lam)
+    return set(fields_of(module)) - set(call.arguments)
 
 
 @dataclasses.dataclass(frozen=True)
 class LamTraits:
-    """The class attributes of a λ: see the top of this module."""
+    """What a λ says of itself: see the top of this module."""
 
     needs_input: bool = True
     needs_scores: bool = False
@@ -334,9 +324,8 @@ class LamTraits:
 
 
 def lam_traits(lam: str) -> LamTraits:
-    """Those of the λ called `lam`. Raises SettingError as `find_lam` does."""
-    module = find_lam(lam)
-    module = module.func if isinstance(module, functools.partial) else module
+    """The traits of the λ called `lam`. Raises SettingError as `make_lam` does."""
+    module = make_lam(lam, parent=None)  # inside another module it would become a part of it
     traits = dataclasses.fields(LamTraits)
     return LamTraits(**{trait.name: getattr(module, trait.name, trait.default) for trait in traits})
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import erf, softmax
 
 from loglinear_jax.fenwick import occupied_levels
-from loglinear_jax.lam import LAMS, MANY_ROWS, count_lam_params, lam_traits, make_lam, rotate_by_level
+from loglinear_jax.lam import LAMS, MANY_ROWS, count_lam_params, lam_arguments, lam_traits, make_lam, rotate_by_level
 from loglinear_jax.models import RecallModel, RecallSettings
 
 HEADS, LEVELS = 3, 7
@@ -195,15 +195,18 @@ def test_rope_rotates_pairs_by_the_level(size):
 
 def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
     class BoundedLam(nn.Module):
+        most: float = 2.0
         init_scheme: str = "text"
 
         @nn.compact
         def __call__(self, d):
-            return 2 * nn.sigmoid(d + self.param("bias", nn.initializers.zeros, d.shape[-2:]))
+            return self.most * nn.sigmoid(d + self.param("bias", nn.initializers.zeros, d.shape[-2:]))
 
     monkeypatch.setitem(sys.modules, "my_lams", types.SimpleNamespace(BoundedLam=BoundedLam))
     assert make_lam("my_lams:BoundedLam", init_scheme="released", hidden=3).init_scheme == "released"
-    model = RecallModel(RecallSettings(vocab_size=8, max_length=16, lam="my_lams:BoundedLam", layers=1))
+    assert make_lam("my_lams:BoundedLam(most=4, init_scheme='text')", init_scheme="released").most == 4
+    assert lam_arguments("my_lams:BoundedLam(most=4)") == {"init_scheme"}
+    model = RecallModel(RecallSettings(vocab_size=8, max_length=16, lam="my_lams:BoundedLam(most=3.0)", layers=1))
     params = model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]["layer_0"]
     assert params["mixer"]["lam"]["bias"].shape == (2, 5) and params["in_proj"]["kernel"].shape == (64, 192 + 2 + 2 * 5)
 
@@ -214,6 +217,10 @@ def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
         ({"lam": "mlp"}, "lam must be one of fixed, .*, got 'mlp'"),
         ({"lam": "linear", "activation": "relu"}, "lam_activation must be one of gelu, identity"),
         ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of text, released"),
+        ({"lam": "mlp_softplus(width=3)"}, "lam='mlp_softplus' has no argument width: it has hidden, activation, "),
+        ({"lam": "fixed(k=3)"}, "lam='fixed' has no argument k: it has no arguments"),
+        ({"lam": "mlp_softplus(hidden=0)"}, r"lam='mlp_softplus\(hidden=0\)': hidden must be a whole number from 1 on"),
+        ({"lam": "mlp_softplus(32)"}, r"expected name\(key=value, ...\), each value a number"),
         ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be a whole number from 1 on"),
     ],
 )

@@ -14,7 +14,8 @@ CHECKED = (
     "loglinear_jax/train/*.py",
     "loglinear_jax/lam.py",
     "loglinear_jax/losses.py",
-    "loglinear_jax/mixers.py",
+    "loglinear_jax/layers.py",
+    "loglinear_jax/mixers/*.py",
     "pallas_kernels/**/*.py",
 )
 # What checks arguments by itself and names what is wrong with one: tests look for its errors, in whose place the type checker's

@@ -19,7 +19,7 @@ from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS, lam_traits
-from loglinear_jax.mixers import TokenMixer
+from loglinear_jax.mixers import make_mixer
 from loglinear_jax.ops.checks import Implementation
 
 HELP = "time of each λ with its attention"
@@ -32,16 +32,7 @@ def time_lam(
     """forward_ms and both_ms of the mixer with this λ, and with `profile` forward_kernels and both_kernels; gradients in its
     parameters and every input."""
     levels = num_levels(length)
-    mixer = TokenMixer(
-        mixer="log_linear",
-        num_levels=levels,
-        lam=lam,
-        lam_hidden=None,
-        lam_activation="gelu",
-        init_scheme="text",
-        chunk_size=None,
-        implementation=implementation,
-    )
+    mixer = make_mixer("log_linear", num_levels=levels, lam=lam, lam_hidden=None, implementation=implementation)
 
     def draw(seed):
         q, k, v, _, _, cotangent = draw_inputs(preset, length, seed)

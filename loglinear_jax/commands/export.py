@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         longest = model.settings.max_length
-        if model.settings.traits.levels and num_levels(longest) != num_levels(LONGEST_OF_OTHERS):
+        if model.settings.has_lam and num_levels(longest) != num_levels(LONGEST_OF_OTHERS):
             raise BadInput(
                 f"{args.workdir}: λ has {num_levels(longest)} levels, for model.max_length={longest}, and that of "
                 f"flash-linear-attention {num_levels(LONGEST_OF_OTHERS)}: train with model.max_length={LONGEST_OF_OTHERS}, "

@@ -10,8 +10,8 @@ from loglinear_jax.config.defaults import MODEL_KINDS, SECTIONS, default_config,
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.sizes import rates_at_once
 from loglinear_jax.config.variants import variant_config
-from loglinear_jax.mixers import MixerSettings
 from loglinear_jax.models import LanguageModel, RecallModel
+from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import TrainSettings

@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.components import split_outside
 from loglinear_jax.config.building import check_sections, checked_settings
 from loglinear_jax.config.defaults import (
     MODEL_KINDS,
@@ -23,7 +24,7 @@ from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
-from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task
 from loglinear_jax.train import TrainSettings
@@ -165,7 +166,7 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, gr
     rates = [f"train.{name}" for name in SWEPT]
     locations = find_task(new.task.name).LOCATIONS if moved and new.task.get("name") else ()
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
-    if grown and set(a["variants"].split(",")) <= set(b["variants"].split(",")):
+    if grown and set(split_outside(a["variants"], ",")) <= set(split_outside(b["variants"], ",")):
         names -= {"variants", *(rate for rate in rates if has_several(a[rate]) and has_several(b[rate]))}
     if named := names.intersection(rates):  # then variants of the same rates differ by their other settings alone
         a["variants"], b["variants"] = (_without(named, settings["variants"]) for settings in (a, b))
@@ -176,14 +177,15 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, gr
 
 def _without(settings: Collection[str], variants: str) -> str:
     """The variants without what they set of these settings, each once."""
-    parts = ([part for part in name.split("+") if part.split("=")[0] not in settings] for name in variants.split(","))
+    names = [split_outside(name, "+") for name in split_outside(variants, ",")]
+    parts = ([part for part in name if part.split("=")[0] not in settings] for name in names)
     return ",".join(dict.fromkeys("+".join(kept) for kept in parts))
 
 
 def _difference(name: str, old: Any, new: Any) -> str:
     if name != "variants":
         return f"{name}: {old} → {new}"
-    variants = old.split(","), new.split(",")
+    variants = split_outside(old, ","), split_outside(new, ",")
     gone, added = ([v for v in these if v not in others] for these, others in (variants, variants[::-1]))
     changes = (f"{words} {some_of(some)}" for words, some in (("without", gone), ("with", added)) if some)
     return f"variants: {' and '.join(changes) or 'in another order'}"

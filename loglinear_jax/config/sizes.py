@@ -9,11 +9,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.models.params import param_shapes
 from loglinear_jax.models.recall import MOST_LOGITS
+from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train import TrainSettings
 
@@ -114,10 +114,15 @@ def parts_of(
         if evaluated * task.evaluated_on.longest > tokens:
             tokens = evaluated * task.evaluated_on.longest
             at_once = {"train.eval_batch_size": train.eval_batch_size}
+    params = sum(math.prod(shape) for shape in param_shapes(model_class(model)).values())
     length = {"task.seq_len": task.seq_len}
     values = model.heads * model.head_dim
     return [
-        Part("the parameters", replicas * COPIES * 4 * count_params(model_class, model), sizes | at_rates),
+        Part(
+            "the parameters",
+            replicas * COPIES * 4 * params,
+            sizes | at_rates,
+        ),
         # Token ids and targets, int32.
         Part("the sequences", holders * round(held) * 8, sequences | length | of_holders),
         Part(
@@ -135,16 +140,6 @@ def rates_share_data() -> bool:
     """Whether a seed's data is held once for all rates, as one device has all of its replicas. With several devices that is so
     in some cases, too: then estimates are too large."""
     return jax.device_count() == 1
-
-
-def count_params(model_class: type[nn.Module], model: MixerSettings) -> int:
-    """Parameters of a model, from one layer of it; its layers are called layer_0, layer_1 and so on."""
-    one = model_class(
-        dataclasses.replace(model, layers=1, implementation=None)
-    )  # parameters are the same in every form
-    shapes = jax.eval_shape(one.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))["params"]
-    count = {name: sum(math.prod(x.shape) for x in jax.tree.leaves(part)) for name, part in shapes.items()}
-    return sum(count.values()) + (model.layers - 1) * count["layer_0"]
 
 
 def memory_in_bytes() -> int | None:

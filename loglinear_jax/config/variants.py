@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.components import split_outside
 from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, has_several
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.overrides import override
@@ -49,14 +50,14 @@ def named_variants(config: ConfigDict) -> list[str]:
     if variants is None:
         lam = config.model.lam
         variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
-    return [name.strip() for name in variants.removesuffix(",").split(",")]
+    return [name.strip() for name in split_outside(variants.removesuffix(","), ",")]
 
 
 def _at_every_value(name: str, path: str, value: Any) -> list[str]:
     """The variant itself if its setting has one value already, else one for each value.
 
     Raises ConfigError for values that are no numbers, or none at all, or one of which appears twice."""
-    if not has_several(value) or any(part.startswith(f"{path}=") for part in name.split("+")):
+    if not has_several(value) or any(part.startswith(f"{path}=") for part in split_outside(name, "+")):
         return [name]
     are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)
     if not value or not are_numbers or len(set(value)) < len(value):
@@ -75,14 +76,15 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
     """What a variant sets: "model.lam" and the like, with their values. Raises ConfigError for what is none."""
     settings: dict[str, Any] = {}
     changed = copy.deepcopy(config).lock()
-    for setting in variant.split("+"):
-        path, equals, text = setting.partition("=")
+    for setting in split_outside(variant, "+"):
+        path, *rest = split_outside(setting, "=")
+        equals, text = bool(rest), "=".join(rest)
         if not setting:
             raise ConfigError(
                 f"variants: {variant!r} has an empty part: expected a λ, or settings, joined by single '+'"
             )
         if not equals:
-            if setting not in LAMS and ":" not in setting:
+            if setting.partition("(")[0] not in LAMS and ":" not in setting:
                 raise ConfigError(
                     f"variants: {setting!r} is not a λ ({', '.join(LAMS)}, or my_module:MyLam), nor a setting such as "
                     "mixer=softmax"
@@ -105,13 +107,13 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"variants: {setting!r}: {error}") from error
         settings[path] = changed[section][field]
-        if path == "model.lam":
-            _check_lam(setting, text)
+        _check_component(setting, path, text)
     return settings
 
 
-def _check_lam(setting: str, lam: str) -> None:
+def _check_component(setting: str, path: str, text: str) -> None:
     try:
-        find_lam(lam)
+        if path == "model.lam":
+            find_lam(text)
     except SettingError as error:
         raise ConfigError(f"variants: {setting!r}: {error}") from error

@@ -94,7 +94,13 @@ def part_sizes(path: str, settings: LanguageSettings) -> list[int]:
     keys = settings.groups * settings.key_dim
     if path.endswith("conv/kernel"):
         return [settings.inner, keys, keys]
-    return [settings.inner, settings.inner, keys, keys, *(size for size in settings.input_sizes if size)]
+    return [
+        settings.inner,
+        settings.inner,
+        keys,
+        keys,
+        *(settings.heads * n for n in settings.mixers[0].inputs.values()),
+    ]
 
 
 _LOG_LINEAR = {"lam": "linear", "lam_levels": None}  # of all that have λ
@@ -259,7 +265,7 @@ LAYOUTS = {
         _LOG_LINEAR_MAMBA,
         model_type="mamba2",
         block={"mixer_norm/scale": Place(("norm.weight",)), **_MAMBA_MIXER},
-        fixed={"mixer": "linear", "norm_groups": None, "mlp": False},
+        fixed={"mixer": "gated_linear", "norm_groups": None, "mlp": False},
     ),
     "GatedDeltaNetForCausalLM": _GATED_DELTA,
     # Guo et al.'s: λ for 16,384 tokens.

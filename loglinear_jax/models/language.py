@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import flax.linen as nn
-import flax.struct
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.layers import LAYERS, LayerCache, MixingLayer, small_normal
 from loglinear_jax.losses import chunked_token_losses, summed_loss
-from loglinear_jax.mixers import MOST_CONV_WIDTH, MixerCache, MixerSettings
-from loglinear_jax.models.positions import Positions, at_positions
-from loglinear_jax.modules import CausalConv, Embed, LinearMaps, swiglu
+from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
+from loglinear_jax.modules import Dense, Embed, RMSNorm, is_one_token_on_gpu, swiglu
+from loglinear_jax.modules.positions import Positions, at_positions
 from loglinear_jax.settings import SettingError, other_default, setting
-from pallas_kernels import runs_on_gpu
 
 REMAT = ("none", "block")
-small_normal = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageSettings(MixerSettings):
     """Settings of a LanguageModel.
 
-    The mixer "log_linear" makes it log-linear Mamba-2, "linear" Mamba-2 proper, "log_linear_delta" log-linear Gated DeltaNet,
-    "gated_delta" Gated DeltaNet proper, "delta" the same without decays, "softmax" a Transformer with RoPE, whose heads have
-    keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and the loss
-    are float32. heads None becomes hidden / head_dim.
+    The mixer "log_linear" makes it log-linear Mamba-2, "gated_linear" Mamba-2 proper, "log_linear_delta" log-linear Gated
+    DeltaNet, "gated_delta" Gated DeltaNet proper, "delta" the same without decays, "softmax" a Transformer with RoPE, whose
+    heads have keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and
+    the loss are float32. heads None becomes hidden / head_dim.
     """
 
     lam_hidden: int | None = other_default(MixerSettings, "lam_hidden", None)
@@ -58,6 +54,7 @@ class LanguageSettings(MixerSettings):
     )
 
     def __post_init__(self):
+        super().__post_init__()
         if self.heads is None and self.head_dim >= 1 and self.hidden % self.head_dim == 0:
             object.__setattr__(self, "heads", self.hidden // self.head_dim)
 
@@ -78,10 +75,15 @@ class LanguageSettings(MixerSettings):
 
     @property
     def unread(self):
-        of_softmax = {"key_dim", "key_groups", "conv_width", "conv_bias"}
-        of_mamba = {"norm_groups"} if self.mixer == "softmax" or self.traits.erases else set()
+        of_gated = {"key_dim", "key_groups", "conv_width", "conv_bias"}
+        of_mamba = set() if "mamba2" in self.layer_kinds else {"norm_groups"}
         of_mlp = set() if self.mlp else {"mlp_hidden"}
-        return super().unread | of_mlp | of_mamba | (of_softmax if self.mixer == "softmax" else set())
+        return super().unread | of_mlp | of_mamba | (of_gated if set(self.layer_kinds) == {"attention"} else set())
+
+    @property
+    def layer_kinds(self) -> list[str]:
+        """The layer that each mixer of the pattern belongs in."""
+        return [mixer.layer for mixer in self.mixers]
 
     def check_decoding(
         self,
@@ -111,139 +113,48 @@ class LanguageSettings(MixerSettings):
             )
 
 
-@flax.struct.dataclass
-class BlockCache:
-    """What one block remembers while decoding: the convolution's window (None for softmax) and its mixer's cache."""
-
-    window: Float[Array, "B W C"] | None
-    mixer: MixerCache
-
-
-class Scaled(NamedTuple):
-    """values · factor, with one factor for all features of a token: what is linear may multiply by it last."""
-
-    values: Float[Array, "B T D"]
-    factor: Float[Array, "B T 1"]
-
-
-class _RMSNorm(nn.Module):
-    """RMSNorm over each of `groups` equal parts of the features.
-
-    deferred: one token on a GPU is left Scaled. The matrix product that reads it need not wait for the sum of squares, nor XLA
-    write the features to memory between the two: in decoding, a layer's time is its number of kernels.
-    """
+class LanguageBlock(nn.Module):
+    """x + mixer(RMSNorm(x)), then, if it has an MLP, x + SwiGLU(RMSNorm(x)). index: of the block in the model."""
 
     settings: LanguageSettings
-    groups: int = 1
-    deferred: bool = False
+    index: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"] | Scaled:
+    def __call__(self, x, cache: LayerCache | None = None, max_length: int | None = None):
         m = self.settings
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
-        factor = jax.lax.rsqrt(jnp.mean(parts**2, axis=-1, keepdims=True) + m.norm_epsilon)
-        if self.deferred and self.groups == 1 and _is_one_token_on_gpu(x):
-            return Scaled((parts.reshape(x.shape) * scale).astype(m.dtype), factor[..., 0])
-        return ((parts * factor).reshape(x.shape) * scale).astype(m.dtype)
+        mixed = self._layer()(self._norm("mixer_norm")(x), cache, max_length)
+        mixed, cache = (mixed, None) if cache is None and max_length is None else mixed
+        x += mixed
+        if not m.mlp:
+            return x, cache
+        y = self._norm("mlp_norm")(x)
+        y = swiglu(*(_dense(m.mlp_width, m, name)(y) for name in ("gate_proj", "up_proj")), m.implementation)
+        return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
+
+    def _layer(self) -> MixingLayer:
+        m = self.settings
+        arguments = m.layer_arguments(self.index) | {"out_init": _residual_init(m)}
+        kind = m.layer_kinds[self.index % len(m.pattern)]
+        own = {
+            "attention": {"order": "vkq", "key_dim": m.head_dim, "key_groups": m.heads},
+            "mamba2": {"norm_groups": m.norm_parts},
+            "gated_deltanet": {},
+        }[kind]
+        if kind != "attention":
+            own |= {"conv_width": m.conv_width, "conv_bias": m.conv_bias, "norm_epsilon": m.norm_epsilon}
+        return LAYERS[kind](**(arguments | own), name="mixer")
+
+    def _norm(self, name: str) -> RMSNorm:
+        return RMSNorm(epsilon=self.settings.norm_epsilon, deferred=True, dtype=self.settings.dtype, name=name)
 
 
-def _is_one_token_on_gpu(x: Float[Array, "*B D"]) -> bool:
-    return x.size == x.shape[-1] and runs_on_gpu()
-
-
-class _Dense(nn.Dense):
-    """A matrix product, also of what is Scaled."""
-
-    def __call__(self, x: Float[Array, "*B D"] | Scaled) -> Float[Array, "*B F"]:
-        if isinstance(x, Scaled):
-            return (super().__call__(x.values) * x.factor).astype(self.dtype)
-        return super().__call__(x)
-
-
-def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> _Dense:
-    return _Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
+def _dense(features: int, m: LanguageSettings, name: str, init=small_normal) -> Dense:
+    return Dense(features, use_bias=False, kernel_init=init, dtype=m.dtype, name=name)
 
 
 def _residual_init(m: LanguageSettings):
     """GPT-2's rule for what is added to the residual stream."""
     return nn.initializers.normal(0.02 / (2 * m.layers) ** 0.5)
-
-
-class LanguageMixer(nn.Module):
-    """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
-    queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
-
-    With the delta rule, Gated DeltaNet's: the same projection and convolution, queries C and keys B of length 1, values x;
-    RMSNorm of each head times silu(z); W_o. Queries of one state are divided by √K.
-
-    For softmax: q, k, v of each head from one projection, attention, W_o.
-    """
-
-    settings: LanguageSettings
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"] | Scaled, cache: BlockCache | None = None, max_length: int | None = None
-    ) -> tuple[Float[Array, "B T D"], BlockCache | None]:
-        m = self.settings
-        softmax = m.mixer == "softmax"
-        sizes = m.input_sizes
-        groups, key_dim = (m.heads, m.head_dim) if softmax else (m.groups, m.key_dim)
-        keys = groups * key_dim
-        conv_size, gate_size = m.inner + 2 * keys, 0 if softmax else m.inner
-        parts = gate_size, conv_size, sum(sizes)
-        if isinstance(x, Scaled) or cache is not None:  # nothing is trained: one kernel, not three
-            gate, xbc, rest = jnp.split(_dense(sum(parts), m, "in_proj")(x), np.cumsum(parts[:-1]), axis=-1)
-        else:
-            gate, xbc, rest = LinearMaps(parts, small_normal, m.dtype, apart=True, name="in_proj")(x)
-        inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
-        window = None
-        if not softmax:
-            conv = CausalConv(m.conv_width, m.conv_bias, m.implementation, name="conv")
-            xbc, window = conv(xbc, None if cache is None else cache.window)
-        v, k, q = jnp.split(xbc, [m.inner, m.inner + keys], axis=-1)
-        q, k = (y.reshape(*y.shape[:2], groups, key_dim) for y in (q, k))
-        v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-        # Guo et al. divide λ by the same again.
-        query_scale = key_dim**-0.5 if m.traits.erases and not m.has_lam else 1.0
-        mixed = m.token_mixer(scale_values=not m.traits.erases, query_scale=query_scale)(
-            q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)),
-            cache=None if cache is None else cache.mixer, max_length=max_length,
-        )  # fmt: skip
-        mixer_cache = None
-        if cache is not None or max_length is not None:
-            mixed, mixer_cache = mixed
-        flat = (*mixed.shape[:2], m.inner)
-        if softmax:
-            y = mixed.reshape(flat)
-        elif m.traits.erases:
-            y = _RMSNorm(m, name="norm")(mixed).reshape(flat) * nn.silu(gate)  # one scale for all heads
-        else:
-            skip = self.param("skip", nn.initializers.ones, (m.heads,))
-            y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(flat)
-            y = _RMSNorm(m, m.norm_parts, deferred=True, name="norm")(y * nn.silu(gate))
-        y = _dense(m.hidden, m, "out_proj", _residual_init(m))(y)
-        return y, None if mixer_cache is None else BlockCache(window, mixer_cache)
-
-
-class LanguageBlock(nn.Module):
-    """x + mixer(RMSNorm(x)), then, if it has an MLP, x + SwiGLU(RMSNorm(x))."""
-
-    settings: LanguageSettings
-
-    @nn.compact
-    def __call__(self, x, cache: BlockCache | None = None, max_length: int | None = None):
-        m = self.settings
-        mixed, cache = LanguageMixer(m, name="mixer")(
-            _RMSNorm(m, deferred=True, name="mixer_norm")(x), cache, max_length
-        )
-        x += mixed
-        if not m.mlp:
-            return x, cache
-        y = _RMSNorm(m, deferred=True, name="mlp_norm")(x)
-        y = swiglu(*(_dense(m.mlp_width, m, name)(y) for name in ("gate_proj", "up_proj")), m.implementation)
-        return x + _dense(m.hidden, m, "down_proj", _residual_init(m))(y), cache
 
 
 class LanguageModel(nn.Module):
@@ -256,16 +167,16 @@ class LanguageModel(nn.Module):
         self.embed = Embed(m.vocab_size, m.hidden, embedding_init=small_normal, dtype=m.dtype)
         # max_length (argument 3, counting self) is no array.
         block = nn.remat(LanguageBlock, static_argnums=(3,)) if m.remat == "block" else LanguageBlock
-        self.blocks = [block(m, name=f"layer_{index}") for index in range(m.layers)]
-        self.norm = _RMSNorm(m)
+        self.blocks = [block(m, index, name=f"layer_{index}") for index in range(m.layers)]
+        self.norm = RMSNorm(epsilon=m.norm_epsilon, dtype=m.dtype)
         self.head = self.param("head", small_normal, (m.hidden, m.vocab_size))
 
     def features(
         self,
         tokens: Int[Array | np.ndarray, "B T"],
-        caches: list[BlockCache] | None = None,
+        caches: list[LayerCache] | None = None,
         max_length: int | None = None,
-    ) -> tuple[Float[Array, "B T D"], list[BlockCache | None]]:
+    ) -> tuple[Float[Array, "B T D"], list[LayerCache | None]]:
         """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
         after = []
@@ -275,7 +186,7 @@ class LanguageModel(nn.Module):
         return self.norm(x), after
 
     def _logits(self, x):
-        if _is_one_token_on_gpu(x):  # one token: XLA makes sums of float32 products, as fast as memory
+        if is_one_token_on_gpu(x):  # one token: XLA makes sums of float32 products, as fast as memory
             return jnp.dot(x.astype(jnp.float32), self.head.astype(x.dtype).astype(jnp.float32))
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 
@@ -298,9 +209,9 @@ class LanguageModel(nn.Module):
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
-        caches: list[BlockCache] | None = None,
+        caches: list[LayerCache] | None = None,
         max_length: int | None = None,
-    ) -> tuple[Float[Array, "B T"], list[BlockCache | None]]:
+    ) -> tuple[Float[Array, "B T"], list[LayerCache | None]]:
         """(cross-entropy in nats of each target, 0 where it is < 0; the caches after these tokens): a long text in parts.
 
         caches, max_length: as in `features`.
@@ -320,7 +231,7 @@ class LanguageModel(nn.Module):
 
     def prefill(
         self, tokens: Int[Array | np.ndarray, "B T"], max_length: int
-    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+    ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form.
 
         Raises ValueError for more tokens than max_length, or a max_length for which λ has no levels.
@@ -332,8 +243,8 @@ class LanguageModel(nn.Module):
         return self._logits(x[:, -1]), caches
 
     def extend(
-        self, tokens: Int[Array | np.ndarray, "B T"], caches: list[BlockCache]
-    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+        self, tokens: Int[Array | np.ndarray, "B T"], caches: list[LayerCache]
+    ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after the last of some more tokens, the caches after them), in the chunkwise form: a long prompt in parts.
 
         A traced position cannot be refused: tokens that max_length leaves no room for give NaN.
@@ -342,8 +253,8 @@ class LanguageModel(nn.Module):
         return self._logits(x[:, -1]), caches
 
     def step(
-        self, token: Int[Array | np.ndarray, " B"], caches: list[BlockCache]
-    ) -> tuple[Float[Array, "B vocab"], list[BlockCache]]:
+        self, token: Int[Array | np.ndarray, " B"], caches: list[LayerCache]
+    ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after one more token, the caches after it).
 
         A traced position cannot be refused: steps that max_length leaves no room for give NaN.

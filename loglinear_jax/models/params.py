@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +17,18 @@ from jaxtyping import Array
 from loglinear_jax.models.language import LanguageModel
 
 
-def param_shapes(model: LanguageModel) -> dict[str, tuple[int, ...]]:
+def param_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, by its path, such as "layer_0/mixer/skip"."""
-    # Layers are alike; the form of the attention has no parameters.
-    one_layer = LanguageModel(dataclasses.replace(model.settings, layers=1, implementation="xla"))
+    m = model.settings
+    # Layers whose mixers are alike have the same parameters, in every form of the attention.
+    few = type(model)(dataclasses.replace(m, layers=min(m.layers, len(m.pattern)), implementation=None))
     token = jax.ShapeDtypeStruct((1, 1), np.int32)
-    shapes = flatten_dict(jax.eval_shape(one_layer.init, jax.random.key(0), token)["params"], sep="/")
-    of_layer = {path: x.shape for path, x in shapes.items() if path.startswith("layer_0/")}
-    of_all = {path: x.shape for path, x in shapes.items() if path not in of_layer}
-    layers = range(model.settings.layers)
-    return of_all | {re.sub("^layer_0", f"layer_{i}", path): x for i in layers for path, x in of_layer.items()}
+    shapes = flatten_dict(jax.eval_shape(few.init, jax.random.key(0), token)["params"], sep="/")
+    found = {path: x.shape for path, x in shapes.items()}
+    for index in range(len(m.pattern), m.layers):
+        like = f"layer_{index % len(m.pattern)}/"
+        found |= {f"layer_{index}/{p.removeprefix(like)}": x.shape for p, x in shapes.items() if p.startswith(like)}
+    return found
 
 
 def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.lam import lam_traits
+from loglinear_jax.layers import AttentionLayer
 from loglinear_jax.losses import chunked_token_losses, summed_loss, takes_kernel, token_losses
-from loglinear_jax.mixers import DT_MAX, DT_MIN, MOST_CONV_WIDTH, MixerSettings, unit
-from loglinear_jax.models.positions import Positions, at_positions
-from loglinear_jax.modules import CausalConv, Embed, LinearMaps
-from loglinear_jax.settings import SettingError, setting
+from loglinear_jax.mixers import DT_MAX, DT_MIN
+from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
+from loglinear_jax.modules import Embed
+from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.settings import setting
 
 NORMS = ("post", "pre")
 # Logits of one seed that exist at a time, in float32 64 MiB: many seeds are trained together.
@@ -43,66 +44,30 @@ class RecallSettings(MixerSettings):
     dt_min: float = setting(DT_MIN, "least initial step size Δ; a small one is a slow decay", above=0)
     dt_max: float = setting(DT_MAX, "largest initial step size Δ", above=0)
 
-    @property
-    def unread(self):
-        return (
-            super().unread
-            | (set() if self.has_lam else {"lam_head_slope"})
-            | (set() if self.has_decays else {"dt_min", "dt_max"})
-            | ({"qk_norm"} if self.traits.erases else set())
-        )
-
-    def check(self) -> None:
-        """Raises SettingError naming the first invalid setting."""
-        super().check()
-        if self.lam_head_slope and self.has_lam and not lam_traits(self.lam).has_levels:
-            raise SettingError(
-                f"model.lam_head_slope={self.lam_head_slope}: lam={self.lam} has no levels that could have one"
-            )
-        if self.dt_min > self.dt_max:
-            raise SettingError(f"model.dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
-
 
 class RecallLayer(nn.Module):
-    """x ← LayerNorm(W_o y + x), y the token mixer over linear maps q, k, v, dt, d, b of x, without biases, in one matrix; or,
-    with norm "pre", x ← x + W_o y with y of LayerNorm(x)."""
+    """x ← LayerNorm(W_o y + x), y the token mixer over linear maps of x, which an `AttentionLayer` has; or, with norm "pre",
+    x ← x + W_o y with y of LayerNorm(x). index: of the layer in the model."""
 
     settings: RecallSettings
+    index: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], positions: Positions = slice(None)) -> Float[Array, "B P D"]:
         """x at `positions`, from all x."""
         m = self.settings
         norm = nn.LayerNorm(epsilon=1e-5, name="norm")
-        y = at_positions(_linear_maps_and_mixing(m, norm(x) if m.norm == "pre" else x), positions)
-        # weight_std / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
-        out_init = nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5)
-        y = nn.Dense(m.hidden, use_bias=False, kernel_init=out_init, dtype=m.dtype, name="out_proj")(y)
+        attention = AttentionLayer(
+            **m.layer_arguments(self.index),
+            conv_width=m.conv_width,
+            kernel_init=nn.initializers.normal(m.weight_std),
+            # weight_std / sqrt(2 · layers): 0.02 / 2 at the paper's two layers, GPT-2's rule for residual branches elsewhere.
+            out_init=nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5),
+        )
+        nn.share_scope(self, attention)
+        y = attention(norm(x) if m.norm == "pre" else x, positions=positions)
         x = y.astype(jnp.float32) + at_positions(x, positions)
         return x if m.norm == "pre" else norm(x)
-
-
-def _linear_maps_and_mixing(m: RecallSettings, x: Float[Array, "B T D"]) -> Float[Array, "B T HV"]:
-    """Inside RecallLayer."""
-    keys, values = m.groups * m.key_dim, m.heads * m.head_dim
-    sizes = m.input_sizes
-    qkv_size = 2 * keys + values
-    init = nn.initializers.normal(m.weight_std)
-    if m.conv_width:
-        qkv, rest = LinearMaps((qkv_size, sum(sizes)), init, m.dtype, name="in_proj")(x)
-        qkv, _ = CausalConv(m.conv_width, implementation=m.implementation, name="conv")(qkv)
-    else:  # the gradients of queries, keys and values are put together anyway, so one product saves doing it again
-        together = nn.Dense(qkv_size + sum(sizes), use_bias=False, kernel_init=init, dtype=m.dtype, name="in_proj")(x)
-        qkv, rest = jnp.split(together, [qkv_size], axis=-1)
-    inputs = jnp.split(rest, np.cumsum(sizes[:-1]), axis=-1)
-    q, k, v = jnp.split(qkv, [keys, 2 * keys], axis=-1)
-    q, k = (y.reshape(*y.shape[:2], m.groups, m.key_dim) for y in (q, k))
-    if m.qk_norm and not m.traits.erases:  # which does so itself
-        q, k = unit(q), unit(k)
-    v = v.reshape(*v.shape[:2], m.heads, m.head_dim)
-    mixer = m.token_mixer(lam_head_slope=m.lam_head_slope, dt_min=m.dt_min, dt_max=m.dt_max, learned_scale=m.qk_norm)
-    mixed = mixer(q, k, v, *(x if size else None for x, size in zip(inputs, sizes, strict=True)))
-    return mixed.reshape(*mixed.shape[:2], values)
 
 
 class _Weights(nn.Module):
@@ -131,7 +96,7 @@ class RecallModel(nn.Module):
         m = self.settings
         x = Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
-            x = RecallLayer(m, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
+            x = RecallLayer(m, index, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)
         head = _Weights((m.hidden, m.vocab_size), nn.initializers.normal(m.weight_std), name="head")
         return x.astype(m.dtype), head()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 from jaxtyping import Array, Float
 
 import pallas_kernels
@@ -22,6 +23,7 @@ class CausalConv(nn.Module):
     width: int = 4
     use_bias: bool = True
     implementation: str | None = None
+    param_dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(
@@ -29,9 +31,9 @@ class CausalConv(nn.Module):
     ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
         channels = x.shape[2]
         bound = self.width**-0.5  # as PyTorch starts a depthwise convolution
-        uniform = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)  # noqa: E731
-        kernel = self.param("kernel", uniform, (self.width, channels))
-        bias = self.param("bias", uniform, (channels,)) if self.use_bias else jnp.zeros((channels,))
+        uniform = lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+        kernel = self.param("kernel", uniform, (self.width, channels), self.param_dtype)
+        bias = self.param("bias", uniform, (channels,), self.param_dtype) if self.use_bias else jnp.zeros((channels,))
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
             if pallas_kernels.KERNELS["causal_conv"].is_chosen(self.implementation, self.width, x.dtype):

@@ -25,10 +25,11 @@ class LinearMaps(nn.Module):
     kernel_init: nn.initializers.Initializer
     dtype: Dtype | None = None
     apart: bool = False
+    param_dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> list[Float[Array, "*B F"]]:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], sum(self.sizes)))
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], sum(self.sizes)), self.param_dtype)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
         operands = [(x, weights) for weights in jnp.split(kernel, np.cumsum(self.sizes[:-1]), axis=-1)]
         if self.apart:

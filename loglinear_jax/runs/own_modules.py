@@ -17,8 +17,7 @@ def own_modules(*experiments: Experiment) -> dict[str, str]:
     for experiment in experiments:
         parts = (experiment.task, *experiment.task.trained_on.parts, *experiment.task.evaluated_on.parts)
         names |= {type(part).__module__ for part in parts}
-        module, is_own, _ = experiment.model.settings.lam.partition(":")
-        names |= {module} if is_own else set()
+        names |= experiment.model.settings.own_modules
     return {name: sha for name in sorted(names) if (sha := _sha256(name)) is not None}
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.lam import LAM_PARAMS
 from loglinear_jax.mixers import DECAY_PARAMS
-from loglinear_jax.models.positions import Positions, first_true
+from loglinear_jax.modules.positions import Positions, first_true
 from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
 

@@ -12,8 +12,9 @@ import pytest
 
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.losses import token_losses
-from loglinear_jax.models import LanguageModel, LanguageSettings, language
+from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
+from loglinear_jax.modules import norm
 
 SETTINGS = LanguageSettings(
     vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32",
@@ -21,7 +22,7 @@ SETTINGS = LanguageSettings(
 )  # fmt: skip
 TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 37)
 # Every λ learns in the recall model (tests/models/test_recall.py), which has the same mixers.
-VARIANTS = [{"lam": "mlp_softplus"}, {"lam": "content_mlp"}, {"mixer": "linear"}, {"mixer": "softmax"}]
+VARIANTS = [{"lam": "mlp_softplus"}, {"lam": "content_mlp"}, {"mixer": "gated_linear"}, {"mixer": "softmax"}]
 
 
 def build(**settings):
@@ -79,7 +80,7 @@ DECODED = [
     {"lam": f"{__name__}:NoLevels"},
     {"lam": "content"},
     {"lam": "content_mlp"},
-    {"mixer": "linear"},
+    {"mixer": "gated_linear"},
     {"mixer": "softmax"},
     {"mixer": "delta", "beta_max": 2.0},
     {"mixer": "gated_delta"},
@@ -105,14 +106,16 @@ def test_prompts_in_parts_and_decoding_are_the_full_pass(settings, prompt):
         np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mixer": "linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"mixer": "gated_linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str
+)
 def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(monkeypatch, settings):
     model, params = build(**settings)
     _, caches = model.apply(params, TOKENS[:1, :11], 24, method="prefill")
     step = functools.partial(model.apply, params, TOKENS[:1, 11], caches, method="step")
     expected = step()
     asked = []
-    monkeypatch.setattr(language, "runs_on_gpu", lambda: asked.append(True) or True)
+    monkeypatch.setattr(norm, "runs_on_gpu", lambda: asked.append(True) or True)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), step(), expected)
     assert asked
 
@@ -196,7 +199,10 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, log_linear_delta, linear, .*, softmax, got"),
+        (
+            {"mixer": "mamba"},
+            "model.mixer must be one of log_linear, log_linear_delta, gated_linear, .*, or my_module:MyMixer, got",
+        ),
         ({"mixer": "delta", "beta_max": 2.5}, "model.beta_max must be at most 2, got 2.5"),
         ({"mixer": "delta", "beta_max": 0.0}, "model.beta_max must be finite and positive, got 0.0"),
         ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),

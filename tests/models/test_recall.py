@@ -13,7 +13,7 @@ import pytest
 import pallas_kernels
 from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
-from loglinear_jax.mixers import MIXERS, init_dt_bias
+from loglinear_jax.mixers import MIXERS, init_dt_bias, make_mixer
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.ops.softmax import rotate_by_position, softmax_attention
 
@@ -35,7 +35,7 @@ def read(model, params):
     "settings",
     [{"lam": name} for name in LAMS]
     + [
-        {"mixer": "linear"},
+        {"mixer": "gated_linear"},
         {"mixer": "softmax"},
         {"mixer": "softmax", "key_dim": 8},
         {"mixer": "delta", "beta_max": 2.0},
@@ -135,7 +135,7 @@ def test_lam_can_be_read():
 
 
 def test_linear_mixer_is_log_linear_with_lambda_one():
-    model, params = build(mixer="linear")
+    model, params = build(mixer="gated_linear")
     with_lam, lam_params = build(lam="fixed")  # starts at λ = 1 and takes no input
     assert jax.tree.structure(params) != jax.tree.structure(lam_params)
     for layer in ("layer_0", "layer_1"):
@@ -232,7 +232,10 @@ def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixer": "mamba"}, "model.mixer must be one of log_linear, log_linear_delta, .*, softmax, got 'mamba'"),
+        (
+            {"mixer": "mamba"},
+            "model.mixer must be one of log_linear, log_linear_delta, .*, or my_module:MyMixer, got 'mamba'",
+        ),
         ({"heads": 3, "key_groups": 2}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"hidden": 0}, "model.hidden must be at least 1, got 0"),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
@@ -293,13 +296,12 @@ def test_a_model_reads_like_the_attention_it_wraps():
     def capture(next_function, args, kwargs, context):
         out = next_function(*args, **kwargs)
         if context.module.name == "mixer":
-            captured["args"], captured["out"] = args, out
+            captured["args"], captured["inputs"], captured["out"] = args, kwargs, out
         return out
 
     with nn.intercept_methods(capture):
         _, sown = model.apply(params, TOKENS, mutable=["intermediates"])
-    q, k, v, dt, d, b = captured["args"]
-    assert b is None
+    (q, k, v), (dt, d) = captured["args"], captured["inputs"].values()
     mixer = params["params"]["layer_0"]["mixer"]
     log_decay = -np.exp(mixer["a_log"]) * np.log1p(np.exp(dt + mixer["dt_bias"]))
     lam = np.log1p(np.exp(np.asarray(d).reshape(2, 24, 1, -1) * mixer["lam"]["scale"]))
@@ -327,16 +329,15 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(1, 20, 2, 16)), jnp.float32) for _ in range(3))
     dt, b = (jnp.asarray(rng.normal(size=(1, 20, 2)), jnp.float32) for _ in range(2))
-    inputs = q, 5 * k, v, dt, None, b  # keys that are much too long, unless they are normalised
-    settings = RecallSettings(**(SMALL | dict(mixer="gated_delta", implementation=implementation)))
-    mixer = settings.token_mixer()
+    inputs = q, 5 * k, v, dt, b  # keys that are much too long, unless they are normalised
+    mixer = make_mixer("gated_delta", implementation=implementation)
     with pallas_kernels.interpret(), jax.default_matmul_precision("highest"):
         params = mixer.init(jax.random.key(0), *inputs)
         whole = mixer.apply(params, *inputs)
-        out, cache = mixer.apply(params, *(x if x is None else x[:, :18] for x in inputs), max_length=20)
+        out, cache = mixer.apply(params, *(x[:, :18] for x in inputs), max_length=20)
         outs = [out]
         for token in (18, 19):
-            one = (x if x is None else x[:, token : token + 1] for x in inputs)
+            one = (x[:, token : token + 1] for x in inputs)
             out, cache = mixer.apply(params, *one, cache=cache)
             outs.append(out)
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)

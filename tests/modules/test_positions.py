@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
-from loglinear_jax.models.positions import at_positions, first_true
+from loglinear_jax.modules.positions import at_positions, first_true
 
 SIZES = {"hidden": 16, "layers": 2, "head_dim": 8, "key_dim": 8, "implementation": "parallel"}
 MODELS = {

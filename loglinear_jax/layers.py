@@ -1,0 +1,257 @@
+"""Layers that mix tokens, [B, T, D] to [B, T, D]: projections, a short convolution, a mixer, norm and output.
+
+    layer = loglinear_jax.LogLinearAttention(512, heads=8, lam="mlp_softplus")
+    params = layer.init(key, x)
+    y = layer.apply(params, x)
+
+The models of this package are built of these modules. For decoding, max_length returns a cache beside the output, and with that
+cache the layer takes the next tokens, one or several:
+
+    y, cache = layer.apply(params, prompt, max_length=1024)
+    y, cache = layer.apply(params, next_token, cache)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.core
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from flax.typing import Dtype
+from jaxtyping import Array, Float
+
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer
+from loglinear_jax.modules import CausalConv, Dense, LinearMaps, RMSNorm, Scaled
+from loglinear_jax.modules.positions import Positions, at_positions
+
+small_normal = nn.initializers.normal(0.02)
+
+
+@flax.struct.dataclass
+class LayerCache:
+    """What one layer remembers while decoding: the convolution's window, if it has one, and its mixer's cache."""
+
+    window: Float[Array, "B W C"] | None
+    mixer: MixerCache
+
+
+Output = Float[Array, "B T D"] | tuple[Float[Array, "B T D"], LayerCache]
+
+
+class MixingLayer(nn.Module):
+    """What the layers below share.
+
+    Args:
+      features: D of the output.
+      heads: number of heads, H.
+      head_dim: width V of a head's values; None: features / heads.
+      key_dim: width K of queries and keys; None: head_dim.
+      key_groups: groups of heads that share keys; None: one group a head.
+      mixer: by name or import path with keyword arguments: see loglinear_jax.mixers.
+      lam: λ, where the mixer has one, likewise: see loglinear_jax.lam.
+      max_length: the longest sequence that λ has levels for.
+      chunk_size, implementation: as of log_linear_attention, where the mixer takes them.
+      mixer_options: further settings of the mixer, which take effect where its text sets none and it has such a field.
+      conv_width, conv_bias: of a short causal convolution over queries, keys and values; 0: none.
+      kernel_init, out_init: initializers of the projections and of the output's.
+      dtype, param_dtype: of activations and matrix products, and of parameters.
+    """
+
+    features: int
+    heads: int = 8
+    head_dim: int | None = None
+    key_dim: int | None = None
+    key_groups: int | None = None
+    mixer: str = "log_linear"
+    lam: str = "mlp_softplus"
+    max_length: int = 8192
+    chunk_size: int | None = None
+    implementation: str | None = None
+    mixer_options: Mapping[str, Any] = flax.core.FrozenDict()
+    conv_width: int = 0
+    conv_bias: bool = True
+    kernel_init: nn.initializers.Initializer = small_normal
+    out_init: nn.initializers.Initializer = small_normal
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @property
+    def value_size(self) -> int:
+        """H · V."""
+        return self.heads * self.head_size
+
+    @property
+    def head_size(self) -> int:
+        """V."""
+        if self.head_dim is None and self.features % self.heads:
+            raise ValueError(
+                f"features must be a multiple of heads where head_dim is None, got features={self.features}, "
+                f"heads={self.heads}"
+            )
+        return self.features // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def key_sizes(self) -> tuple[int, int]:
+        """(G, K)"""
+        groups = self.heads if self.key_groups is None else self.key_groups
+        return groups, self.head_size if self.key_dim is None else self.key_dim
+
+    def _token_mixer(self, **more: Any) -> TokenMixer:
+        """The mixer, as a submodule."""
+        settings = {
+            "lam": self.lam,
+            "num_levels": num_levels(self.max_length),
+            "chunk_size": self.chunk_size,
+            "implementation": self.implementation,
+            "param_dtype": self.param_dtype,
+        }
+        return make_mixer(self.mixer, **(settings | dict(self.mixer_options) | more), name="mixer")
+
+    def _in_proj(
+        self, x: Float[Array, "B T D"] | Scaled, sizes: Sequence[int], together: bool, apart: bool = False
+    ) -> list[Float[Array, "B T F"]]:
+        """Linear maps of x to so many features each, as one product or several."""
+        if together or isinstance(x, Scaled):
+            dense = self._dense(sum(sizes), "in_proj", self.kernel_init)
+            return jnp.split(dense(x), np.cumsum(sizes[:-1]), axis=-1)
+        maps = LinearMaps(
+            tuple(sizes), self.kernel_init, self.dtype, apart=apart, param_dtype=self.param_dtype, name="in_proj"
+        )
+        return maps(x)
+
+    def _conv(self, x: Float[Array, "B T C"], cache: LayerCache | None):
+        """(the convolution of x if there is one, its window)"""
+        if not self.conv_width:
+            return x, None
+        conv = CausalConv(self.conv_width, self.conv_bias, self.implementation, self.param_dtype, name="conv")
+        return conv(x, None if cache is None else cache.window)
+
+    def _mix(self, mixer: TokenMixer, q, k, v, rest, cache: LayerCache | None, max_length: int | None):
+        """(the mixer's output [B, T, H, V], its cache or None) of projections that are not cut into heads yet."""
+        (groups, key_dim), inputs = self.key_sizes, mixer.inputs
+        q, k = (x.reshape(*x.shape[:2], groups, key_dim) for x in (q, k))
+        v = v.reshape(*v.shape[:2], self.heads, self.head_size)
+        parts = jnp.split(rest, np.cumsum([self.heads * n for n in inputs.values()][:-1], dtype=int), axis=-1)
+        named = dict(zip(inputs, parts, strict=False))  # without inputs, rest is one empty part
+        if cache is None and max_length is None:
+            return mixer(q, k, v, **named), None
+        return mixer(q, k, v, **named, cache=None if cache is None else cache.mixer, max_length=max_length)
+
+    def _input_size(self, mixer: TokenMixer) -> int:
+        return self.heads * sum(mixer.inputs.values())
+
+    def _dense(self, features: int, name: str, init: nn.initializers.Initializer) -> Dense:
+        return Dense(
+            features, use_bias=False, kernel_init=init, dtype=self.dtype, param_dtype=self.param_dtype, name=name
+        )
+
+    def _out_proj(self, y: Float[Array, "B T HV"], window, mixer_cache) -> Output:
+        y = self._dense(self.features, "out_proj", self.out_init)(y)
+        return y if mixer_cache is None else (y, LayerCache(window, mixer_cache))
+
+
+class AttentionLayer(MixingLayer):
+    """W_o of a mixer over queries, keys and values that are linear maps of x, with a convolution over them or none.
+
+    order: in which the projection has queries, keys and values.
+    """
+
+    order: str = "qkv"
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"] | Scaled,
+        cache: LayerCache | None = None,
+        max_length: int | None = None,
+        positions: Positions = slice(None),
+    ) -> Output:
+        """positions: where the output is computed, from all x."""
+        mixer = self._token_mixer()
+        groups, key_dim = self.key_sizes
+        of = {"q": groups * key_dim, "k": groups * key_dim, "v": self.value_size}
+        widths = [of[name] for name in self.order]
+        sizes = sum(widths), self._input_size(mixer)
+        # Without a convolution the gradients of q, k and v are put together anyway: one product saves doing it again.
+        qkv, rest = self._in_proj(x, sizes, together=not self.conv_width or cache is not None)
+        qkv, window = self._conv(qkv, cache)
+        by_name = dict(zip(self.order, jnp.split(qkv, np.cumsum(widths[:-1]), axis=-1), strict=True))
+        mixed, mixer_cache = self._mix(mixer, **by_name, rest=rest, cache=cache, max_length=max_length)
+        mixed = at_positions(mixed.reshape(*mixed.shape[:2], self.value_size), positions)
+        return self._out_proj(mixed, window, mixer_cache)
+
+
+class LogLinearAttention(AttentionLayer):
+    """Log-linear attention (or another mixer) with its projections: an `AttentionLayer`."""
+
+
+class _GatedLayer(MixingLayer):
+    """A mixer between a gate and a convolution: z, v, k, q and the mixer's inputs from one projection."""
+
+    conv_width: int = 4
+    norm_epsilon: float = 1e-5
+
+    def _gate_and_mix(self, x, cache, max_length):
+        """(gate z [B, T, H·V], values after the convolution [B, T, H, V], what was mixed [B, T, H, V], window, cache)"""
+        mixer = self._token_mixer(scale_values=True, scale_queries=True)
+        groups, key_dim = self.key_sizes
+        keys = groups * key_dim
+        sizes = [self.value_size, self.value_size + 2 * keys, self._input_size(mixer)]
+        # Where a cache is given nothing is trained: one kernel, not three.
+        gate, vkq, rest = self._in_proj(x, sizes, together=cache is not None, apart=True)
+        vkq, window = self._conv(vkq, cache)
+        v, k, q = jnp.split(vkq, [self.value_size, self.value_size + keys], axis=-1)
+        mixed, mixer_cache = self._mix(mixer, q, k, v, rest, cache, max_length)
+        return gate, v.reshape(mixed.shape), mixed, window, mixer_cache
+
+    def _norm(self, **how: Any) -> RMSNorm:
+        return RMSNorm(epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, name="norm", **how)
+
+
+class LogLinearMamba2Block(_GatedLayer):
+    """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
+    queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
+
+    norm_groups: parts of the features that the norm takes by themselves; None: key_groups.
+    """
+
+    norm_groups: int | None = None
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"] | Scaled, cache: LayerCache | None = None, max_length: int | None = None
+    ) -> Output:
+        gate, v, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length)
+        skip = self.param("skip", nn.initializers.ones, (self.heads,), self.param_dtype)
+        y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(gate.shape)
+        norm = self._norm(groups=self.norm_groups or self.key_sizes[0], deferred=True)
+        return self._out_proj(norm(y * nn.silu(gate)), window, mixer_cache)
+
+
+class GatedDeltaNetBlock(_GatedLayer):
+    """Gated DeltaNet's mixer: Mamba-2's projection and convolution; the delta rule with unit queries C, unit keys B and values
+    x; RMSNorm of each head times silu(z); W_o. Queries of one state are divided by √K (Guo et al. divide λ by the same
+    again)."""
+
+    mixer: str = "gated_delta"
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"] | Scaled, cache: LayerCache | None = None, max_length: int | None = None
+    ) -> Output:
+        gate, _, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length)
+        y = self._norm()(mixed).reshape(gate.shape) * nn.silu(gate)  # one scale for all heads
+        return self._out_proj(y, window, mixer_cache)
+
+
+# By what a mixer says of itself.
+LAYERS: dict[str, type[MixingLayer]] = {
+    "attention": AttentionLayer,
+    "mamba2": LogLinearMamba2Block,
+    "gated_deltanet": GatedDeltaNetBlock,
+}

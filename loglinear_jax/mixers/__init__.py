@@ -1,0 +1,82 @@
+"""Token mixers: one file each, with its settings, its module, its cache and the size of that.
+
+A mixer is chosen by text, as a λ is: "log_linear", "gated_delta(beta_max=2)" or, of one's own, "my_mixer:Hyena(order=2)". A
+pattern names several, which take turns over the layers of a model: "log_linear,log_linear,softmax".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loglinear_jax.components import Call, find_class, instantiate, parse_call, split_outside
+from loglinear_jax.fenwick import FenwickState
+from loglinear_jax.mixers.base import DECAY_PARAMS, DT_MAX, DT_MIN, MixerCache, TokenMixer, init_dt_bias, unit
+from loglinear_jax.mixers.delta import DeltaMixer, GatedDeltaMixer, LogLinearDeltaMixer
+from loglinear_jax.mixers.gated_linear import GatedLinearMixer
+from loglinear_jax.mixers.levels import LookingCache
+from loglinear_jax.mixers.log_linear import LogLinearMixer
+from loglinear_jax.mixers.softmax import SoftmaxMixer
+from loglinear_jax.ops.softmax import KeyValueCache
+
+MIXERS: dict[str, type[TokenMixer]] = {
+    "log_linear": LogLinearMixer,
+    "log_linear_delta": LogLinearDeltaMixer,
+    "gated_linear": GatedLinearMixer,
+    "gated_delta": GatedDeltaMixer,
+    "delta": DeltaMixer,
+    "softmax": SoftmaxMixer,
+}
+FORMER_NAMES = {"linear": "gated_linear"}  # by which configs may still call a mixer
+
+
+def parse_pattern(pattern: str) -> list[str]:
+    """The mixers of a pattern, "log_linear,softmax", which may stand in parentheses; each by its present name."""
+    pattern = pattern.strip()
+    if pattern.startswith("(") and pattern.endswith(")"):
+        pattern = pattern[1:-1]
+    return [_present_name(mixer.strip()) for mixer in split_outside(pattern, ",")]
+
+
+def former_names(pattern: str) -> list[str]:
+    """The mixers in a pattern that are called by a former name."""
+    return [text for text in split_outside(pattern.strip("() "), ",") if text.partition("(")[0].strip() in FORMER_NAMES]
+
+
+def find_mixer(mixer: str) -> tuple[type[TokenMixer], Call]:
+    """The class that `mixer` names, one of `MIXERS` or a TokenMixer by import path, and the call with its arguments.
+
+    Raises SettingError for a name that there is not, and for text that is no such call.
+    """
+    call = parse_call(_present_name(mixer))
+    return find_class(call.name, MIXERS, "mixer", "my_module:MyMixer", TokenMixer), call
+
+
+def make_mixer(mixer: str, **settings: Any) -> TokenMixer:
+    """The mixer that `find_mixer` finds, with its keyword arguments, and with those of these settings that it has other fields
+    for. Raises SettingError for an argument that it has no field for."""
+    found, call = find_mixer(mixer)
+    of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
+    return instantiate(found, call, "mixer", settings, **of_linen)
+
+
+def _present_name(mixer: str) -> str:
+    name, opening, rest = mixer.partition("(")
+    return FORMER_NAMES.get(name.strip(), name) + opening + rest
+
+
+__all__ = [
+    "DECAY_PARAMS",
+    "DT_MAX",
+    "DT_MIN",
+    "MIXERS",
+    "FenwickState",
+    "KeyValueCache",
+    "LookingCache",
+    "MixerCache",
+    "TokenMixer",
+    "find_mixer",
+    "init_dt_bias",
+    "make_mixer",
+    "parse_pattern",
+    "unit",
+]

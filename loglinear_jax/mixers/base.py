@@ -1,0 +1,153 @@
+"""What all token mixers share: their interface, Mamba-2's decays, and how a mixer is found by name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.typing import Dtype
+from jaxtyping import Array, Float
+
+from loglinear_jax.ops import check_attention_settings
+from loglinear_jax.settings import SettingError
+
+DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
+DECAY_PARAMS = ("a_log", "dt_bias")  # a mixer's parameters from which its decays follow
+
+
+# What a mixer remembers of the tokens so far, a pytree of its own kind.
+MixerCache = Any
+
+
+class TokenMixer(nn.Module):
+    """Mixes tokens by attention, after the projections. The base of all mixers; a mixer of one's own is a subclass.
+
+    A mixer is called as
+
+        mixer(q, k, v, *, cache=None, max_length=None, **inputs)
+
+    with q and k [B, T, G, K], v [B, T, H, V], and a further projection of the tokens [B, T, H·n] for each entry of `inputs`.
+    It returns o [B, T, H, V]. With max_length it also returns a cache after these tokens, with room for max_length in all; with
+    such a cache it takes the next tokens, one or several, and returns the next cache. A token for which the cache has no room
+    gets NaN.
+
+    Its fields are its settings, all with defaults. A field with the name of a model's setting gets that setting from the model,
+    unless the mixer's text sets it: "gated_delta(beta_max=2)".
+
+    dtype: that q, k and v are converted to; None leaves them as they are. param_dtype: of the parameters.
+    """
+
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+
+    # Whether λ weighs levels and is sown as "lam_value"; whether states decay; whether the mixer remembers states, and sows
+    # "queries", "keys", "log_decay" and, with the delta rule, "beta".
+    has_lam: ClassVar[bool] = False
+    has_decays: ClassVar[bool] = False
+    has_states: ClassVar[bool] = False
+    # The layer of a language model that it belongs in, one of `loglinear_jax.layers.LAYERS`.
+    layer: ClassVar[str] = "attention"
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Projections of the tokens that it takes beside q, k and v: by keyword, the number of features of each head."""
+        return {}
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that it takes; None if there is none."""
+        return None
+
+    @property
+    def unused(self) -> set[str]:
+        """Fields that change nothing, given the others."""
+        return set()
+
+    def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
+        """How many numbers it remembers of a sequence of `length` tokens while decoding."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how many numbers it keeps")
+
+    def check(self) -> None:
+        """Raises SettingError naming the first field with an impossible value."""
+
+    def _check_forms(self) -> None:
+        """Raises SettingError for an impossible chunk_size or implementation."""
+        try:
+            check_attention_settings(getattr(self, "chunk_size", None), getattr(self, "implementation", None))
+        except ValueError as error:
+            raise SettingError(str(error)) from error
+
+    def _check_room(self, q: Array, max_length: int | None) -> None:
+        if max_length is not None and q.shape[1] > max_length:
+            raise ValueError(
+                f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
+            )
+
+    def _converted(self, *arrays: Array) -> tuple[Array, ...]:
+        return arrays if self.dtype is None else tuple(x.astype(self.dtype) for x in arrays)
+
+
+class DecayingMixer(TokenMixer):
+    """A mixer with Mamba-2's step sizes Δ = softplus(dt + bias) and log decays -exp(a_log) Δ.
+
+    dt_min, dt_max: log decay starts near -h Δ in head h = 1 .. H, Δ drawn log-uniformly from between them, so a head remembers
+    about 1 / (h Δ) tokens.
+    """
+
+    dt_min: float = DT_MIN
+    dt_max: float = DT_MAX
+
+    has_decays: ClassVar[bool] = True
+    has_states: ClassVar[bool] = True
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        return {"dt": 1}
+
+    def check(self) -> None:
+        if self.dt_min > self.dt_max:
+            raise SettingError(f"dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
+
+    def _decays(self, dt: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
+        """(log decays, step sizes); inside a compact method."""
+        heads = dt.shape[2:3]
+        a_log = self.param("a_log", init_a_log, heads, self.param_dtype)
+        dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), heads, self.param_dtype)
+        step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
+        return -jnp.exp(a_log) * step_size, step_size
+
+
+def init_a_log(key, shape, dtype=jnp.float32):
+    """A_log = log(1 .. H): heads forget at rates from slow to fast (Mamba-2)."""
+    del key
+    return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))
+
+
+def init_dt_bias(dt_min, dt_max):
+    """An initializer: the inverse softplus of a log-uniform draw from [dt_min, dt_max] (Mamba-2)."""
+
+    def init(key, shape, dtype=jnp.float32):
+        dt = jnp.exp(jax.random.uniform(key, shape, dtype, np.log(dt_min), np.log(dt_max)))
+        return dt + jnp.log(-jnp.expm1(-dt))
+
+    return init
+
+
+def scaled(v: Float[Array, "B T H V"], factor: Float[Array, "B T H"]) -> Float[Array, "B T H V"]:
+    """The values, each multiplied by its token's factor."""
+    return (v * factor[..., None]).astype(v.dtype)
+
+
+def unit(x: Float[Array, "... K"]) -> Float[Array, "... K"]:
+    """x / √(|x|² + 1e-6) over the last axis: of length 1, but shorter where |x| is not far above 1e-3; 0 stays 0."""
+    length = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(length + 1e-6)).astype(x.dtype)
+
+
+def sow(mixer: nn.Module, **values: Array) -> None:
+    """Lets analyses read these: apply a model with mutable=["intermediates"]; otherwise free."""
+    for name, value in values.items():
+        mixer.sow("intermediates", name, value)

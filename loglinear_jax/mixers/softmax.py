@@ -1,0 +1,45 @@
+"""Causal softmax attention with rotary positions: a baseline that keeps every key and value."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from loglinear_jax.mixers.base import TokenMixer, unit
+from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
+
+
+class SoftmaxMixer(TokenMixer):
+    """o = softmax_attention(q, k, v). It has no other sense of order than its rotary positions.
+
+    qk_norm: divide q and k by their lengths; logits are then g (q · k), g > 0 learned for each group, from 10 (Henry et al.
+    2020; cosine attention of Swin V2): within ±1/√K attention could not choose.
+    """
+
+    qk_norm: bool = False
+
+    def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
+        return length * (groups * key_dim + heads * value_dim)
+
+    @nn.compact
+    def __call__(
+        self,
+        q: Float[Array, "B T G K"],
+        k: Float[Array, "B T G K"],
+        v: Float[Array, "B T H V"],
+        *,
+        cache: KeyValueCache | None = None,
+        max_length: int | None = None,
+    ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], KeyValueCache]:
+        self._check_room(q, max_length)
+        q, k, v = self._converted(q, k, v)
+        if self.qk_norm:
+            q, k = unit(q), unit(k)
+            log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3], self.param_dtype)
+            q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
+        if cache is not None:
+            return attend_to_cache(cache, q, k, v)
+        out = softmax_attention(q, k, v)
+        return out if max_length is None else (out, key_value_cache(k, v, max_length))
