@@ -1,6 +1,6 @@
 """Zoology's multi-query associative recall, at one length: pairs first, then queries, most of them early, among random tokens.
 
-    python run.py --config=configs/zoology_mqar.py:pairs=32,width=32 --config.variants=linear,fixed,mixer=linear
+    python run.py --config=configs/zoology_mqar.py:pairs=32,width=32 --config.variants=linear,fixed,mixer=gated_linear
 
 Not in the paper: a task of HazyResearch/zoology (zoology/data/multiquery_ar.py), whose definition is followed;
 loglinear_jax/tasks/zoology_mqar.py has it. A run has one length and one number of pairs, 256 with 16 unless said otherwise.
@@ -76,7 +76,7 @@ def mixture(config):
 
 def table2(config):
     """The mixers and widths of Guo et al.'s Table 2, five seeds, sequences of 256 tokens with 4 to 64 pairs."""
-    mixers = "mixer=linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"
+    mixers = "mixer=gated_linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"
     config.variants = ",".join(f"{mixer}+hidden={width}" for width in (16, 32, 64) for mixer in mixers)
     pairs = ",".join(f"256/{count}" for count in (4, 8, 16, 32, 64))
     config.task.update(mixture=pairs, tests=pairs)

@@ -19,7 +19,7 @@ from loglinear_jax.analysis.lam import short
 from loglinear_jax.analysis.lam_values import check_index, mixer_values
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.fenwick import fenwick_level
-from loglinear_jax.mixers import MixerSettings
+from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.tasks.base import BaseTask
 

@@ -22,11 +22,11 @@ from loglinear_jax.provenance import machine
 from loglinear_jax.statistics import growth_exponent
 
 # variant -> settings; growth of training time and of decoding memory in theory, as functions of T and in words.
-VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=linear": {"mixer": "linear"}} | {
+VARIANTS = {"mixer=softmax": {"mixer": "softmax"}, "mixer=gated_linear": {"mixer": "gated_linear"}} | {
     lam: {"lam": lam} for lam in ("linear", "mlp_softplus")
 }
-TIME = {"mixer=softmax": ("T²", lambda t: t**2), "mixer=linear": ("T", lambda t: t)}
-MEMORY = {"mixer=softmax": ("T", lambda t: t), "mixer=linear": ("1", lambda t: t**0)}
+TIME = {"mixer=softmax": ("T²", lambda t: t**2), "mixer=gated_linear": ("T", lambda t: t)}
+MEMORY = {"mixer=softmax": ("T", lambda t: t), "mixer=gated_linear": ("1", lambda t: t**0)}
 LOG_LINEAR_TIME = ("T log T", lambda t: t * np.log2(t))
 LOG_LINEAR_MEMORY = ("log T", np.log2)
 

@@ -20,7 +20,7 @@ from loglinear_jax.analysis.lam_values import mixer_params
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, build, variant_config
-from loglinear_jax.mixers import MIXERS
+from loglinear_jax.mixers import find_mixer, parse_pattern
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import on_one_set
@@ -114,7 +114,7 @@ class InitialDecays(Section):
             for run in self.context.runs
             if run.outcomes and run.task.score.thresholds
             for variant in run.variants
-            if MIXERS[variant_config(run.config, variant).model.mixer].decays
+            if all(find_mixer(m)[0].has_decays for m in parse_pattern(variant_config(run.config, variant).model.mixer))
         ]
         found = []
         with progress_bar("initial decays", len(asked), unit="variant", shown=bool(asked)) as bar:

@@ -240,7 +240,7 @@ class Static(Heatmaps):
     )
 
     def panels(self, trained: TrainedVariant) -> list[Panel]:
-        if lam_traits(trained.model.settings.lam).needs_scores:
+        if lam_traits(trained.model.settings.mixers[0].lam).needs_scores:
             return []
         panels = []
         for seed in self.context.drawn_seeds(trained):

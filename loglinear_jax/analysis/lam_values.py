@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.lam import lam_traits, make_lam
+from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import TrainedVariant
 
 
@@ -81,20 +81,21 @@ def static_lam(
     settings = trained.model.settings
     if not settings.has_lam:
         raise ValueError(f"{trained.variant} of {trained.workdir} has no λ: its mixer is {settings.mixer}")
-    if lam_traits(settings.lam).needs_scores:
+    lam = settings.mixers[0].lam
+    if lam_traits(lam).needs_scores:
         raise ValueError(
-            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={settings.lam} looks into its buckets"
+            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={lam} looks into its buckets"
         )
     reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.trained_on.longest)
     params = trained.params(seed, which)["params"]
     mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
-    if settings.lam == "linear":
+    if lam == "linear":
         return np.where(reached, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
     zeros = np.zeros((settings.heads, num_levels(settings.max_length)), np.float32)
-    module = make_lam(**settings.lam_settings | {"implementation": "xla"})
+    module = settings.mixers[0].lam_module(implementation="xla", parent=None)
     at_zero = _at_zero(module)
     values = [at_zero(mixer.get("lam", {}), zeros) * np.exp(mixer.get("lam_log_scale", 0.0)) for mixer in mixers]
-    what = "λ where its input is 0" if lam_traits(settings.lam).needs_input else "λ itself"
+    what = "λ where its input is 0" if lam_traits(lam).needs_input else "λ itself"
     return np.where(reached, np.stack(values), np.nan), what
 
 

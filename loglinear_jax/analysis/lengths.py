@@ -48,7 +48,7 @@ def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None
     settings = trained.model.settings
     if not settings.has_lam:
         return None
-    traits = lam_traits(settings.lam)
+    traits = lam_traits(settings.mixers[0].lam)
     if traits.needs_scores or not traits.has_levels:
         return None
     settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.trained_on.longest))

@@ -19,6 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
+from loglinear_jax.components import split_outside
+from loglinear_jax.mixers import FORMER_NAMES
+
 
 class Look(NamedTuple):
     """How a variant is drawn."""
@@ -44,7 +47,6 @@ MIXERS = {
     "gated_delta": ("Gated DeltaNet", Look("#117733", "<")),
     "delta": ("DeltaNet", Look("#88CCEE", ">")),
 }
-OLD_NAMES = {"linear": "gated_linear"}  # of mixers
 DELTA, DELTA_NAME = "log_linear_delta", "log-linear Gated DeltaNet"
 # For variants that differ in other settings; none is the look of a mixer or a λ.
 OTHER_LOOKS = [
@@ -63,7 +65,7 @@ def describe_variant(variant: str) -> str:
     """The display name of a variant, for titles and legends."""
     mixer, settings = _mixer_and_settings(variant)
     if mixer is None:
-        return variant if "=" in variant else f"λ: {variant}"
+        return variant if len(split_outside(variant, "=")) > 1 else f"λ: {variant}"
     name = DELTA_NAME if mixer == DELTA else MIXERS[mixer][0] if mixer in MIXERS else f"mixer={mixer}"
     return ", ".join([name, *(part.replace("lam=", "λ: ") for part in settings)])
 
@@ -88,11 +90,11 @@ def looks_of(variants: Iterable[str]) -> dict[str, Look]:
 
 def _mixer_and_settings(variant: str) -> tuple[str | None, list[str]]:
     """Of "mixer=delta+beta_max=2" the mixer and the other settings; without a mixer None and nothing."""
-    first, *settings = variant.split("+")
+    first, *settings = split_outside(variant, "+")
     if not first.startswith("mixer="):
         return None, []
     mixer = first.removeprefix("mixer=")
-    return OLD_NAMES.get(mixer, mixer), settings
+    return FORMER_NAMES.get(mixer, mixer), settings
 
 
 def _darker(color: str) -> str:

@@ -20,7 +20,7 @@ from tabulate import tabulate
 from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import comma_separated, one_of, size
-from loglinear_jax.mixers import MIXERS
+from loglinear_jax.mixers import FORMER_NAMES, MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, params_of
 from loglinear_jax.tasks import Task
@@ -158,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, default, help, type=comma_separated(item))
 
     add_list("what", ",".join(PARTS), "what to time", one_of(PARTS))
-    add_list("mixers", "log_linear,softmax", f"of {', '.join(MIXERS)}", one_of(tuple(MIXERS)))
+    add_list("mixers", "log_linear,softmax", f"of {', '.join(MIXERS)}", one_of((*MIXERS, *FORMER_NAMES)))
     add("lam", "mlp_softplus", "λ of log_linear")
     add("hidden", 512, "width of the model, in heads of 64", type=size)
     add("layers", 6, "blocks", type=size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
 from loglinear_jax.lam import find_lam
+from loglinear_jax.mixers import FORMER_NAMES, former_names
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task
@@ -67,6 +69,7 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     """
     variants = _checked_variants(config)
     own = {name: variant_settings(config, name) for name in variants}
+    _warn_of_former_names(config, own)
     unread = {}
     for name, (task, model, train) in variants.items():
         unread[name] = _unread(task=task, model=model, train=train)
@@ -91,6 +94,14 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
                 raise ConfigError(
                     f"{path}={one} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
                 )
+
+
+def _warn_of_former_names(config: ConfigDict, own: Mapping[str, Mapping[str, Any]]) -> None:
+    """One warning for all mixers that the config calls by a name that they had once."""
+    texts = [config.model.get("mixer", "")] + [settings.get("model.mixer", "") for settings in own.values()]
+    if names := sorted({name for text in texts for name in former_names(text)}):
+        now = ", ".join(f"{name} is called {FORMER_NAMES[name]}" for name in names)
+        warnings.warn(f"the mixer {now} now; the old name is still accepted", FutureWarning, stacklevel=3)
 
 
 # Values that have another name today.

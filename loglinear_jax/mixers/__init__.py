@@ -31,15 +31,13 @@ FORMER_NAMES = {"linear": "gated_linear"}  # by which configs may still call a m
 
 def parse_pattern(pattern: str) -> list[str]:
     """The mixers of a pattern, "log_linear,softmax", which may stand in parentheses; each by its present name."""
-    pattern = pattern.strip()
-    if pattern.startswith("(") and pattern.endswith(")"):
-        pattern = pattern[1:-1]
-    return [_present_name(mixer.strip()) for mixer in split_outside(pattern, ",")]
+    return [_present_name(mixer.strip()) for mixer in _parts(pattern)]
 
 
 def former_names(pattern: str) -> list[str]:
-    """The mixers in a pattern that are called by a former name."""
-    return [text for text in split_outside(pattern.strip("() "), ",") if text.partition("(")[0].strip() in FORMER_NAMES]
+    """The names in a pattern that mixers had once."""
+    names = [text.partition("(")[0].strip() for text in _parts(pattern)]
+    return [name for name in names if name in FORMER_NAMES]
 
 
 def find_mixer(mixer: str) -> tuple[type[TokenMixer], Call]:
@@ -59,6 +57,13 @@ def make_mixer(mixer: str, **settings: Any) -> TokenMixer:
     return instantiate(found, call, "mixer", settings, **of_linen)
 
 
+def _parts(pattern: str) -> list[str]:
+    pattern = pattern.strip()
+    if pattern.startswith("(") and pattern.endswith(")"):
+        pattern = pattern[1:-1]
+    return split_outside(pattern, ",")
+
+
 def _present_name(mixer: str) -> str:
     name, opening, rest = mixer.partition("(")
     return FORMER_NAMES.get(name.strip(), name) + opening + rest
@@ -68,6 +73,7 @@ __all__ = [
     "DECAY_PARAMS",
     "DT_MAX",
     "DT_MIN",
+    "FORMER_NAMES",
     "MIXERS",
     "FenwickState",
     "KeyValueCache",
@@ -75,6 +81,7 @@ __all__ = [
     "MixerCache",
     "TokenMixer",
     "find_mixer",
+    "former_names",
     "init_dt_bias",
     "make_mixer",
     "parse_pattern",

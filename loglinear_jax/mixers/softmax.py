@@ -9,19 +9,28 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.mixers.base import TokenMixer, unit
 from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
+from loglinear_jax.settings import SettingError
 
 
 class SoftmaxMixer(TokenMixer):
     """o = softmax_attention(q, k, v). It has no other sense of order than its rotary positions.
 
+    window: how many tokens each attends to, the last of them itself; None: all before it, and itself. The cache holds no more.
+
     qk_norm: divide q and k by their lengths; logits are then g (q · k), g > 0 learned for each group, from 10 (Henry et al.
     2020; cosine attention of Swin V2): within ±1/√K attention could not choose.
     """
 
+    window: int | None = None
     qk_norm: bool = False
 
+    def check(self) -> None:
+        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
+        if self.window is not None and not (whole and self.window >= 1):
+            raise SettingError(f"window must be None or a whole number from 1 on, got {self.window!r}")
+
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
-        return length * (groups * key_dim + heads * value_dim)
+        return min(length, self.window or length) * (groups * key_dim + heads * value_dim)
 
     @nn.compact
     def __call__(
@@ -40,6 +49,6 @@ class SoftmaxMixer(TokenMixer):
             log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3], self.param_dtype)
             q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
         if cache is not None:
-            return attend_to_cache(cache, q, k, v)
-        out = softmax_attention(q, k, v)
-        return out if max_length is None else (out, key_value_cache(k, v, max_length))
+            return attend_to_cache(cache, q, k, v, self.window)
+        out = softmax_attention(q, k, v, window=self.window)
+        return out if max_length is None else (out, key_value_cache(k, v, max_length, self.window))

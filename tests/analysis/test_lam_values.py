@@ -21,7 +21,7 @@ from loglinear_jax.lam import LAMS, lam_traits, rotate_by_level
 
 
 @pytest.mark.parametrize(
-    "variant", ["mlp_softplus", "linear", "mixer=linear", "mixer=delta", "mixer=log_linear_delta+lam=content"]
+    "variant", ["mlp_softplus", "linear", "mixer=gated_linear", "mixer=delta", "mixer=log_linear_delta+lam=content"]
 )
 def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
     """With the unit vectors as values, the attention's output is its matrix."""
@@ -51,8 +51,8 @@ def test_what_is_not_there_is_named(make_trained):
         attention_row(trained, 0, tokens[0], layer=0, head=2, position=0)
     with pytest.raises(ValueError, match="has no states: its mixer is softmax"):
         attention_row(make_trained("mixer=softmax"), 0, tokens[0], layer=0, head=0, position=0)
-    with pytest.raises(ValueError, match="has no λ: its mixer is linear"):
-        lam_values(make_trained("mixer=linear"), 0, tokens)
+    with pytest.raises(ValueError, match="has no λ: its mixer is gated_linear"):
+        lam_values(make_trained("mixer=gated_linear"), 0, tokens)
     with pytest.raises(ValueError, match="has levels for 32 tokens"):
         lam_values(trained, 0, np.zeros((1, 33), np.int32))
     with pytest.raises(ValueError, match=r"lengths=\[64\]: λ of mlp_softplus has levels for 32 tokens"):
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_named(make_trained):
 def test_lengths_are_the_doubles_and_the_longest(make_trained):
     assert lengths_to_test(make_trained(), 24) == [16, 24]
     assert lengths_to_test(make_trained(), 1000) == [16, 32]  # for which λ has levels
-    assert lengths_to_test(make_trained("mixer=linear"), 100) == [16, 32, 64, 100]
+    assert lengths_to_test(make_trained("mixer=gated_linear"), 100) == [16, 32, 64, 100]
 
 
 @pytest.mark.parametrize("lam", [lam for lam in LAMS if not lam_traits(lam).needs_scores])

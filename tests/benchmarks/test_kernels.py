@@ -56,7 +56,7 @@ COMMANDS = {
         "--hidden=64",
         "--layers=1",
         "--vocab=32",
-        "--mixers=linear",
+        "--mixers=gated_linear",
         "--steps=1",
     ],
 }

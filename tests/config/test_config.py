@@ -9,6 +9,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -25,7 +26,7 @@ from loglinear_jax.config import (
     variant_names,
 )
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.lam import make_lam
+from loglinear_jax.mixers import TokenMixer
 from loglinear_jax.models import RecallModel
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
@@ -120,7 +121,7 @@ def test_presets_hold_in_any_order():
 
 def test_one_width_of_table_2():
     variants = variant_names(get_config("zoology_mqar", "table2,width=32"))
-    assert variants == ["mixer=linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"]
+    assert variants == ["mixer=gated_linear", "linear", "mixer=gated_delta", "mixer=log_linear_delta+lam=linear"]
     assert len(variant_names(get_config("zoology_mqar", "table2"))) == 3 * len(variants)
 
 
@@ -345,13 +346,13 @@ def test_a_lam_that_no_variant_uses_is_refused():
             "train.learning_rate=0.2 has no effect: every variant",
         ),
         ({"variants": "linear", "lam_activation": "identity"}, "model.lam_activation=identity has no effect"),
-        ({"variants": "mixer=linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
+        ({"variants": "mixer=gated_linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
         ({"variants": "mixer=delta", "implementation": "recurrent", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"variants": "mixer=softmax", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"implementation": "parallel", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"variants": "lam_hidden=32,lam_hidden=64", "lam_hidden": 16}, "model.lam_hidden=16 has no effect"),
         ({"variants": "fixed,linear+lam_hidden=32"}, "'linear\\+lam_hidden=32' sets model.lam_hidden, which has no effect"),
-        ({"variants": "linear,mixer=linear+lam=rope"}, "'mixer=linear\\+lam=rope' sets model.lam, which has no effect there"),
+        ({"variants": "linear,mixer=delta+lam=rope"}, "'mixer=delta\\+lam=rope' sets model.lam, which has no effect there"),
         ({"train.warmup_steps": 5001}, "train.warmup_steps=5001 must not be more than train.num_steps=5000"),
         ({"train.stream": True, "train.num_train": 500}, "train.num_train=500 has no effect"),
     ],
@@ -367,7 +368,7 @@ def test_a_setting_that_no_variant_reads_is_refused(settings, message):
     "settings",
     [
         {"variants": "linear,mlp_softmax", "lam_hidden": 32},
-        {"variants": "mixer=softmax,mixer=linear", "chunk_size": 16},
+        {"variants": "mixer=softmax,mixer=gated_linear", "chunk_size": 16},
     ],
 )
 def test_a_setting_that_some_variant_reads_is_none_of_those(settings):
@@ -525,6 +526,16 @@ def test_without_variants_lam_alone_is_trained():
     assert variant_names(config) == ["rope"]
 
 
+class Mean(TokenMixer):
+    """The mean of all values so far, to a power."""
+
+    power: int = 1
+
+    @nn.compact
+    def __call__(self, q, k, v):
+        return (jnp.cumsum(v, axis=1) / jnp.arange(1, v.shape[1] + 1)[:, None, None]) ** self.power
+
+
 class BoundedLam(nn.Module):
     """λ = 2 sigmoid(d + b), as in the documentation."""
 
@@ -543,10 +554,41 @@ def test_a_lam_of_ones_own_is_any_importable_class(monkeypatch):
     check_config(config)
     assert variant_names(config) == ["my_lams:BoundedLam"]
     settings = build(config, "my_lams:BoundedLam").model.settings
-    assert isinstance(make_lam(**settings.lam_settings), BoundedLam)
-    assert make_lam(**settings.lam_settings).hidden == 7
-    config.variants = "linear,my_lams:BoundedLam+train.learning_rate=0.01"
-    assert variant_config(config, variant_names(config)[1]).model.lam == "my_lams:BoundedLam"
+    lam = settings.mixers[0].lam_module()
+    assert isinstance(lam, BoundedLam) and lam.hidden == 7
+    config.variants = (
+        "linear,my_lams:BoundedLam+train.learning_rate=0.01,my_lams:BoundedLam(hidden=9),lam=mlp_softplus(hidden=4)"
+    )
+    names = variant_names(config)
+    assert variant_config(config, names[1]).model.lam == "my_lams:BoundedLam"
+    lams = [build(config, name).model.settings.mixers[0].lam_module() for name in names]
+    assert [getattr(lam, "hidden", None) for lam in lams] == [None, 7, 9, 4]
+    config.variants = "mlp_softplus(hidden=4)+lam_hidden=8"
+    with pytest.raises(ConfigError, match="sets model.lam_hidden, which has no effect there"):
+        check_effects(config)
+
+
+def test_a_mixer_of_ones_own_and_patterns_of_mixers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_mixers", types.SimpleNamespace(Mean=Mean))
+    config = get_config("mqar")
+    config.variants = "mixer=my_mixers:Mean(power=2),mixer=(log_linear,softmax),mixer=gated_delta(beta_max=2)"
+    check_config(config)
+    own, pattern, delta = (build(config, name).model.settings for name in variant_names(config))
+    assert own.mixers[0].power == 2 and own.own_modules == {"my_mixers"} and "lam" in own.unread
+    assert pattern.pattern == ["log_linear", "softmax"] and not pattern.has_lam and "lam" not in pattern.unread
+    assert delta.mixers[0].beta_max == 2 and "beta_max" in delta.unread
+    config.variants = "mixer=gated_delta(beta_max=3)"
+    with pytest.raises(ConfigError, match=r"model.mixer=gated_delta\(beta_max=3\): beta_max must be at most 2, got 3"):
+        check_config(config)
+
+
+def test_the_former_name_of_a_mixer_is_taken_with_one_warning():
+    config = get_config("mqar")
+    config.variants = "mixer=linear,mixer=(linear,softmax),linear"
+    with pytest.warns(FutureWarning, match="the mixer linear is called gated_linear now") as warned:
+        check_effects(config)
+    assert len(warned) == 1
+    assert build(config, "mixer=linear").model.settings.mixer == "gated_linear"
 
 
 @pytest.mark.parametrize(

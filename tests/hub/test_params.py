@@ -297,19 +297,19 @@ def test_equal_models_are_exported_however_they_are_spelled(architecture, change
 
 
 @settings_of_hypothesis(max_examples=60, deadline=None)
-@given(st.sampled_from(["linear", "gated_delta"]), *(st.integers(1, most) for most in (200, 6, 120, 120)))
-@example("linear", 107, 1, 15, 4).via("15/107 · 107 is 14.999999999999998")
+@given(st.sampled_from(["gated_linear", "gated_delta"]), *(st.integers(1, most) for most in (200, 6, 120, 120)))
+@example("gated_linear", 107, 1, 15, 4).via("15/107 · 107 is 14.999999999999998")
 def test_any_sizes_come_back(mixer, hidden, heads, head_dim, key_dim):
     """Through the ratios by which others' configs say them, which others round down."""
     settings = LanguageSettings(
         19, 64, mixer=mixer, hidden=hidden, layers=1, heads=heads, head_dim=head_dim, key_dim=key_dim, key_groups=heads,
-        mlp=mixer != "linear", conv_bias=mixer == "linear",
+        mlp=mixer != "gated_linear", conv_bias=mixer == "gated_linear",
     )  # fmt: skip
     name, layout = layout_for(settings, None)
     config = config_of(name, layout, settings)
     found = settings_of(layout, json.loads(json.dumps(config)), None, settings.dtype)
     assert (found.heads, found.head_dim, found.inner) == (heads, head_dim, settings.inner)
-    if mixer == "linear":
+    if mixer == "gated_linear":
         assert int(config["expand"] * hidden) == settings.inner
     else:
         assert int(key_dim * config["expand_v"]) == head_dim

@@ -82,6 +82,8 @@ DECODED = [
     {"lam": "content_mlp"},
     {"mixer": "gated_linear"},
     {"mixer": "softmax"},
+    {"mixer": "softmax(window=6)"},
+    {"mixer": "log_linear,softmax(window=64)", "layers": 2},
     {"mixer": "delta", "beta_max": 2.0},
     {"mixer": "gated_delta"},
     {"mixer": "log_linear_delta", "lam": "mlp_softplus"},
@@ -121,7 +123,14 @@ def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(
 
 
 @pytest.mark.parametrize(
-    "settings", [*VARIANTS, {"mixer": "gated_delta"}, {"mixer": "log_linear_delta", "lam": "fixed"}], ids=str
+    "settings",
+    [
+        *VARIANTS,
+        {"mixer": "gated_delta"},
+        {"mixer": "log_linear_delta", "lam": "fixed"},
+        {"mixer": "softmax(window=6)"},
+    ],
+    ids=str,
 )
 def test_the_numbers_that_a_layer_keeps_are_those_of_its_cache(settings):
     model = LanguageModel(dataclasses.replace(SETTINGS, layers=1, **settings))

@@ -171,14 +171,18 @@ def test_mixers_of_the_delta_rule():
     np.testing.assert_allclose(jax.jit(by_mixer["delta"][0].apply)(params, TOKENS), expected, atol=2e-5)
 
 
-def test_softmax_attention_is_its_formula():
+@pytest.mark.parametrize("implementation", ["parallel", "recurrent"])
+@pytest.mark.parametrize("window", [None, 1, 4, 9])
+def test_softmax_attention_is_its_formula(window, implementation):
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.normal(size=(1, 9, 1, 4)), jnp.float32) for _ in range(2))
     v = jnp.asarray(rng.normal(size=(1, 9, 2, 6)), jnp.float32)
     scores = np.einsum("btgk,bsgk->ts", rotate_by_position(q), rotate_by_position(k)) / 2
     weights = np.tril(np.exp(scores))
+    weights = weights if window is None else np.triu(weights, 1 - window)
     weights /= weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(softmax_attention(q, k, v), np.einsum("ts,bshv->bthv", weights, v), rtol=2e-5, atol=1e-6)
+    out = softmax_attention(q, k, v, window=window, implementation=implementation)
+    np.testing.assert_allclose(out, np.einsum("ts,bshv->bthv", weights, v), rtol=2e-5, atol=1e-6)
     far = rotate_by_position(jnp.ones((1, 50, 1, 4)))[0, :, 0]  # a score depends on the distance alone
     np.testing.assert_allclose(far[10] @ far[7], far[40] @ far[37], rtol=1e-4)
 

@@ -21,6 +21,7 @@ def softmax_attention(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     *,
+    window: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T H V"]:
     """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
@@ -30,6 +31,7 @@ def softmax_attention(
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
+      window: how many tokens each attends to, the last of them itself; None: all before it, and itself.
       implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
         "recurrent" (a scan over tokens with a cache of every key and value).
 
@@ -37,10 +39,12 @@ def softmax_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
-        implementation.
+        implementation, a window below 1.
     """
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"))
     check_implementation(implementation, Implementation)
     widest = jnp.result_type(q, k)
     q, k = q.astype(widest), k.astype(widest)
-    return recurrent(q, k, v) if implementation == "recurrent" else parallel(q, k, v)
+    if window is not None and window < 1:
+        raise ValueError(f"window must be None or at least 1, got {window}")
+    return (recurrent if implementation == "recurrent" else parallel)(q, k, v, window)
