@@ -554,14 +554,14 @@ def test_a_lam_of_ones_own_is_any_importable_class(monkeypatch):
     check_config(config)
     assert variant_names(config) == ["my_lams:BoundedLam"]
     settings = build(config, "my_lams:BoundedLam").model.settings
-    lam = settings.mixers[0].lam_module()
+    lam = settings.mixers[0].lam_module(parent=None)
     assert isinstance(lam, BoundedLam) and lam.hidden == 7
     config.variants = (
         "linear,my_lams:BoundedLam+train.learning_rate=0.01,my_lams:BoundedLam(hidden=9),lam=mlp_softplus(hidden=4)"
     )
     names = variant_names(config)
     assert variant_config(config, names[1]).model.lam == "my_lams:BoundedLam"
-    lams = [build(config, name).model.settings.mixers[0].lam_module() for name in names]
+    lams = [build(config, name).model.settings.mixers[0].lam_module(parent=None) for name in names]
     assert [getattr(lam, "hidden", None) for lam in lams] == [None, 7, 9, 4]
     config.variants = "mlp_softplus(hidden=4)+lam_hidden=8"
     with pytest.raises(ConfigError, match="sets model.lam_hidden, which has no effect there"):
