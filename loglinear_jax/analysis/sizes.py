@@ -15,7 +15,6 @@ from loglinear_jax.analysis.cells import with_interval
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
-from loglinear_jax.config import variant_config
 from loglinear_jax.config.building import checked_settings
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
@@ -50,7 +49,7 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
         of_task = found.setdefault("; ".join(filter(None, (run.task.describe(), changes))), {})
         at_rates = without_rates(run.config, run.outcomes)
         for variant, at_best in of_run.items():
-            _, model, _ = checked_settings(variant_config(run.config, next(iter(at_rates[variant]))))
+            model = checked_settings(run.config, next(iter(at_rates[variant]))).model
             sizes, states = of_task.setdefault(variant, {}), f"{model.heads} × {model.key_dim} × {model.head_dim}"
             if len(at_best.shown) > (len(sizes[states].at_best.shown) if states in sizes else 0):
                 sizes[states] = AtSize(model.numbers_kept(run.task.max_seq_len), states, at_best)

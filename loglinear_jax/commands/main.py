@@ -11,11 +11,9 @@ import importlib
 import io
 import os
 import pkgutil
-import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TextIO
 
 from loglinear_jax import __version__, commands
 from loglinear_jax.command_line import (
@@ -76,8 +74,6 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        if not _is_closed(sys.stdout):
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written
         return BROKEN_PIPE
     except ModuleNotFoundError as error:
@@ -105,13 +101,6 @@ def _why_no_device() -> str | None:
         why = f" ({error})" if str(error) else ""
         return f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such device here{why}: expected another, such as cpu"
     return None
-
-
-def _is_closed(stream: TextIO) -> bool:
-    """Whether whoever reads the stream is gone, as `head` is when it has read enough."""
-    poll = select.poll()
-    poll.register(stream.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from loglinear_jax.command_line import needs_extra
 with needs_extra("train"):
     import ml_collections  # noqa: F401
 
-from loglinear_jax.config.building import Experiment, build, task_of
+from loglinear_jax.config.building import Experiment, build, build_all, check_config, task_of
 from loglinear_jax.config.defaults import (
     SWEPT,
     Setting,
@@ -28,7 +28,6 @@ from loglinear_jax.config.presets import (
     smoke_config,
 )
 from loglinear_jax.config.reading import (
-    check_config,
     check_effects,
     config_differences,
     differing_names,
@@ -44,6 +43,7 @@ __all__ = [
     "Setting",
     "apply_presets",
     "build",
+    "build_all",
     "check_config",
     "check_effects",
     "config_differences",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import MODEL_KINDS, SECTIONS, default_config, with_none
 from loglinear_jax.config.errors import ConfigError
-from loglinear_jax.config.sizes import rates_at_once
-from loglinear_jax.config.variants import variant_config
+from loglinear_jax.config.sizes import check_memory, rates_at_once
+from loglinear_jax.config.variants import variant_config, variant_names
+from loglinear_jax.lam import find_lam
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
@@ -35,6 +37,28 @@ class Experiment:
         return rates_at_once(type(self.model), self.model.settings, self.task, self.train, rates)
 
 
+class CheckedSettings(NamedTuple):
+    """The settings of one variant, of which nothing is opened yet: a text's vocabulary counts as one token.
+
+    config: with the variant's own settings applied."""
+
+    config: ConfigDict
+    task: BaseTask
+    model: MixerSettings
+    train: TrainSettings
+
+    def build(self, vocab_size: int | None = None) -> Experiment:
+        """What the settings stand for. vocab_size: see `build`."""
+        try:
+            if vocab_size is None:
+                self.task.open(self.train.batch_size, self.train.seeds)
+                vocab_size = self.task.vocab_size
+        except SettingError as error:
+            raise ConfigError(str(error)) from error
+        model = MODEL_KINDS[self.config.model.kind].model(dataclasses.replace(self.model, vocab_size=vocab_size))
+        return Experiment(self.config, self.task, model, self.train)
+
+
 def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
     """The task, model and training settings of one variant.
 
@@ -42,16 +66,37 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
     """
     check_sections(config)
-    config = variant_config(config, variant)
-    task, settings, train = checked_settings(config)
+    return checked_settings(config, variant).build(vocab_size)
+
+
+def build_all(config: ConfigDict) -> dict[str, Experiment]:
+    """`build` of every variant; all settings are checked before anything is opened. Raises what `check_config` raises."""
+    return {name: settings.build() for name, settings in check_config(config).items()}
+
+
+def check_config(config: ConfigDict) -> dict[str, CheckedSettings]:
+    """Makes every check of a config that opens and allocates nothing; returns the settings of each variant.
+
+    Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, and sizes for which
+    this machine has too little memory.
+    """
+    variants = check_variants(config)
+    programs = [(task, model, train.but_for_rates) for _, task, model, train in variants.values()]
+    for name, (_, task, model, train) in variants.items():
+        alike = programs.count((task, model, train.but_for_rates))
+        sizes = MODEL_KINDS[config.model.kind].model, model, task, train
+        check_memory(name, *sizes, rates_at_once(*sizes, alike))
+    return variants
+
+
+def check_variants(config: ConfigDict) -> dict[str, CheckedSettings]:
+    """The settings of each variant. Raises ConfigError for invalid sections and settings."""
+    check_sections(config)
     try:
-        if vocab_size is None:
-            task.open(train.batch_size, train.seeds)
-            vocab_size = task.vocab_size
+        find_lam(config.model.lam)
     except SettingError as error:
-        raise ConfigError(str(error)) from error
-    model = MODEL_KINDS[config.model.kind].model(dataclasses.replace(settings, vocab_size=vocab_size))
-    return Experiment(config, task, model, train)
+        raise ConfigError(f"model.{error}") from error
+    return {name: checked_settings(config, name) for name in variant_names(config)}
 
 
 def check_sections(config: ConfigDict) -> None:
@@ -81,11 +126,9 @@ def check_sections(config: ConfigDict) -> None:
             )
 
 
-def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, TrainSettings]:
-    """The task, and the settings of the model and of training, with a vocabulary of one where it is a text's.
-
-    Nothing is opened. Raises ConfigError naming an impossible setting.
-    """
+def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
+    """The settings of one variant. Raises ConfigError naming an impossible setting."""
+    config = variant_config(config, variant)
     try:
         train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
         train.check()
@@ -104,7 +147,7 @@ def checked_settings(config: ConfigDict) -> tuple[BaseTask, MixerSettings, Train
             raise ConfigError(f"model.max_length={settings.max_length} is shorter than {longest}")
     except SettingError as error:
         raise ConfigError(str(error)) from error
-    return task, settings, train
+    return CheckedSettings(config, task, settings, train)
 
 
 def _check_parts(task: BaseTask, train: TrainSettings) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
-from loglinear_jax.config.building import check_sections, checked_settings
+from loglinear_jax.config.building import check_variants
 from loglinear_jax.config.defaults import (
-    MODEL_KINDS,
     SECTIONS,
     SWEPT,
     default_config,
@@ -22,42 +21,10 @@ from loglinear_jax.config.defaults import (
     with_none,
 )
 from loglinear_jax.config.errors import ConfigError, some_of
-from loglinear_jax.config.sizes import check_memory, rates_at_once
-from loglinear_jax.config.variants import variant_config, variant_names, variant_settings
-from loglinear_jax.lam import find_lam
+from loglinear_jax.config.variants import variant_names, variant_settings
 from loglinear_jax.mixers import FORMER_NAMES, former_names
-from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
-from loglinear_jax.tasks import BaseTask, find_task
-from loglinear_jax.train import TrainSettings
-
-
-def check_config(config: ConfigDict) -> None:
-    """Every check of a config that opens and allocates nothing.
-
-    Raises ConfigError for a section that was replaced as a whole, an impossible setting of any variant, and sizes for which
-    this machine has too little memory.
-    """
-    variants = _checked_variants(config)
-    programs = [(task, model, train.but_for_rates) for task, model, train in variants.values()]
-    for name, (task, model, train) in variants.items():
-        alike = programs.count((task, model, train.but_for_rates))
-        sizes = MODEL_KINDS[config.model.kind].model, model, task, train
-        check_memory(name, *sizes, rates_at_once(*sizes, alike))
-
-
-def _checked_variants(config: ConfigDict) -> dict[str, tuple[BaseTask, MixerSettings, TrainSettings]]:
-    """`checked_settings` of each variant. Raises ConfigError for invalid sections and settings."""
-    check_sections(config)
-    try:
-        find_lam(config.model.lam)
-    except SettingError as error:
-        raise ConfigError(f"model.{error}") from error
-    return {name: checked_settings(variant_config(config, name)) for name in variant_names(config)}
-
-
-def _unread(**sections: BaseTask | MixerSettings | TrainSettings) -> set[str]:
-    return {f"{section}.{name}" for section, settings in sections.items() for name in settings.unread}
+from loglinear_jax.tasks import find_task
 
 
 def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> None:
@@ -67,12 +34,13 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     given: the names of the settings to look at, such as "model.lam_hidden"; None: all that are not the default. To be asked of
     a config that a user makes, not of one that a run was started with. Raises ConfigError for impossible settings, too.
     """
-    variants = _checked_variants(config)
+    variants = check_variants(config)
     own = {name: variant_settings(config, name) for name in variants}
     _warn_of_former_names(config, own)
     unread = {}
-    for name, (task, model, train) in variants.items():
-        unread[name] = _unread(task=task, model=model, train=train)
+    for name, (_, task, model, train) in variants.items():
+        sections = {"task": task, "model": model, "train": train}
+        unread[name] = {f"{section}.{field}" for section in sections for field in sections[section].unread}
         if train.warmup_steps > train.num_steps:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must not be more than train.num_steps={train.num_steps}"

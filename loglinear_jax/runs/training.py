@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, Experiment, build, check_config, variant_names
+from loglinear_jax.config import ConfigError, Experiment, build_all
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
@@ -210,8 +210,7 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
 
     Raises ConfigError naming the first invalid setting.
     """
-    check_config(config)
-    experiments = {variant: build(config, variant) for variant in variant_names(config)}
+    experiments = build_all(config)
     task = next(iter(experiments.values())).task
     try:
         task.check_sequences()

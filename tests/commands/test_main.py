@@ -76,7 +76,7 @@ def test_help_does_not_wait_for_jax():
         (["analyze", "--workdir=x", "--out=y", "--example=64"], "loglinear_jax analyze: example=64: expected 0 to 63"),
         (
             ["analyze", f"--workdir={'x' * 300}", "--out=y"],
-            "loglinear_jax analyze: argument --workdir: a name of 300 bytes in a",
+            "loglinear_jax analyze: argument --workdir: a name of 300 bytes: expected at most 255",
         ),
         (
             ["results", "--check", f"--folder={'x' * 300}"],
@@ -89,7 +89,7 @@ def test_help_does_not_wait_for_jax():
         ),
         (
             ["generate", "--workdir=x", "--prompt=y", f"--num_tokens={'9' * 5000}"],
-            "loglinear_jax generate: argument --num_tokens: expected a whole number of 18 digits or fewer, got '999",
+            "loglinear_jax generate: argument --num_tokens: invalid size value: '999",
         ),
         (
             ["generate", "--model=~nosuchuser/x", "--prompt=y"],
