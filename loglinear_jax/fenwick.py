@@ -156,8 +156,7 @@ def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
 # --- The recurrent state --------------------------------------------------------------------------------------------
 
 
-@flax.struct.dataclass
-class FenwickState:
+class FenwickState(flax.struct.PyTreeNode):
     """What decoding remembers: one linear-attention state per level.
 
     levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's

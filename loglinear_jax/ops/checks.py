@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim:
         raise ValueError(
             f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
         )
-    position = state.position
+    position: Any = state.position
     if hasattr(position, "dtype"):
         if not jnp.issubdtype(position.dtype, jnp.integer):
             raise ValueError(f"{name}.position has dtype {position.dtype}: expected an integer")

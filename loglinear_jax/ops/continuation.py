@@ -70,21 +70,20 @@ def run_from(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others):
+def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_and_lam):
     """One more token after a state, by `step`, an operation's own, in the state's dtype.
 
-    others: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the state or
-    lam has no level for the token.
+    others_and_lam: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the state
+    or lam has no level for the token.
     """
-    *others, lam = others
+    *others, lam = others_and_lam
     levels, dtype = state.levels.shape[2], state.levels.dtype
     position = as_int32(state.position)
     known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
     log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
     lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
-    inputs = (x.astype(dtype) for x in (q, k, v))
-    others = (x.astype(dtype) for x in others)
-    out, new_state = step(state.replace(position=position), *inputs, log_decay, *others, lam)
+    q, k, others = q.astype(dtype), k.astype(dtype), [x.astype(dtype) for x in others]
+    out, new_state = step(state.replace(position=position), q, k, v.astype(dtype), log_decay, *others, lam)
     return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
 
 

@@ -105,6 +105,6 @@ def read_left_siblings(read: Callable, height: int, chunked: Sequence[tuple[Arra
         right = (blocks(x, axis, start, 1, partial) for x, axis in chunked)
         last = read(*right, state[:, :, :, 2 * pairs : 2 * pairs + 1])[:, :, :, 0]
         added.append(jnp.pad(last, [(0, 0)] * 3 + [(start - 2 * block * pairs, 0)] + [(0, 0)] * (last.ndim - 4)))
-    added = jnp.concatenate(added, axis=3)
-    missing = num_chunks - added.shape[3]
-    return jnp.pad(added, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (added.ndim - 4))
+    whole = jnp.concatenate(added, axis=3)
+    missing = num_chunks - whole.shape[3]
+    return jnp.pad(whole, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (whole.ndim - 4))

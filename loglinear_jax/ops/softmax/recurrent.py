@@ -36,7 +36,8 @@ def key_value_cache(
     keys, position = rotate_by_position(k), jnp.asarray(k.shape[1], jnp.int32)
     if window is not None and window <= max_length:
         of_window = [(0, 0), (max(window - k.shape[1], 0), 0), (0, 0), (0, 0)]
-        return KeyValueCache(*(jnp.pad(x[:, -window:], of_window) for x in (keys, v)), position)
+        keys, v = (jnp.pad(x[:, -window:], of_window) for x in (keys, v))
+        return KeyValueCache(keys, v, position)
     room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
     return KeyValueCache(jnp.pad(keys, room), jnp.pad(v, room), position)
 
