@@ -73,8 +73,8 @@ def run_from(
 def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_and_lam):
     """One more token after a state, by `step`, an operation's own, in the state's dtype.
 
-    others_and_lam: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the state
-    or lam has no level for the token.
+    others_and_lam: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the
+    state or lam has no level for the token.
     """
     *others, lam = others_and_lam
     levels, dtype = state.levels.shape[2], state.levels.dtype
