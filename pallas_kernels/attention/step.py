@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import merged_level
 from pallas_kernels.attention.backends import MAX_DIM, MIN_DIM
@@ -23,7 +24,15 @@ SLOW = -0.5  # log decays from here on are near 1
 LAUNCH = Launch(heads=1, warps=4, stages=1)
 
 
-def fenwick_step(levels, position, q, k, v, log_decay, lam):
+def fenwick_step(
+    levels: Float[Array, "B H L K V"],
+    position: Int[Array, " B"],
+    q: Float[Array, "B G K"],
+    k: Float[Array, "B G K"],
+    v: Float[Array, "B H V"],
+    log_decay: Float[Array, "B H"],
+    lam: Float[Array, "B H L"],
+) -> tuple[Float[Array, "B H V"], Float[Array, "B H L K V"]]:
     """Merges the levels for the token at `position`, decays them, puts k vᵀ at level 0, and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ.
 
     Args:

@@ -5,12 +5,14 @@ Triton lowering, XLA's."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import has_left_sibling
 from pallas_kernels.common.chunks import (
@@ -33,7 +35,7 @@ LAM_LAUNCH = Launch(heads=1, warps=4, stages=1)
 LAM_ELEMENTS = 4096  # of λ's gradient that a program has
 
 
-def decay_of_tokens(log_decay, sizes: Sizes):
+def decay_of_tokens(log_decay: Float[Array, "B T H"], sizes: Sizes) -> Float[Array, "P B H T"]:
     """The kernels' `decay` [P, B, H, T], from [B, T, H] natural logs."""
     if why_cannot_run() is not None:
         return decay_in_chunk(log_decay, sizes)
@@ -65,7 +67,13 @@ def differentiable_decay(sizes: Sizes):
     return with_gradient(forward, backward)
 
 
-def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
+def decay_gradient(
+    of_queries: Sequence[Float[Array, "B H T"]],
+    of_keys: Float[Array, "B H T"] | None,
+    of_chunks: Float[Array, "B H N"] | None,
+    log_decay: Float[Array, "B T H"],
+    sizes: Sizes,
+) -> Float[Array, "B T H"]:
     """The gradient of log_decay [B, T, H].
 
     Args:
@@ -89,7 +97,15 @@ def decay_gradient(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
     )(*operands)
 
 
-def lam_gradient(inside, read, weight, decay, since, num_levels: int, sizes: Sizes):
+def lam_gradient(
+    inside: Float[Array, "B H inside T"],
+    read: Float[Array, "B H heights T"] | None,
+    weight: Float[Array, "B H heights T"] | None,
+    decay: Float[Array, "P B H T"] | None,
+    since: Float[Array, "B H N heights"] | None,
+    num_levels: int,
+    sizes: Sizes,
+) -> tuple[Float[Array, "B T H L"], Float[Array, "B H N heights"] | None]:
     """(dλ [B, T, H, num_levels]; the gradient of `since` [B, H, N, heights], None as `since` is).
 
     Args:

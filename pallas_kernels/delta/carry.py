@@ -20,13 +20,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.lax import PrecisionLike
+from jaxtyping import Array, Float
 
 from pallas_kernels.common.launch import call, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta.tiles import CARRY, CARRY_GRADIENTS, carry_columns, for_maps
 from pallas_kernels.delta.tree import MapSizes, MapSpecs, map_sizes, multiply_maps
 
 
-def carry_state(inside, reads, decay, lost, states, first, *, precision=None):
+def carry_state(
+    inside: Float[Array, "B T H V"],
+    reads: Float[Array, "B H N C K"],
+    decay: Float[Array, "B H N"],
+    lost: Float[Array, "B H N K K"],
+    states: Float[Array, "B H N K V"],
+    first: Float[Array, "B H K V"],
+    *,
+    precision: PrecisionLike = None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """(o of every token: inside + what its query reads of the state before its chunk; the state after the last chunk).
 
     Args:

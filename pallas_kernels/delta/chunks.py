@@ -28,6 +28,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from pallas_kernels.common.chunks import (
     LOG2_E,
@@ -92,7 +93,17 @@ class ChunkSizes(Sizes):
         return self.batch, self.heads, self.num_chunks, *shape
 
 
-def delta_chunks(q, k, v, log_decay, beta, lam, *, chunk_size: int, precision=None):
+def delta_chunks(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    beta: Float[Array, "B T H"],
+    lam: Float[Array, "B T H L"] | None,
+    *,
+    chunk_size: int,
+    precision: PrecisionLike = None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N C K"], Float[Array, "B H N K K"], Float[Array, "B H N K V"]]:
     """What chunks of tokens read of themselves and make of a state, for tokens 0 .. T-1 in N whole chunks of C = chunk_size.
 
     Args:

@@ -28,6 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.lax import PrecisionLike
+from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import highest_bit, next_end, node_height, tree_heights
 from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY
@@ -77,7 +79,13 @@ class MapSizes:
         return (self.num_chunks - 1) >> (height + 1)
 
 
-def join_tree(log_decay, lost, states, *, precision=None):
+def join_tree(
+    log_decay: Float[Array, "B H N"],
+    lost: Float[Array, "B H N K K"],
+    states: Float[Array, "B H N K V"],
+    *,
+    precision: PrecisionLike = None,
+) -> tuple[Float[Array, "B H N"], Float[Array, "B H N K K"], Float[Array, "B H N K V"]]:
     """The nodes of the tree by their last chunk.
 
     Args:
@@ -100,7 +108,16 @@ def join_tree(log_decay, lost, states, *, precision=None):
     return decay, lost[..., :key_dim, :key_dim], states[..., :key_dim, :value_dim]
 
 
-def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
+def read_tree(
+    inside: Float[Array, "B T H V"],
+    reads: Float[Array, "B H N C K"],
+    lam: Float[Array, "B T H heights"],
+    decay: Float[Array, "B H N"],
+    lost: Float[Array, "B H N K K"],
+    states: Float[Array, "B H N K V"],
+    *,
+    precision: PrecisionLike = None,
+) -> Float[Array, "B T H V"]:
     """o of every token: inside + Σ over the states that its chunk reads of λ · (what is left of its query's reads) · state.
 
     Args:
@@ -128,7 +145,9 @@ def read_tree(inside, reads, lam, decay, lost, states, *, precision=None):
     return out[..., : states.shape[-1]]
 
 
-def map_sizes(lost, states, chunk: int | None, precision) -> MapSizes:
+def map_sizes(
+    lost: Float[Array, "B H N K K"], states: Float[Array, "B H N K V"], chunk: int | None, precision: PrecisionLike
+) -> MapSizes:
     """Those of maps `lost` [B, H, N, K, K] and `states` [B, H, N, K, V]. Raises UnsupportedError."""
     batch, heads, num_chunks, key_dim, value_dim = states.shape
     DELTA.require(chunk or MIN_TILE, key_dim, value_dim, lost.dtype, precision)

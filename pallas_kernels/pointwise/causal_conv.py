@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from pallas_kernels.common.launch import call, with_gradient
 from pallas_kernels.common.support import interpreting, triton
@@ -47,7 +48,9 @@ class ConvSizes:
         return pl.cdiv(self.length, SPAN)
 
 
-def causal_conv(x, kernel, bias):
+def causal_conv(
+    x: Float[Array, "B T C"], kernel: Float[Array, "W C"], bias: Float[Array, " C"]
+) -> Float[Array, "B T C"]:
     """silu(bias + Σ_j kernel[j] · x[t - W + 1 + j]) for each channel of x, computed in float32; zeros before the first token.
 
     Args:
@@ -55,14 +58,9 @@ def causal_conv(x, kernel, bias):
 
     Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises ValueError for shapes that do not fit, UnsupportedError where KERNELS["causal_conv"] says why it cannot run.
+    Raises UnsupportedError where KERNELS["causal_conv"] says why it cannot run.
     """
     width, channels = kernel.shape
-    if bias.shape != (channels,) or x.ndim != 3 or x.shape[2] != channels:
-        raise ValueError(
-            f"kernel of shape {kernel.shape} and bias of shape {bias.shape} do not fit x of shape {x.shape}: "
-            "expected [W, C], [C] and [B, T, C]"
-        )
     CAUSAL_CONV.require(width, x.dtype)
     sizes = ConvSizes(length=x.shape[1], channels=channels, width=width, interpret=interpreting())
     weights = jnp.concatenate([kernel, bias[None]]).astype(jnp.float32)

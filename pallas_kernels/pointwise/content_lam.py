@@ -15,9 +15,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.common.launch import call, of_sequence, vary_as, with_gradient
 from pallas_kernels.common.support import interpreting, triton
@@ -29,7 +31,9 @@ LAUNCH = Launch(heads=4, warps=4, stages=1)
 TOKENS = 32  # a program
 
 
-def content_lam(scores, scale, occupied):
+def content_lam(
+    scores: Float[Array, "B T H L"], scale: Float[Array, " H"], occupied: Bool[Array | np.ndarray, "T 1 L"]
+) -> Float[Array, "B T H L"]:
     """λ = softmax over the occupied levels of scale_h · scores, 0 for the others.
 
     Args:

@@ -9,6 +9,7 @@ import importlib.util
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common import support
 from pallas_kernels.common.launch import fold_mapped_axes
@@ -20,7 +21,9 @@ BLOCK, WARPS = 2048, 8  # columns of a step, and warps, of a program
 LONG_ROW, LONG_BLOCK, LONG_WARPS = 32768, 8192, 16
 
 
-def cross_entropy(logits, targets, vocab: int):
+def cross_entropy(
+    logits: Float[Array, "N columns"], targets: Int[Array, " N"], vocab: int
+) -> tuple[Float[Array, " N"], Float[Array, "N columns"]]:
     """(losses [N] in nats, float32; their gradient with respect to the logits [N, columns], in the logits' dtype).
 
     Args:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
+from jaxtyping import Array, Float
 
 from pallas_kernels.common.launch import call, dot, vary_as, with_gradient
 from pallas_kernels.common.support import dot_mode, interpreting, triton, why_not_precise
@@ -61,7 +62,17 @@ class MlpSizes:
 WARP_ELEMENTS = 1024  # of the hidden layer that a warp has at a time
 
 
-def lam_mlp(d, w1, b1, w2, b2, *, out: str, activation: str = "gelu", precision=None):
+def lam_mlp(
+    d: Float[Array, "*B L"],
+    w1: Float[Array, "L F"],
+    b1: Float[Array, " F"],
+    w2: Float[Array, "F L"],
+    b2: Float[Array, " L"],
+    *,
+    out: str,
+    activation: str = "gelu",
+    precision: PrecisionLike = None,
+) -> Float[Array, "*B L"]:
     """λ = out(W2 · activation(W1 · d + b1) + b2) over the last axis (paper, equation 3), by one kernel; float32.
 
     Args:

@@ -22,6 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import has_left_sibling
 from pallas_kernels.attention.backends import triton_limits
@@ -57,7 +58,15 @@ def _limits(
 SCORES = register("bucket_scores", Kernel("bucket_scores", _limits))
 
 
-def chunk_scores(q, k, log_decay, *, chunk_size: int, precision=None, tiles: ScoreTiles | None = None):
+def chunk_scores(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    log_decay: Float[Array, "B T H"],
+    *,
+    chunk_size: int,
+    precision: PrecisionLike = None,
+    tiles: ScoreTiles | None = None,
+) -> Float[Array, "B T H levels"]:
     """Bucket scores of tokens 0 .. T-1, in whole chunks of chunk_size.
 
     Args:

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from pallas_kernels.common.launch import call, fold_mapped_axes, pad
 from pallas_kernels.common.support import interpreting, why_cannot_run
@@ -27,7 +29,9 @@ ELEMENTS = 4096  # of all chunks that a program has, where that leaves it column
 ELEMENTS_A_WARP = 2048
 
 
-def join_keys(of_chunks, decay, dtype):
+def join_keys(
+    of_chunks: Float[Array, "B H N K"], decay: Float[Array, "B H N"], dtype: DTypeLike
+) -> Float[Array, "B H M K"]:
     """Sums of keys of the nodes that are read in the tree over the chunks.
 
     Args:
