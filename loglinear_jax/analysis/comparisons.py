@@ -12,16 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import paper, style
+from loglinear_jax.analysis import cells, paper, style
 from loglinear_jax.analysis.best_rates import AtBest, at_best_of_runs
-from loglinear_jax.analysis.cells import (
-    accuracy_note,
-    converged_and_solved,
-    finite,
-    mean_and_std,
-    median_step,
-    percent,
-)
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
@@ -78,14 +70,14 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
             published = paper.result(by_column[value].config, variant)
             theirs[name] = published or "–"
             mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
-            ours[name] = mean_and_std(100 * outcome.accuracy) if field == "seq_len" else mean_and_peak
-            shares[name] = converged_and_solved(outcome)
+            ours[name] = cells.mean_and_std(100 * outcome.accuracy) if field == "seq_len" else mean_and_peak
+            shares[name] = cells.converged_and_solved(outcome)
             raw.append({"variant": variant, field: value} | _share_numbers(outcome) | {"the_paper": published})
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
     how = "mean ± std" if field == "seq_len" else "mean (peak)"
     notes.insert(
         0,
-        f"{accuracy_note(outcome, counts_solved=True)} Shown: {how} of the seeds. "
+        f"{cells.accuracy_note(outcome, counts_solved=True)} Shown: {how} of the seeds. "
         f"Then how many seeds reached 90 %, with Wilson's 95 % interval of "
         f"their share, and 99 %. Runs: {', '.join(run.name for run in runs)}",
     )
@@ -153,11 +145,11 @@ def _against_settings(
         outcome = outcomes[task, changes, variant]
         changed = {"changed": changes or "nothing"}
         means, shares = rows.setdefault(changes, (changed | {"": MEANS}, changed | {"": SHARES}))
-        means[variant] = mean_and_std(finite(100 * outcome.accuracy))
-        shares[variant] = converged_and_solved(outcome) + median_step(outcome)
+        means[variant] = cells.mean_and_std(cells.finite(100 * outcome.accuracy))
+        shares[variant] = cells.converged_and_solved(outcome) + cells.median_step(outcome)
         raw.append({"run": run.name, "changed": changes, "variant": variant} | _share_numbers(outcome))
     note = (
-        f"{accuracy_note(outcome, counts_solved=True)} "
+        f"{cells.accuracy_note(outcome, counts_solved=True)} "
         "Mean ± std of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
         "their share, and 99 %; the median step at which those did. Changed: against the default settings, as far as these "
         "runs differ"
@@ -266,7 +258,7 @@ def _most_converged(numbers: Sequence[Mapping[str, Any]]) -> str:
         return f"As many seeds converge with every change: {100 * most:.0f} %"
     best = min((changed for changed, share in shares.items() if share == most), key=lambda changed: changed.count(","))
     digits = 0 if 0.005 <= most < 0.995 else 1
-    return f"Most seeds converge with {best or 'nothing changed'}: {percent(most, digits)}"
+    return f"Most seeds converge with {best or 'nothing changed'}: {cells.percent(most, digits)}"
 
 
 def draw_by_task(panels: Mapping[str, Mapping[str, AtBest]], shown_as: str) -> Figure:

@@ -8,20 +8,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.analysis import paper
+from loglinear_jax.analysis import cells, paper
 from loglinear_jax.analysis.best_rates import pairs_of_like_rates
-from loglinear_jax.analysis.cells import (
-    accuracy_note,
-    finite,
-    mean_and_std,
-    num_and_share_converged,
-    num_finite,
-    num_seeds,
-    of_evaluated,
-    perplexity,
-    solved_and_step,
-    with_interval,
-)
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
@@ -39,7 +27,7 @@ def outcome_table(outcomes: Mapping[str, VariantOutcome], style: str = "github")
     any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
     rows = []
     for name, outcome in outcomes.items():
-        row = {"variant": name, "seeds": num_seeds(outcome)} | outcome_columns(outcome)
+        row = {"variant": name, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome)
         if any_diverged:
             row["diverged"] = outcome.num_diverged
         rows.append(row)
@@ -53,22 +41,22 @@ def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
 
 def _columns_with_thresholds(outcome: VariantOutcome) -> dict[str, str]:
     return {
-        f"{outcome.shown_as} %, mean ± std": mean_and_std(100 * outcome.accuracy),
+        f"{outcome.shown_as} %, mean ± std": cells.mean_and_std(100 * outcome.accuracy),
         "peak %": f"{100 * outcome.peak_accuracy:.1f}",
-        f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": num_and_share_converged(outcome),
-        f"seeds ≥ {SOLVED_ACCURACY:.0%} in validation; median step": solved_and_step(outcome),
+        f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]": cells.num_and_share_converged(outcome),
+        f"seeds ≥ {SOLVED_ACCURACY:.0%} in validation; median step": cells.solved_and_step(outcome),
         "λ adds": f"{outcome.lam_params_percent:.2f} %",
     }
 
 
 def _columns_of_losses(outcome: VariantOutcome) -> dict[str, str]:
-    best, rate = finite(outcome.best), outcome.tokens_per_second
+    best, rate = cells.finite(outcome.best), outcome.tokens_per_second
     steps = [step for step in outcome.best_step if step is not None]
     columns = {
         "predicts": outcome.predicts,
-        "validation perplexity, mean ± std": perplexity(outcome.best_loss),
+        "validation perplexity, mean ± std": cells.perplexity(outcome.best_loss),
         "best": f"{best.min():.2f}" if len(best) else "–",
-        "test perplexity": perplexity(of_evaluated(outcome, outcome.test_loss)),
+        "test perplexity": cells.perplexity(cells.of_evaluated(outcome, outcome.test_loss)),
         "at step": f"{np.median(steps):.0f}" if steps else "–",
         "λ adds": f"{outcome.lam_params_percent:.4f} %",
         "tokens/s": "–" if rate is None else f"{rate:,.0f}",
@@ -82,7 +70,7 @@ def outcomes(run: Run) -> Table:
     variants = on_one_set(run.outcomes)
     published = {variant: paper.result(run.config, variant) for variant in variants}
     for variant, outcome in variants.items():
-        row = {"variant": variant, "seeds": num_seeds(outcome)} | outcome_columns(outcome)
+        row = {"variant": variant, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome)
         if any(published.values()):
             row["the paper"] = published[variant] or "–"
         rows.append(row)
@@ -93,7 +81,7 @@ def outcomes(run: Run) -> Table:
             | (_share(outcome) if outcome.score.thresholds else _perplexities(outcome))
             | {"diverged": outcome.num_diverged, "the_paper": published[variant]}
         )
-    note = accuracy_note(_first(variants), counts_solved=True)
+    note = cells.accuracy_note(_first(variants), counts_solved=True)
     if run.task.score.thresholds:
         note += " Intervals: Wilson, 95 %."
     if any(published.values()):
@@ -107,7 +95,7 @@ def _share(outcome: VariantOutcome) -> dict[str, float]:
 
 def _perplexities(outcome: VariantOutcome) -> dict[str, float | None]:
     """Mean and standard deviation over the seeds with a finite evaluation, and how many these are."""
-    shown, tested = finite(outcome.shown), np.exp(of_evaluated(outcome, outcome.test_loss))
+    shown, tested = cells.finite(outcome.shown), np.exp(cells.of_evaluated(outcome, outcome.test_loss))
     numbers: dict[str, float | None] = {"num_evaluated": len(shown)}
     for name, values in (("perplexity", shown), ("test_perplexity", tested)):
         numbers[f"mean_{name}"] = float(values.mean()) if len(values) else None
@@ -134,10 +122,10 @@ def parts(run: Run) -> Table | None:
         return None
     rows, raw = [], []
     for variant, outcome in variants.items():
-        row = {"variant": variant, "seeds": num_seeds(outcome)}
+        row = {"variant": variant, "seeds": cells.num_seeds(outcome)}
         for part, accuracies in outcome.test_accuracy_of_parts.items():
-            mean, low, high = mean_interval(100 * finite(accuracies))
-            row[part] = with_interval(mean, low, high)
+            mean, low, high = mean_interval(100 * cells.finite(accuracies))
+            row[part] = cells.with_interval(mean, low, high)
             raw.append(
                 {"variant": variant, "part": part, "num_seeds": len(outcome.seeds), "mean": mean}
                 | {"low": low, "high": high}
@@ -160,7 +148,7 @@ def differences(run: Run) -> Table | None:
         a, b = variants[name_a], variants[name_b]
         values = np.array([a.shown, b.shown])
         names = {"A": name_a, "B": name_b}
-        row = names | {"seeds": num_finite(values.sum(0))}
+        row = names | {"seeds": cells.num_finite(values.sum(0))}
         values = values[:, np.isfinite(values).all(0)]
         number: dict[str, Any] = names | {"seeds": len(values[0])}
         for threshold in score.thresholds:
@@ -170,11 +158,11 @@ def differences(run: Run) -> Table | None:
             number |= {f"only_a_{at}": only_a, f"only_b_{at}": only_b, f"mcnemar_p_{at}": p}
         what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
         mean, low, high = mean_difference(*values)
-        row[f"{what} [95 % interval]"] = with_interval(mean, low, high, digits=2, sign="+")
+        row[f"{what} [95 % interval]"] = cells.with_interval(mean, low, high, digits=2, sign="+")
         rows.append(row)
         raw.append(number | {"mean_difference": mean, "low": low, "high": high})
     note = (
-        f"{accuracy_note(_first(variants))} Paired by seed. The p-values are exact and not corrected for the number of "
+        f"{cells.accuracy_note(_first(variants))} Paired by seed. The p-values are exact and not corrected for the number of "
         "comparisons; intervals are bootstrapped, from 10 seeds on."
     )
     if len(pairs) < len(variants) * (len(variants) - 1) // 2:

@@ -210,43 +210,30 @@ def paired(rows: dict[str, list[Chosen]], heads: list[str]) -> Rows:
 
 
 @table()
-def means(columns: dict[str, Runs], variants: list[str]) -> Rows:
-    """Mean accuracy of each variant with its bootstrapped 95 % interval, in the runs of each column."""
-    rows = []
-    for variant in variants:
-        cells = {"variant": variant}
-        for label, runs in columns.items():
-            found = [run.outcomes[variant].accuracy for run in runs if variant in run.outcomes]
-            if found:
-                cells[label] = mean_with_interval(100 * np.concatenate(found))
-        rows.append(cells)
-    return rows
+def means(columns: dict[str, Runs], variants: list[str], best_rates: bool = False, average: str = "") -> Rows:
+    """Mean accuracy of each variant with its bootstrapped 95 % interval, in the runs of each column.
 
-
-@table()
-def best_rates(columns: dict[str, Runs], variants: list[str], average: str = "") -> Rows:
-    """Mean accuracy of each variant with its interval at its best learning rate, which one half of the seeds choose for the
-    other (`chosen_rate`); in the first run of each column that has it at several rates, or that names its rate, which other
-    seeds may have chosen. variants: names without rates.
-
-    average: the head of a column with the mean over all columns, of variants that have the same seeds in each. Its interval
-    takes the chosen rates as given.
+    best_rates: the variants are named without rates, and are at their best learning rate, which one half of the seeds choose
+    for the other (`chosen_rate`); in the first run of each column that has them at several rates, or that names their rate,
+    which other seeds may have chosen. average: the head of a column with the mean over all columns, of variants that have the
+    same seeds in each. Its interval takes the chosen rates as given.
     """
     rows = []
     for variant in variants:
         cells, of_columns = {"variant": variant}, []
-        for label, group in _groups(columns, variant, _several_or_named):
+        for label, runs in columns.items() if not best_rates else ():
+            if found := [run.outcomes[variant].accuracy for run in runs if variant in run.outcomes]:
+                cells[label] = mean_with_interval(100 * np.concatenate(found))
+        for label, group in _groups(columns, variant, _several_or_named) if best_rates else ():
             found = at_best(ACCURACY, group)
-            if not len(found.shown):
-                cells[label] = "one seed"
-                continue
             cells[label] = with_interval(found.mean, found.low, found.high)
             if len(group) > 1:
                 decays = len({at.weight_decay for at in group}) > 1
                 cells[label] += f" at {name_of(chosen_rate(ACCURACY, group).rates, decays)}"
             of_columns.append((group[0].outcome.seeds, found.shown))
         if len(cells) == 1:
-            raise ConfigError(f"no column has {variant} at several learning rates, or at one that its name sets")
+            rates = " at several learning rates, or at one that its name sets" if best_rates else ""
+            raise ConfigError(f"no column has {variant}{rates}")
         if average and len(of_columns) == len(columns) and all(seeds == of_columns[0][0] for seeds, _ in of_columns):
             cells[average] = mean_with_interval(np.mean([shown for _, shown in of_columns], axis=0))
         rows.append(cells)

@@ -13,33 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from loglinear_jax.analysis import style
-from loglinear_jax.analysis.best_rates import (
-    DASHES,
-    GOOD,
-    AtRate,
-    Chosen,
-    Window,
-    at_best,
-    by_rate,
-    by_variant,
-    chance_of,
-    chosen_interval,
-    chosen_rate,
-    converged_at_chosen,
-    difference_at_best_rates,
-    name_of,
-    windows_of_rates,
-)
-from loglinear_jax.analysis.cells import (
-    finite,
-    num_finite,
-    num_seeds,
-    percent,
-    share_converged,
-    short_p,
-    with_interval,
-)
+from loglinear_jax.analysis import best_rates, cells, style
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
@@ -63,7 +37,7 @@ MANY_ROWS = 12  # above which a table is folded
 
 def rates(run: Run) -> list[Table]:
     """(every variant at every rate, the best rate of every variant and its window); none if there is one rate alone."""
-    variants = by_rate(run)
+    variants = best_rates.by_rate(run)
     if not variants:
         return []
     shown_as = next(iter(variants.values()))[0].outcome.shown_as
@@ -71,17 +45,17 @@ def rates(run: Run) -> list[Table]:
     return [_at_every_rate(run, variants, shown_as, decays), _best_rates(run, variants, shown_as, decays)]
 
 
-def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
+def _at_every_rate(run: Run, variants: dict[str, list[best_rates.AtRate]], shown_as: str, decays: bool) -> Table:
     rows, raw = [], []
     for variant, group in variants.items():
         for at in group:
-            mean, low, high = mean_interval(finite(at.outcome.shown))
-            row = {"variant": variant, "rate": name_of(at, decays), "seeds": num_seeds(at.outcome)}
-            row["mean [95 % interval]"] = with_interval(mean, low, high)
+            mean, low, high = mean_interval(cells.finite(at.outcome.shown))
+            row = {"variant": variant, "rate": best_rates.name_of(at, decays), "seeds": cells.num_seeds(at.outcome)}
+            row["mean [95 % interval]"] = cells.with_interval(mean, low, high)
             number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
             number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
             if run.task.score.thresholds:
-                row[SHARE] = share_converged(at.outcome)
+                row[SHARE] = cells.share_converged(at.outcome)
                 number |= {"share_converged": at.outcome.share_converged}
                 number |= dict(zip(("share_low", "share_high"), at.outcome.share_converged_interval, strict=True))
             if any(other.outcome.num_diverged for others in variants.values() for other in others):
@@ -92,31 +66,33 @@ def _at_every_rate(run: Run, variants: dict[str, list[AtRate]], shown_as: str, d
     return Table(f"{shown_as} at every rate", rows, raw, note, describe_run(run))
 
 
-def _raw_rates(chosen: Chosen) -> dict[str, float]:
+def _raw_rates(chosen: best_rates.Chosen) -> dict[str, float]:
     """The rates as plain numbers; twice the same if the halves agree."""
-    first, other = chosen.rates[0], chosen.rates[-1]
-    return {
-        "learning_rate": first.learning_rate,
-        "weight_decay": first.weight_decay,
-        "other_learning_rate": other.learning_rate,
-        "other_weight_decay": other.weight_decay,
-    }
+    of_halves = (("", chosen.rates[0]), ("other_", chosen.rates[-1]))
+    names = ("learning_rate", "weight_decay")
+    return {f"{prefix}{name}": getattr(rate, name) for prefix, rate in of_halves for name in names}
 
 
-def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, decays: bool) -> Table:
+def _best_rates(run: Run, variants: dict[str, list[best_rates.AtRate]], shown_as: str, decays: bool) -> Table:
     rows, raw, score = [], [], run.task.score
-    chance = chance_of(score, variants)
+    chance = best_rates.chance_of(score, variants)
     for variant, group in variants.items():
-        chosen = chosen_rate(score, group)
-        mean, low, high = chosen_interval(score, group)
-        windows = windows_of_rates(score, group, chance)
-        row = {"variant": variant, "seeds": num_finite(chosen.shown), "best rate": name_of(chosen.rates, decays)}
-        row["mean at it [95 % interval]"] = with_interval(mean, low, high)
+        chosen = best_rates.chosen_rate(score, group)
+        mean, low, high = best_rates.chosen_interval(score, group)
+        windows = best_rates.windows_of_rates(score, group, chance)
+        row = {
+            "variant": variant,
+            "seeds": cells.num_finite(chosen.shown),
+            "best rate": best_rates.name_of(chosen.rates, decays),
+        }
+        row["mean at it [95 % interval]"] = cells.with_interval(mean, low, high)
         share = {}
         if score.thresholds:
-            share = dict(zip(("share_converged", "share_low", "share_high"), converged_at_chosen(chosen), strict=True))
+            share = dict(
+                zip(("share_converged", "share_low", "share_high"), best_rates.converged_at_chosen(chosen), strict=True)
+            )
             row[SHARE] = "–" if np.isnan(share["share_low"]) else "{:.2f} [{:.2f}, {:.2f}]".format(*share.values())
-        row[f"rates within {GOOD:.0%} of the best"] = _either(
+        row[f"rates within {best_rates.GOOD:.0%} of the best"] = _either(
             f"{len(w.rates)} of {w.tried}: {w.span(decays)}" for w in windows
         )
         row["highest of them / lowest"] = _either(f"{'≥ ' * w.at_edge}{w.width:.3g}" for w in windows)
@@ -130,10 +106,10 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
         )
     shares = " Those of shares are Wilson's, with the choice as given." if score.thresholds else ""
     note = (
-        f"{CROSS_FITTED}{shares} The window: rates next to the best one, without a gap, whose mean is within {GOOD:.0%} of the "
-        "mean there, at the same weight decay. One half of the seeds chooses the best rate and the other half has the means; "
-        "both windows are shown where they differ. The highest of its rates over the lowest is its width, ≥ where the window "
-        f"ends with the rates tried. {_describe_chance(score, chance)}"
+        f"{CROSS_FITTED}{shares} The window: rates next to the best one, without a gap, whose mean is within "
+        f"{best_rates.GOOD:.0%} of the mean there, at the same weight decay. One half of the seeds chooses the best rate and "
+        "the other half has the means; both windows are shown where they differ. The highest of its rates over the lowest is "
+        f"its width, ≥ where the window ends with the rates tried. {_describe_chance(score, chance)}"
     )
     return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
 
@@ -141,20 +117,20 @@ def _best_rates(run: Run, variants: dict[str, list[AtRate]], shown_as: str, deca
 def differences_at_best_rates(run: Run) -> Table | None:
     """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None if
     there is one variant, or one rate alone."""
-    variants = by_variant(run)
-    if len(variants) < 2 or not by_rate(run):
+    variants = best_rates.by_variant(run)
+    if len(variants) < 2 or not best_rates.by_rate(run):
         return None
     score, shown_as = run.task.score, next(iter(variants.values()))[0].outcome.shown_as
     what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
     rows, raw = [], []
     for a, b in itertools.combinations(variants, 2):
-        mean, low, high, p = difference_at_best_rates(score, variants[a], variants[b])
+        mean, low, high, p = best_rates.difference_at_best_rates(score, variants[a], variants[b])
         names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
         rows.append(
             names
             | {
-                f"{what} [95 % interval]": with_interval(mean, low, high, digits=2, sign="+"),
-                "p": short_p(p, 2) if np.isfinite(p) else "–",
+                f"{what} [95 % interval]": cells.with_interval(mean, low, high, digits=2, sign="+"),
+                "p": cells.short_p(p, 2) if np.isfinite(p) else "–",
             }
         )
         raw.append(names | {"mean_difference": mean, "low": low, "high": high, "p": p})
@@ -175,8 +151,8 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
     published: a difference that is given as a gain, and how often so few seeds show one as large in either direction; for
     accuracies PUBLISHED_GAIN if None.
     """
-    groups, score = by_variant(run), run.task.score
-    every = {variant: at_best(score, group).shown for variant, group in groups.items()}
+    groups, score = best_rates.by_variant(run), run.task.score
+    every = {variant: best_rates.at_best(score, group).shown for variant, group in groups.items()}
     shown = {variant: values for variant, values in every.items() if np.isfinite(values).all()}
     if len(shown) < 2 or min(map(len, shown.values())) < FEWEST_TO_DRAW_FROM:
         return None
@@ -188,11 +164,13 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
         if len(groups[a]) == len(groups[b]) == 1:  # as in the table of differences
             mean, low, high = mean_difference(shown[a], shown[b])
         else:
-            mean, low, high, _ = difference_at_best_rates(score, groups[a], groups[b])
+            mean, low, high, _ = best_rates.difference_at_best_rates(score, groups[a], groups[b])
         each, same = (few_seeds(shown[a], shown[b], num, paired, published) for paired in (False, True))
         names = {"A": a, "B": b, "seeds": str(len(shown[a]))}
         row = names | {
-            f"{score.name} A − B of all{points} [95 % interval]": with_interval(mean, low, high, digits=2, sign="+")
+            f"{score.name} A − B of all{points} [95 % interval]": cells.with_interval(
+                mean, low, high, digits=2, sign="+"
+            )
         }
         row[f"{num} seeds each: 95 % of A − B"] = f"{each.low:+.2f} to {each.high:+.2f}"
         row[f"{num} each: right sign, wrong sign"] = _percents(each.right, each.wrong)
@@ -222,7 +200,7 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
 
 
 def _percents(*shares: float) -> str:
-    return ", ".join("–" if np.isnan(share) else percent(share) for share in shares)
+    return ", ".join("–" if np.isnan(share) else cells.percent(share) for share in shares)
 
 
 def _describe_chance(score: Score, chance: float) -> str:
@@ -240,7 +218,7 @@ def _either(of_windows: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(of_windows)) or "–"
 
 
-def _raw_windows(windows: Sequence[Window]) -> dict[str, float | int | None]:
+def _raw_windows(windows: Sequence[best_rates.Window]) -> dict[str, float | int | None]:
     """As plain numbers; empty where there is no window."""
     found: dict[str, float | int | None] = {}
     for prefix, window in zip(("", "other_"), windows or (None, None), strict=True):
@@ -258,16 +236,16 @@ def _raw_windows(windows: Sequence[Window]) -> dict[str, float | int | None]:
 def draw_rates(run: Run) -> Figure | None:
     """The mean over seeds against the learning rate, with its interval of 95 %, a line for each variant and weight decay, and
     beside it the share of seeds that converge, where that counts; None if a run has one rate alone, or no finite score."""
-    variants = by_rate(run)
+    variants = best_rates.by_rate(run)
     every = [at for group in variants.values() for at in group]
-    if not any(len(finite(at.outcome.shown)) for at in every):
+    if not any(len(cells.finite(at.outcome.shown)) for at in every):
         return None
     score, first = run.task.score, every[0].outcome
     panels = [(first.shown_as + (f" ({score.unit})" if score.unit else ""), _mean_shown)]
     if score.thresholds:
         panels.append((f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)", _percent_converged))
     figure, (axes,) = style.new_figure(7.6 if len(panels) == 1 else style.FULL_WIDTH, 4.0, 1, len(panels))
-    dashes = dict(zip(sorted({at.weight_decay for at in every}), DASHES * len(every), strict=False))
+    dashes = dict(zip(sorted({at.weight_decay for at in every}), best_rates.DASHES * len(every), strict=False))
     handles: dict[str, Any] = {}
     for axis, (label, of_outcome) in zip(axes, panels, strict=True):
         for variant, look in style.looks_of(variants).items():
@@ -291,7 +269,7 @@ def draw_rates(run: Run) -> Figure | None:
     style.legend_below(figure, handles)
     seeds = len(first.seeds)
     shaded = ", shaded: 95 % interval of the mean" if seeds >= FEWEST_FOR_INTERVAL else ""
-    lacking = sum(len(at.outcome.shown) - len(finite(at.outcome.shown)) for at in every)
+    lacking = sum(len(at.outcome.shown) - len(cells.finite(at.outcome.shown)) for at in every)
     left_out = f", without {lacking} that have no finite {score.name}" if lacking else ""
     counted = f"{seeds} seed{'s' * (seeds > 1)} at each rate{left_out}"
     style.title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}")
@@ -300,7 +278,7 @@ def draw_rates(run: Run) -> Figure | None:
 
 def _draw_line(
     axis: Axes,
-    group: Sequence[AtRate],
+    group: Sequence[best_rates.AtRate],
     of_outcome: Callable[[VariantOutcome], tuple[float, float, float]],
     **how: Any,
 ) -> None:
@@ -313,7 +291,7 @@ def _draw_line(
 
 
 def _mean_shown(outcome: VariantOutcome) -> tuple[float, float, float]:
-    return mean_interval(finite(outcome.shown))
+    return mean_interval(cells.finite(outcome.shown))
 
 
 def _percent_converged(outcome: VariantOutcome) -> tuple[float, float, float]:
@@ -333,14 +311,14 @@ def _ticks_at(axis: Axes, rates: Sequence[float], panels: int) -> None:
         label.set(rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
 
 
-def _message(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> str:
-    chance = chance_of(score, variants)
-    windows = [window for group in variants.values() for window in windows_of_rates(score, group, chance)]
+def _message(score: Score, variants: Mapping[str, Sequence[best_rates.AtRate]]) -> str:
+    chance = best_rates.chance_of(score, variants)
+    windows = [window for group in variants.values() for window in best_rates.windows_of_rates(score, group, chance)]
     if not windows:
         return "Every variant at every learning rate"
     counts, tried = sorted(len(window.rates) for window in windows), max(window.tried for window in windows)
     some = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-    return f"{some} of {tried} rates come within {100 * GOOD:.0f} % of a variant's best"
+    return f"{some} of {tried} rates come within {100 * best_rates.GOOD:.0f} % of a variant's best"
 
 
 class Rates(Section):

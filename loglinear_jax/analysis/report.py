@@ -40,14 +40,10 @@ def find_sections() -> dict[str, list[type[Section]]]:
     found: dict[str, list[type[Section]]] = {}
     for name in sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         module = importlib.import_module(f"loglinear_jax.analysis.{name}")
-        for value in vars(module).values():
-            if (
-                isinstance(value, type)
-                and issubclass(value, Section)
-                and value.__module__ == module.__name__
-                and value.NAME
-            ):
-                found.setdefault(value.NAME, []).append(value)
+        classes = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, Section)]
+        for section in classes:
+            if section.NAME and section.__module__ == module.__name__:
+                found.setdefault(section.NAME, []).append(section)
     return found
 
 
@@ -60,7 +56,10 @@ def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
         raise ConfigError(f"sections is empty: expected some of {', '.join(known)}")
     if unknown := [name for name in names if name not in known and ":" not in name]:
         raise ConfigError(f"sections: there is no {unknown[0]!r}, but {', '.join(known)}")
-    own = [pkgutil.resolve_name(name) for name in names if name not in known]
+    try:
+        own = [pkgutil.resolve_name(name) for name in names if name not in known]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"sections: {error}") from error
     return [section for name, sections in known.items() if name in names for section in sections] + own
 
 

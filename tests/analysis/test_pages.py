@@ -153,13 +153,13 @@ def test_variants_are_compared_at_their_best_rates(tmp_path):
         (row,) = TABLES["gains"](given, pair, best_rates=True)
         assert row["gain"] == "`linear` over `fixed`"
         assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
-        (row,) = TABLES["best_rates"](given, ["linear"], average="both")
+        (row,) = TABLES["means"](given, ["linear"], best_rates=True, average="both")
         assert row["A"].endswith("at 0.004") and row["B"].endswith("at 0.004" if given is columns else "]")
         assert float(row["both"].split()[0]) == pytest.approx(100 * (seeds.mean() + 0.15), abs=0.1)
     with pytest.raises(ConfigError, match="no column has both linear and content"):
         TABLES["gains"](columns, {"x": ["linear", "content"]}, best_rates=True)
     with pytest.raises(ConfigError, match="no column has content at several learning rates"):
-        TABLES["best_rates"](columns, ["content"])
+        TABLES["means"](columns, ["content"], best_rates=True)
 
 
 def test_gains_on_parts_are_of_their_mean(tmp_path):
