@@ -82,7 +82,7 @@ def is_held(file: Path) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Waits for other processes that have entered it for this folder; unlike `text.lock.locked`, it leaves no file there.
+    """Waits for other processes that have entered it for this folder. It leaves no file there.
 
     Where the file system has no locks, it lets everybody in.
     """
