@@ -31,7 +31,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "safetensors"),
     "text": ("filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
-    "sweep": ("rich", "submitit"),
+    "sweep": ("submitit",),
 }  # fmt: skip
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]

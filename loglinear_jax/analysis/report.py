@@ -9,7 +9,7 @@ import logging
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,8 @@ def make_report(
     workdirs: Sequence[str | os.PathLike],
     out: str | os.PathLike,
     choices: Choices | None = None,
-    curves_in: Mapping[str, Sequence[Path]] | None = None,
 ) -> tuple[Path, list[str]]:
     """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
-
-    curves_in: for the absolute path of a workdir whose variants were trained apart, the workdirs that hold their curves.
 
     Tracebacks of what failed are in report.log, which is there only if something did.
 
@@ -82,8 +79,7 @@ def make_report(
     runs, problems = [], []
     for workdir in dict.fromkeys(os.path.abspath(local_path(workdir, "workdirs")) for workdir in workdirs):
         try:
-            runs.append(dataclasses.replace(read_run(workdir), curves_in=tuple((curves_in or {}).get(workdir, ()))))
-            problems += runs[-1].problems
+            runs.append(read_run(workdir))
         except ConfigError as error:
             problems.append(str(error))
     if not runs:

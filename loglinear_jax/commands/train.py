@@ -15,9 +15,13 @@ import logging
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loglinear_jax.command_line import INTERRUPTED, BadInput, Failed, Parser, path, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries, show_log
+
+if TYPE_CHECKING:
+    from loglinear_jax.runs.folders import RunFolder
 
 HELP = "train what a config says, or go on with it"
 
@@ -31,9 +35,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
     parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
     parser.add_argument(
-        "--retrain",
-        action="store_true",
-        help="train finished variants again whose newest checkpoint is gone or damaged; what was recorded is kept in copies",
+        "--only", action="append", default=[], metavar="VARIANT", help="train this variant only, at all its rates"
     )
     parser.add_argument(
         "--distributed",
@@ -53,29 +55,24 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.distributed import is_main, leave_without_others
     from loglinear_jax.runs import run as train
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
-    from loglinear_jax.runs.workdir import Workdir
-    from loglinear_jax.runs.writing import replace_file
+    from loglinear_jax.runs.folders import RunFolder
     from loglinear_jax.settings import SettingError
 
     try:
         chosen = read_config_arguments(args.aside)
         _join_others(args)
         workdir = args.workdir or Path("runs") / chosen.name
-        if not Workdir(workdir).config_file.exists():  # a run goes on with what it was started with
+        if not RunFolder(workdir).config_file.exists():  # a run goes on with what it was started with
             check_effects(chosen.config, chosen.given)
         quiet_libraries()
         show_log(log, is_main())
-        result = train(chosen.config, workdir, args.called, args.retrain)
-        if result.summary is not None and is_main():
+        called = [argument for argument in args.called if not argument.startswith("--only")]
+        result = train(chosen.config, workdir, called, args.only)
+        if result.interrupted_at is None and is_main():
             from loglinear_jax.analysis.outcomes import outcome_table
 
             print(outcome_table(result.summary.variants))
-            curves = Workdir(workdir).curves_file
-            if result.trained or not curves.exists():
-                from loglinear_jax.analysis.curves import draw_learning_curves
-
-                figure = draw_learning_curves(workdir)
-                replace_file(curves, lambda file: figure.savefig(file, dpi=120, format="png"), mode="wb")
+            _draw_curves(RunFolder(workdir), again=result.trained)
     except (SettingError, NoReadableCheckpoint) as error:
         raise BadInput(error) from error
     except RunFailed as error:
@@ -84,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     except Exception:
         leave_without_others()
         raise
-    if result.summary is None:
+    if result.interrupted_at is not None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)
         return INTERRUPTED
     if is_main():
@@ -93,6 +90,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 log = logging.getLogger("loglinear_jax")
+
+
+def _draw_curves(folder: RunFolder, again: bool) -> None:
+    """Draws the learning curves of a run whose variants are all finished, if they are not drawn yet, or again."""
+    from loglinear_jax.analysis.curves import draw_learning_curves
+    from loglinear_jax.runs.writing import replace_file
+
+    if folder.summary_file.exists() and (again or not folder.curves_file.exists()):
+        figure = draw_learning_curves(folder.path)
+        replace_file(folder.curves_file, lambda file: figure.savefig(file, dpi=120, format="png"), mode="wb")
 
 
 def _join_others(args: argparse.Namespace) -> None:

@@ -1,9 +1,9 @@
-"""Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past damaged ones.
+"""Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past unreadable ones.
 
     <directory>/<step>/             one checkpoint, as Orbax writes it
     <directory>/<step>/SHA256SUMS   of its files, as `sha256sum` writes and checks it
 
-A checkpoint without SHA256SUMS (its process was killed before it was written, or it is of an earlier version) is read as it is.
+A checkpoint without SHA256SUMS, as its process was killed before they were written, is read as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.files import file_sha256
 from loglinear_jax.runs.errors import NoReadableCheckpoint
-from loglinear_jax.runs.writing import keep_aside, replace_file, writing
+from loglinear_jax.runs.writing import replace_file, writing
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +48,10 @@ class Checkpoints:
     def __exit__(self, kind: type | None, *exc: Any) -> None:
         try:
             if kind is None:
-                self.close()
-                self._manager = None
+                self._finish()
         finally:
             # After an error or a second Ctrl-C: Orbax still waits for what it was writing, and says again what went wrong.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
                 if self._manager is not None:
                     self._manager.close()
 
@@ -62,20 +60,14 @@ class Checkpoints:
         checkpoint before, which was still being written."""
         self._finish()
         with writing(self.directory / str(step), quoted=True):
-            if self._manager is None:  # not before: it would not open a directory with damaged checkpoints
+            if self._manager is None:  # not before: it would not open a directory with unreadable checkpoints
                 options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
             self._manager.save(step, args=ocp.args.StandardSave(state))
         self._unsummed = step
 
-    def close(self) -> None:
-        """Wait until all is on disk, and free Orbax's threads. Raises CannotWrite."""
-        self._finish()
-        if self._manager is not None:
-            self._manager.close()
-
     def _finish(self) -> None:
-        """Waits for the checkpoint that is being written, and writes its sums."""
+        """Waits for the checkpoint that is being written, and writes its sums. Raises CannotWrite."""
         if self._manager is None or self._unsummed is None:
             return
         path = self.directory / str(self._unsummed)
@@ -87,106 +79,77 @@ class Checkpoints:
         self._unsummed = None
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, damaged or not, the newest first."""
+        """The steps that there are checkpoints of, readable or not, the newest first."""
         if not self.directory.is_dir():
             return []
         names = [path.name for path in self.directory.iterdir()]
         return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name, re.ASCII)), reverse=True)
 
-    def damage(self, step: int) -> str | None:
-        """What is wrong with the files of a checkpoint, as its sums tell; None if nothing, or if it has no sums."""
-        path = self.directory / str(step)
-        if not (path / _ITEM).is_dir():
-            return f"there is no folder {_ITEM} in it"
-        if not (path / _SUMS).exists():
-            return None
-        try:
-            for line in (path / _SUMS).read_text(encoding="utf-8").splitlines():
-                sha256, _, name = line.partition("  ")
-                if not name or not (path / name).is_file():
-                    return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"
-                if file_sha256(path / name) != sha256:
-                    return f"its file {name} has changed since it was written"
-        except (OSError, UnicodeError) as error:
-            return str(error)
-        return None
-
     def restore_latest(self, abstract_state: Any) -> Any | None:
         """The newest readable state, or None if there is no checkpoint.
 
-        A checkpoint that can't be read is warned about, and set aside as <step>.damaged (unless read_only); the one before
-        it is tried. Nothing is touched unless an older one can be read. Raises NoReadableCheckpoint if there are some, but
-        none can be read.
+        One that can't be read is named in a warning, the one before it is tried, and once that is read the unreadable one is
+        removed (unless read_only). Raises NoReadableCheckpoint, and removes nothing, if there are some but none can be read.
         """
         reasons: dict[int, str] = {}
         for step in self.steps():
             state, reason = self._restore(step, abstract_state)
-            if any_process(reason is not None):
-                reasons[step] = reason or "another process can't read it"
-                log.warning(
-                    "Checkpoint %s/%d can't be read (%s): trying the one before it.",
-                    self.directory,
-                    step,
-                    reasons[step],
-                )
-            else:
+            if not any_process(reason is not None):
                 if not self._read_only:
-                    self.set_aside(list(reasons))
+                    self._remove(list(reasons))
                 return state
+            reasons[step] = reason or "another process can't read it"
+            log.warning(
+                "Checkpoint %s/%d can't be read (%s): trying the one before it.", self.directory, step, reasons[step]
+            )
         if reasons:
             raise NoReadableCheckpoint(
                 f"{self.directory}: none of its checkpoints ({', '.join(map(str, sorted(reasons)))}) can be read: they are "
-                f"damaged, or of another config.json or version of this project ({next(iter(reasons.values()))})"
+                f"damaged, or of another config.json or version of this project ({next(iter(reasons.values()))}); to train "
+                "anew, move the folder away"
             )
         return None
 
     def _restore(self, step: int, abstract_state: Any) -> tuple[Any, str | None]:
         """(state, None) or (None, why it can't be read)."""
-        if reason := self.damage(step):
+        path = self.directory / str(step)
+        if reason := _damage(path):
             return None, reason
         reader = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         try:
-            path = self.directory / str(step) / _ITEM
-            return reader.restore(path, args=ocp.args.StandardRestore(abstract_state)), None
+            return reader.restore(path / _ITEM, args=ocp.args.StandardRestore(abstract_state)), None
         except Exception as error:  # Orbax and TensorStore raise many types for damaged files
-            if _out_of_memory(error):
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
-            log.debug("Checkpoint %s/%d", self.directory, step, exc_info=error)
+            log.debug("Checkpoint %s", path, exc_info=error)
             return None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         finally:
             reader.close()
 
-    def set_aside(self, steps: list[int]) -> None:
-        """Renames checkpoints to <step>.damaged."""
-        for step in steps:
+    def _remove(self, steps: list[int]) -> None:
+        for path in (self.directory / str(step) for step in steps):
             if is_main():
-                keep_aside(self.directory / str(step))
+                with writing(path):
+                    path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
         any_process(False)  # the others go on when it is done
 
 
-def check_can_be_read(directory: Path) -> None:
-    """Saves a small checkpoint in a directory, reads it, and removes it. Raises ConfigError if it does not come back: Orbax
-    loses arrays, without an error, where a path has `[` or a backslash; CannotWrite if it can't be written."""
-    probe, state = directory.absolute() / "probe", {"probe": np.arange(2)}
-    with writing(probe, quoted=True), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(probe, args=ocp.args.StandardSave(state), force=True)
-        try:
-            found = checkpointer.restore(probe, args=ocp.args.StandardRestore(state))["probe"].tolist()
-        except ValueError as error:
-            log.debug("%s", probe, exc_info=error)
-            found = None
-    any_process(False)  # the others have read it when it goes
-    if is_main():
-        shutil.rmtree(probe)
-    if found != state["probe"].tolist():
-        raise ConfigError(
-            f"workdir {directory.absolute()}: checkpoints that are saved there can't be read again; expected a path that Orbax "
-            "takes, without [, ] and \\"
-        )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+def _damage(path: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, as its sums say; None if nothing, or if it has no sums."""
+    if not (path / _ITEM).is_dir():
+        return f"there is no folder {_ITEM} in it"
+    if not (path / _SUMS).exists():
+        return None
+    try:
+        for line in (path / _SUMS).read_text(encoding="utf-8").splitlines():
+            sha256, _, name = line.partition("  ")
+            if not name or not (path / name).is_file():
+                return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"
+            if file_sha256(path / name) != sha256:
+                return f"its file {name} has changed since it was written"
+    except (OSError, UnicodeError) as error:
+        return str(error)
+    return None
 
 
 def _files_of(path: Path) -> Iterator[Path]:

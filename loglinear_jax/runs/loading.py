@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
 import os
@@ -18,17 +16,23 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, read_config, some_of, task_of, variant_config, variant_names
+from loglinear_jax.config import (
+    ConfigError,
+    build,
+    read_config,
+    some_of,
+    task_of,
+    variant_names,
+)
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
-from loglinear_jax.runs.lines import CURVES, missing_evaluations
+from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.own_modules import changed_modules, own_modules
-from loglinear_jax.runs.workdir import Metrics, Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.tasks.draws import standard_settings
-from loglinear_jax.train import SeedTrainer
+from loglinear_jax.train import SeedState, SeedTrainer, TrainSettings
 from pallas_kernels import runs_on_gpu
 
 log = logging.getLogger(__name__)
@@ -38,14 +42,13 @@ log = logging.getLogger(__name__)
 class Run:
     """What a run wrote besides checkpoints: enough for its tables and curves. config: every field of its task filled in.
     summary: of the variants that are finished, None while there is none. label: tells it from other runs of the same task, in
-    titles. curves_in: the workdirs that hold its curves, where its variants were trained apart; its own if empty."""
+    titles."""
 
     workdir: Path
     config: ConfigDict
     task: BaseTask
     summary: RunSummary | None
     label: str = ""
-    curves_in: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,58 +64,67 @@ class Run:
         """By variant; of those that are finished."""
         return {} if self.summary is None else self.summary.variants
 
-    @property
-    def problems(self) -> list[str]:
-        """What is wrong with its curves, a line each: damaged records, and missing evaluations of finished variants."""
-        found = []
-        for folder, recorded in self._recorded.items():
-            metrics_file = Workdir(folder).metrics_file
-            if not metrics_file.exists():
-                continue
-            found += [f"{metrics_file}, line {number}: not a record of a run" for number in recorded.damaged[:1]]
-            for variant, outcome in self.outcomes.items():
-                if self.curves_in and variant not in recorded.by_variant:
-                    continue  # trained in another workdir
-                train = variant_config(self.config, variant).train
-                if missing := missing_evaluations(recorded.by_variant.get(variant, []), train, outcome.last_step):
-                    found.append(f"{folder}: {variant}: {missing}")
-        return found
-
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
         """The curves of one variant: "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds].
 
-        Raises ConfigError if the run has no such variant."""
+        Raises ConfigError if the run has no such variant, or its metrics can't be read."""
         if variant not in self.variants:
             raise ConfigError(f"{self.workdir} holds no variant {variant!r}: there are {some_of(self.variants)}")
-        folders = self._recorded
-        holding = (folder for folder, recorded in folders.items() if variant in recorded.by_variant)
-        folder = next(holding, next(iter(folders)))
-        return _curves(Workdir(folder), folders[folder], variant, self.config.train.num_seeds)
-
-    @functools.cached_property
-    def _recorded(self) -> dict[Path, Metrics]:
-        """What each workdir with its curves held when it was first asked for."""
-        return {folder: Workdir(folder).read_all_metrics() for folder in self.curves_in or (self.workdir,)}
+        return read_curves(RunFolder(self.workdir), variant, train_settings(self.config, variant))
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
     """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
-    directory = Workdir(workdir)
-    config = read_config(_config_file(directory))
+    folder = RunFolder(workdir, writes=False)
+    config = _read_config(folder)
     variant_names(config)
-    summary = directory.read_summary()
+    summary = folder.read_summary()
     try:
         task = task_of(config)
     except SettingError as error:
-        raise ConfigError(f"{directory.path} can't be read: {error}") from error
+        raise ConfigError(f"{folder.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
-    return Run(directory.path, config, task, summary)
+    return Run(folder.path, config, task, summary)
 
 
-def _config_file(directory: Workdir) -> Path:
-    if not directory.config_file.exists():
-        raise ConfigError(f"{directory.path} holds no run: there is no config.json")
-    return directory.config_file
+def _read_config(folder: RunFolder) -> ConfigDict:
+    if not folder.config_file.exists():
+        raise ConfigError(f"{folder.path} holds no run: there is no config.json")
+    return read_config(folder.config_file)
+
+
+CURVES = ("train_loss", "val_loss", "val_accuracy")
+
+
+def read_curves(
+    folder: RunFolder, variant: str, train: TrainSettings, until: int | None = None
+) -> dict[str, np.ndarray]:
+    """The curves of one variant as arrays: "step" [evaluations], and CURVES [evaluations, seeds], up to a step.
+
+    Seeds that were added later may have been evaluated at other steps: what they lack is nan. After the end of seeds that all
+    had stopped, their validation stays as it was.
+    """
+    of_parts = []
+    for part, own in folder.parts(variant, train).items():
+        records = part.read_metrics(until)
+        values = {
+            name: np.array([record[name] for record in records], np.float64).reshape(len(records), own.num_seeds)
+            for name in CURVES
+        }
+        of_parts.append((np.array([r["step"] for r in records], int), values, part.outcome_file.exists()))
+    if len(of_parts) == 1:
+        steps, values, _ = of_parts[0]
+        return {"step": steps.astype(np.float64)} | values
+    steps = np.unique(np.concatenate([own for own, *_ in of_parts]))
+    curves = {name: [] for name in CURVES}
+    for own, values, is_finished in of_parts:
+        for name in CURVES:
+            column = np.full((len(steps), values[name].shape[1]), np.nan)
+            column[np.searchsorted(steps, own)] = values[name]
+            if is_finished and name != "train_loss" and len(own):
+                column[steps > own[-1]] = values[name][-1]
+            curves[name].append(column)
+    return {"step": steps.astype(np.float64)} | {name: np.concatenate(of, axis=1) for name, of in curves.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +132,7 @@ class TrainedVariant:
     """One variant of a run.
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
-    step: of the checkpoint that was read; a damaged newest one leaves an earlier one.
+    step: of the newest checkpoint that was read; an unreadable one leaves the one before.
     metrics: up to that step, "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not
     finite).
     checkpoint: what tells the checkpoint that was read from any other.
@@ -152,7 +164,7 @@ class TrainedVariant:
         """`BaseTask.inspection_sequences` of its task. Raises ConfigError if a text is not the one that the run was started
         with."""
         if self.workdir is not None and self.task.corpus_read is not None:
-            Workdir(self.workdir, writes=False).keep_corpus(self.task.corpus_read)
+            RunFolder(self.workdir, writes=False).check_corpus(self.task.corpus_read)
         return self.task.inspection_sequences(num, seq_len)
 
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
@@ -168,67 +180,50 @@ class TrainedVariant:
 def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedVariant:
     """One variant of a run from its workdir, on whatever devices this machine has.
 
-    variant: its name in config.variants; may be left out if there is only one.
+    variant: its name in config.variants; may be left out if there is only one. Seeds that have no checkpoint yet are left out.
 
     Raises ConfigError if the directory holds no run, no such variant, or no checkpoint of it; NoReadableCheckpoint if its
     checkpoints are damaged.
     """
-    directory = Workdir(workdir)
-    config = read_config(_config_file(directory))
+    folder = RunFolder(workdir, writes=False)
+    config = _read_config(folder)
     names = variant_names(config)
     if variant is None and len(names) > 1:
-        raise ConfigError(f"{directory.path} holds several variants ({some_of(names)}): name one")
+        raise ConfigError(f"{folder.path} holds several variants ({some_of(names)}): name one")
     variant = names[0] if variant is None else variant
     if variant not in names:
-        raise ConfigError(f"{directory.path} holds no variant {variant!r}: there are {some_of(names)}")
-    folder = directory.checkpoints(variant)
-    if not folder.is_dir():
-        if folder.exists():
-            raise ConfigError(f"{directory.path}: {folder} is a file, expected a folder")
-        missing = folder.relative_to(directory.path)
-        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint: the folder {missing} is missing")
-
-    corpus = directory.read_corpus()
+        raise ConfigError(f"{folder.path} holds no variant {variant!r}: there are {some_of(names)}")
+    corpus = folder.read_corpus()
     experiment = build(config, variant, vocab_size=None if corpus is None else corpus["vocab_size"])
-    for change in changed_modules(own_modules(experiment), directory.read_processes()):
-        log.warning("%s: %s: %s", directory.path, variant, change)
     model = experiment.model
     if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
         model = type(model)(dataclasses.replace(model.settings, implementation=None))
-    trainer = SeedTrainer(model, experiment.task, experiment.train)
-    with standard_settings():
-        abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(experiment.seeds, np.int32))
-    state = Checkpoints(directory.checkpoints(variant), read_only=True).restore_latest(on_this_machine(abstract))
-    if state is None:
-        raise ConfigError(f"{directory.path}: variant {variant!r} has no checkpoint yet")
-    state = to_numpy(state)
-    step = int(state.step[0])
-    with contextlib.suppress(ConfigError):  # a summary that can't be read is not needed here
-        summary = directory.read_summary()
-        outcome = None if summary is None else summary.variants.get(variant)
-        if outcome is not None and step < outcome.last_step:
-            log.warning(
-                "%s: %s: parameters of step %d, as those of the last, %d, can't be read",
-                directory.path, variant, step, outcome.last_step,
-            )  # fmt: skip
-    metrics = _curves(directory, directory.read_all_metrics(), variant, len(experiment.seeds))
-    until_saved = metrics["step"] <= step  # a run that goes on is ahead of its checkpoints
-    saved = directory.checkpoints(variant) / str(step) / "_CHECKPOINT_METADATA"  # has the time of saving
-    identity = hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
-    for part in (state.best_loss, state.best_accuracy, state.loss_sum):
-        identity.update(np.asarray(part).tobytes())
-    if saved.is_file():
-        identity.update(saved.read_bytes())
+    of_parts, checkpoints = {}, hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
+    for part, train in folder.parts(variant, experiment.train).items():
+        if (state := _newest_state(part, SeedTrainer(model, experiment.task, train), train.seeds)) is not None:
+            of_parts[part] = state
+            checkpoints.update(_identity(part, state))
+    if not of_parts:
+        missing = folder.variant(variant).checkpoints.relative_to(folder.path)
+        raise ConfigError(f"{folder.path}: variant {variant!r} has no checkpoint in the folder {missing}")
+    for change in changed_modules(own_modules(experiment), next(iter(of_parts)).read_processes()):
+        log.warning("%s: %s: %s", folder.path, variant, change)
+    state = jax.tree.map(lambda *of_seeds: np.concatenate(of_seeds), *of_parts.values())
+    step = int(state.step.max())
+    seeds = state.seed.tolist()
+    curves = read_curves(
+        folder, variant, experiment.train, until=step
+    )  # a run that goes on is ahead of its checkpoints
     return TrainedVariant(
-        workdir=directory.path,
+        workdir=folder.path,
         variant=variant,
         config=experiment.config,
         model=model,
         task=experiment.task,
-        seeds=experiment.seeds,
+        seeds=seeds,
         step=step,
-        metrics={name: values[until_saved] for name, values in metrics.items()},
-        checkpoint=identity.hexdigest()[:16],
+        metrics={name: values if name == "step" else values[:, : len(seeds)] for name, values in curves.items()},
+        checkpoint=checkpoints.hexdigest()[:16],
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
@@ -237,14 +232,22 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     )
 
 
-def _curves(directory: Workdir, recorded: Metrics, variant: str, num_seeds: int) -> dict[str, np.ndarray]:
-    """The curves of one variant as arrays: "step" [evaluations], and the others [evaluations, seeds]; records of another number
-    of seeds are left out."""
-    if recorded.damaged:
-        log.warning("%s: line %d is not a record of a run: left out", directory.metrics_file, recorded.damaged[0])
-    records = [record for record in recorded.by_variant.get(variant, []) if len(record["active"]) == num_seeds]
-    shapes = dict.fromkeys(CURVES, (len(records), num_seeds)) | {"step": (len(records),)}
-    return {
-        name: np.array([record[name] for record in records], np.float64).reshape(shape)
-        for name, shape in shapes.items()
-    }
+def _newest_state(part: VariantFolder, trainer: SeedTrainer, seeds: list[int]) -> SeedState | None:
+    """The newest readable checkpoint of some seeds, as NumPy arrays. Warns if it is not that of their end."""
+    with standard_settings():
+        abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(seeds, np.int32))
+    state = Checkpoints(part.checkpoints, read_only=True).restore_latest(on_this_machine(abstract))
+    if state is None:
+        return None
+    outcome, step = part.read_outcome(), int(state.step[0])
+    last_step = step if outcome is None else next(iter(outcome.variants.values())).last_step
+    if step < last_step:
+        log.warning("%s: parameters of step %d, as those of the last, %d, can't be read", part.path, step, last_step)
+    return to_numpy(state)
+
+
+def _identity(part: VariantFolder, state: SeedState) -> bytes:
+    """What tells this checkpoint from any other: what was measured, and when it was saved."""
+    measured = b"".join(np.asarray(x).tobytes() for x in (state.best_loss, state.best_accuracy, state.loss_sum))
+    saved = part.checkpoints / str(int(state.step[0])) / "_CHECKPOINT_METADATA"  # has the time of saving
+    return measured + (saved.read_bytes() if saved.is_file() else b"")

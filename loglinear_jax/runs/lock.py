@@ -1,6 +1,6 @@
-"""Only one process trains in a folder at a time, or adds to what is there.
+"""Only one process trains a variant at a time, or adds to what a run's folder holds.
 
-A run's lock is a file that says who holds it. `filelock` can't serve here, as it empties the file that it tries.
+The lock of a variant is a file that says who holds it. `filelock` can't serve here, as it empties the file that it tries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TextIO
 
 from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process
-from loglinear_jax.runs.writing import CannotWrite, writing
+from loglinear_jax.runs.writing import writing
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,13 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
     """Holds the lock `file` while entered; it goes with the process, however that ends.
 
     tries: of several processes of one run, only one takes the lock; all of them must ask. Raises ConfigError, in all of
-    them, if another run holds it: with its process and host.
+    them, if another run holds it, with its process and host; CannotWrite.
     """
     holder = None
     with contextlib.ExitStack() as stack:
-        if tries and (lock := _opened(file)) is not None:
-            stack.enter_context(lock)
+        if tries:
+            with writing(file):
+                lock = stack.enter_context(file.open("a+", encoding="utf-8"))
             try:
                 _lock_at_last(lock)
             except BlockingIOError:
@@ -52,7 +53,7 @@ def only_process(file: Path, tries: bool = True) -> Iterator[None]:
                     lock.write(f"process {os.getpid()} on {socket.gethostname()}")
                     lock.flush()
         if any_process(holder is not None):
-            raise ConfigError(f"workdir {file.parent} is in use: {holder or 'another process'} trains in it")
+            raise ConfigError(f"{file.parent} is in use: {holder or 'another process'} trains in it")
         yield
 
 
@@ -93,14 +94,3 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)  # with it goes the lock
-
-
-def _opened(file: Path) -> TextIO | None:
-    """The file, made if there is none; None where nothing can be written, so that nobody trains. Raises CannotWrite for want of
-    space."""
-    try:
-        return file.open("a+", encoding="utf-8")
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise CannotWrite(file, os.strerror(error.errno)) from error
-        return None

@@ -1,6 +1,6 @@
-"""The loop around training: when to evaluate, save and log, of variants that one program trains.
+"""The loop around training: when to evaluate, save and record, for the variants that one program trains.
 
-Everything that is computed is in loglinear_jax.train, everything on disk in loglinear_jax.runs.workdir and .checkpoints.
+Everything that is computed is in loglinear_jax.train, everything on disk in loglinear_jax.runs.folders and .checkpoints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,268 +21,276 @@ from loglinear_jax.config import ConfigError, Experiment
 from loglinear_jax.distributed import any_process, to_host
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint
+from loglinear_jax.runs.folders import VariantFolder
 from loglinear_jax.runs.idle_seeds import IdleSeeds
-from loglinear_jax.runs.lines import missing_evaluations
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
-from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, device_mesh, measure_test, open_data
+from loglinear_jax.train import (
+    ManySeeds,
+    SeedState,
+    SeedTrainer,
+    TrainSettings,
+    device_mesh,
+    measure_test,
+    open_data,
+)
 
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When a program evaluates and saves, by the number of steps done."""
+
+    settings: TrainSettings
+
+    def evaluations(self, step: int) -> Iterator[int]:
+        """The steps of the evaluations to come: every `eval_every`, and the last step."""
+        every, last = self.settings.eval_every, self.settings.num_steps
+        while step < last:
+            step = min((step // every + 1) * every, last)
+            yield step
+
+    def dispatches(self, step: int) -> Iterator[int]:
+        """How many steps each call of the device takes; none goes past an evaluation."""
+        for evaluation in self.evaluations(step):
+            while step < evaluation:
+                size = min(self.settings.steps_per_dispatch, evaluation - step)
+                yield size
+                step += size
+
+    def is_end(self, step: int, active: Bool[np.ndarray, " seeds"]) -> bool:
+        """At the last step, or at an evaluation after which no seed is active, so that its last state was scored."""
+        return step >= self.settings.num_steps or (step % self.settings.eval_every == 0 and not active.any())
+
+    def saves(self, step: int) -> bool:
+        return step % self.settings.checkpoint_every == 0
+
+
 @dataclasses.dataclass
-class Member:
-    """A variant in a TrainingLoop. rows: of its seeds in the state of all. saved: step of its newest checkpoint.
-    replaces_after: what is recorded past this step is replaced by the next evaluation. end: its last state, once it has come to
-    its end."""
+class Trained:
+    """A variant in a program, or some seeds of it.
+
+    rows: of its seeds in the state of all. saved: the step of its newest checkpoint. end: its last state, once it has come to
+    its end.
+    """
 
     variant: str
-    rows: slice
+    experiment: Experiment
+    folder: VariantFolder
     checkpoints: Checkpoints
+    rows: slice
     diverged: DivergedSeeds
     saved: int | None
-    replaces_after: int | None
     end: SeedState | None = None
 
     def part(self, state: SeedState) -> SeedState:
-        """Of the state of all."""
+        """Its seeds' part of the state of all."""
         return state if self.rows == slice(None) else jax.tree.map(lambda x: x[self.rows], state)
 
     def save(self, state: SeedState) -> None:
-        """state: of all."""
+        """Saves its part of the state of all, unless its newest checkpoint is of that step."""
         if self.saved != step_of(state):
             self.saved = step_of(state)
             self.checkpoints.save(self.saved, self.part(state))
 
 
-class TrainingLoop:
-    """Trains variants that differ in their rates alone in one program, each to its end, or until a stop is asked for.
+class Program:
+    """Trains variants that differ in their rates only, each to its end, or until a stop is asked for.
 
-    Those whose newest readable checkpoint is of another step than the first one's are left out: see the states that `run`
-    returns. process: what processes.jsonl says of this process, if it trains. other: the seeds of other variants.
+    experiments, folders: by variant. Variants whose newest readable checkpoint is of another step than the first one's are left
+    out of `members`. other: the seeds of an earlier program, whose compiled drawing of data is used again.
     """
 
     def __init__(
         self,
-        directory: Workdir,
         experiments: dict[str, Experiment],
+        folders: dict[str, VariantFolder],
         stop: StopOnSignal,
-        process: dict[str, Any],
         other: ManySeeds | None,
     ):
-        self.directory, self.experiments, self.stop = directory, experiments, stop
-        self.process, self.other = process, other
+        self.experiments, self.folders, self.stop, self.other = experiments, folders, stop, other
         self.first, experiment = next(iter(experiments.items()))
         self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
+        self.schedule = Schedule(self.settings)
         self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
-        self.stopping = False
-        self.many = self._of_one = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
+        self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
+        self.members: list[Trained] = []
+        self.stopped = False
 
-    def run(self, retrain: bool = False) -> dict[str, SeedState]:
-        """The last state of each variant, which is also its newest checkpoint.
-
-        retrain: begin with the first step if there are checkpoints, but none can be read.
-        """
+    def run(self, process: dict[str, Any]) -> None:
+        """Trains from the newest checkpoints on. process: what processes.jsonl records of this process, if it trains."""
         with contextlib.ExitStack() as stack:
-            restored = {}
-            for variant in self.experiments:
-                self.directory.make_folders(variant)
-                checkpoints = stack.enter_context(Checkpoints(self.directory.checkpoints(variant)))
-                restored[variant] = checkpoints, self._restore(checkpoints, retrain)
-            state = self._begin(restored, retrain)
+            state = self._restore(stack)
             if self._training():
-                if (saved := self.members[0].saved) is not None:
-                    log.info("%s: going on from step %d", self.name, saved)
-                rates = f" at each of {len(self.members)} rates" if len(self.members) > 1 else ""
-                log.info("%s: %d seed(s)%s on %d device(s)", self.name, len(self.seeds), rates, self.many.mesh.size)
-                self._warn_of_idle_devices()
-                log.info("%s: compiling; the first steps and the first validation take longest", self.name)
-                with contextlib.closing(self._train(state)) as states:
-                    for state in states:
-                        self._after_evaluation(state)
-                if self.stopping:
-                    log.info("%s: stopping at step %d", self.name, step_of(state))
-                    for member in self._training():
+                self._announce(state)
+                for member in self._training():
+                    member.folder.cut_metrics(step_of(state))
+                    member.folder.append_process(process | {"from_step": step_of(state)})
+                self._train(state)
+
+    def _train(self, state: SeedState) -> None:
+        """The loop: steps up to the next evaluation, the evaluation, and a checkpoint where one is due."""
+        step, schedule = step_of(state), self.schedule
+        tensorboards = {member.variant: member.folder.tensorboard for member in self._training()}
+        with (
+            contextlib.closing(self._despite_signal(open_data, self.many, step)) as data,
+            contextlib.closing(data.dispatches(schedule.dispatches(step))) as dispatches,
+            Live(self.task.score, self.settings.num_steps, step, tensorboards) as live,
+        ):
+            for evaluation in schedule.evaluations(step):
+                start, began = step, time.perf_counter()
+                while step < evaluation:
+                    if any_process(self.stop.requested):
+                        return self._stop(state)
+                    num_steps, batches = next(dispatches)
+                    state = self._despite_signal(self.many.train_steps, state, batches, num_steps, self.idle.rows)
+                    jax.block_until_ready(state.step)
+                    live.steps(num_steps)
+                    step += num_steps
+                live.evaluating()
+                state, values = self._evaluate(state, data.validation)
+                live.evaluation(self._record(values, step, step - start, time.perf_counter() - began))
+                self._end_finished(state)
+                for member in self.members:
+                    if member.end is None and schedule.saves(step):
                         member.save(state)
-        return {member.variant: member.end for member in self.members}
+                if not self._training():
+                    return
 
-    def _restore(self, checkpoints: Checkpoints, retrain: bool) -> SeedState | None:
-        try:
-            return checkpoints.restore_latest(self._of_one.abstract_state())
-        except NoReadableCheckpoint:
-            if not retrain:
-                raise
-            checkpoints.set_aside(checkpoints.steps())
-            return None
-
-    def _begin(self, restored: dict[str, tuple[Checkpoints, SeedState | None]], copied: bool) -> SeedState:
-        """The members, and the state of all of them, from what was restored of each variant.
-
-        copied: whether copies of all that is recorded are kept already.
-        """
-        steps = {variant: None if state is None else step_of(state) for variant, (_, state) in restored.items()}
-        chosen = [variant for variant in restored if steps[variant] == steps[self.first]]
-        if len(chosen) > 1:
-            rates = [(x.train.learning_rate, x.train.weight_decay) for x in map(self.experiments.get, chosen)]
-            self.many = ManySeeds(
-                self.trainer,
-                self.seeds * len(chosen),
-                mesh_for(self.first, self.experiments[self.first], len(chosen)),
-                self.other,
-                [own for own in rates for _ in self.seeds],
-            )
-        self.members = []
-        for index, variant in enumerate(chosen):
-            seeds = len(self.seeds)
-            rows = slice(index * seeds, (index + 1) * seeds) if len(chosen) > 1 else slice(None)
-            self.members.append(
-                Member(
-                    variant, rows, restored[variant][0], DivergedSeeds(variant, self.seeds), steps[variant],
-                    steps[variant] or 0,
-                )
-            )  # fmt: skip
-        states = [restored[variant][1] for variant in chosen]
-        if states[0] is None:
-            state = self._despite_signal(self.many.init, self.many.seeds)
-        elif len(states) == 1:
-            (state,) = states
-        else:
-            joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
-            state = jax.device_put(joined, self.many.sharding)
-        diverged = to_host(state.diverged_step)
-        for member in self.members:
-            self._report_lost(member, copied)
-            member.diverged.report(diverged[member.rows])
-            self._end_if_finished(member, state)
-        self.idle = IdleSeeds(
-            self.many, self.settings.num_steps, self.settings.eval_every, self._joint_records(step_of(state))
-        )
-        return state
-
-    @property
-    def name(self) -> str:
-        """In messages."""
-        also = len(self.members) - 1
-        return self.first + (f" and {also} of other rates" if also else "")
-
-    def _training(self) -> list[Member]:
+    def _training(self) -> list[Trained]:
         return [member for member in self.members if member.end is None]
 
-    def _report_lost(self, member: Member, copied: bool) -> None:
-        """Reads what is recorded up to where the state is. What is recorded past it stays until it is replaced."""
-        step, records = member.replaces_after, self._records(member.variant)
-        ahead = [record["step"] for record in records if record["step"] > step]
-        if ahead and max(ahead) - step > 2 * self.settings.checkpoint_every:  # more than a kill can lose
-            log.warning(
-                "%s: recorded up to step %d, but there is no checkpoint after step %d: trained again from there",
-                member.variant, max(ahead), step,
-            )  # fmt: skip
-            if not copied:
-                self.directory.keep_copies()
-        records = [record for record in records if record["step"] <= step]
-        if missing := missing_evaluations(records, self.settings, step):
-            log.warning("%s: %s", member.variant, missing)
+    def _end_finished(self, state: SeedState) -> None:
+        """Ends the members that have come to their end, and saves them."""
+        active = to_host(state.active)
+        for member in self._training():
+            if self.schedule.is_end(step_of(state), active[member.rows]):
+                member.save(state)
+                member.end = member.part(state)
+
+    def _stop(self, state: SeedState) -> None:
+        log.info("%s: stopping at step %d", self.name, step_of(state))
+        self.stopped = True
+        for member in self._training():
+            member.save(state)
+
+    # --- The beginning ------------------------------------------------------------------------------------------------
+
+    def _restore(self, stack: contextlib.ExitStack) -> SeedState:
+        """The members, and the state of all of them: from their newest checkpoints, or new."""
+        restored = {}
+        for variant, folder in self.folders.items():
+            checkpoints = stack.enter_context(Checkpoints(folder.checkpoints))
+            state = checkpoints.restore_latest(self.many.abstract_state())
+            if state is None and folder.outcome_file.exists():
+                raise NoReadableCheckpoint(
+                    f"{folder.path} is finished, but has no checkpoint to go on from; to train it anew, move the folder away"
+                )
+            restored[variant] = checkpoints, state, None if state is None else step_of(state)
+        first_step = restored[self.first][2]
+        chosen = [variant for variant, (_, _, step) in restored.items() if step == first_step]
+        if len(chosen) > 1:
+            self.many = self._of_several_rates(chosen)
+        for index, variant in enumerate(chosen):
+            rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds)) if len(chosen) > 1 else slice(None)
+            self.members.append(
+                Trained(
+                    variant,
+                    self.experiments[variant],
+                    self.folders[variant],
+                    restored[variant][0],
+                    rows,
+                    DivergedSeeds(variant, self.seeds),
+                    first_step,
+                )
+            )
+        state = self._joined([restored[variant][1] for variant in chosen])
+        self._report_diverged(state)
+        self._end_finished(state)
+        records = self._joint_records(step_of(state))
+        self.idle = IdleSeeds(self.many, self.settings.num_steps, self.settings.eval_every, records)
+        return state
+
+    def _of_several_rates(self, variants: Sequence[str]) -> ManySeeds:
+        """The seeds once for each variant, at its rates."""
+        settings = [self.experiments[variant].train for variant in variants]
+        rates = [(own.learning_rate, own.weight_decay) for own in settings for _ in self.seeds]
+        mesh = mesh_for(self.first, self.experiments[self.first], len(variants))
+        return ManySeeds(self.trainer, self.seeds * len(variants), mesh, self.other, rates)
+
+    def _joined(self, states: Sequence[SeedState | None]) -> SeedState:
+        """The state of all members, from the state of each; the initial one if they have none."""
+        if states[0] is None:
+            return self._despite_signal(self.many.init, self.many.seeds)
+        if len(states) == 1:
+            return states[0]
+        joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
+        return jax.device_put(joined, self.many.sharding)
 
     def _joint_records(self, last: int) -> list[dict[str, Any]]:
         """Which seeds of all were active at each evaluation up to a step."""
         none = [False] * len(self.seeds)
-        active = [{r["step"]: r["active"] for r in self._records(member.variant)} for member in self.members]
-        steps = sorted({step for of_one in active for step in of_one if step <= last})
+        active = [{r["step"]: r["active"] for r in member.folder.read_metrics(last)} for member in self.members]
+        steps = sorted({step for of_one in active for step in of_one})
         return [{"step": step, "active": [x for of_one in active for x in of_one.get(step, none)]} for step in steps]
 
-    def _after_evaluation(self, state: SeedState) -> None:
-        """Saves what is due, and what has come to its end. Also called where a stop was asked for before an evaluation."""
-        for member in self._training():
-            if not self.stopping:
-                self._end_if_finished(member, state)
-            if member.end is not None or step_of(state) % self.settings.checkpoint_every == 0:
-                member.save(state)
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        also = len(self.members) - 1
+        return self.first + (f" and {also} of other rates" if also else "")
 
-    def _end_if_finished(self, member: Member, state: SeedState) -> None:
-        if self._finished(step_of(state), to_host(state.active)[member.rows]):
-            member.end = member.part(state)
+    def _announce(self, state: SeedState) -> None:
+        if self.members[0].saved is not None:
+            log.info("%s: going on from step %d", self.name, step_of(state))
+        rates = f" at each of {len(self.members)} rates" if len(self.members) > 1 else ""
+        log.info("%s: %d seed(s)%s on %d device(s)", self.name, len(self.seeds), rates, self.many.mesh.size)
+        devices = len(jax.devices())
+        if idle := devices - self.many.mesh.size:
+            also = " or train.batch_size" if self.task.STREAMED else ""
+            log.warning("%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, devices)
+        log.info("%s: compiling; the first steps and the first validation take longest", self.name)
 
-    def _train(self, state: SeedState) -> Iterator[SeedState]:
-        """The state after each evaluation, until all have come to their end or a stop was asked for."""
-        step, settings = step_of(state), self.settings
-        for member in self._training():
-            self.directory.append_process(self.process | {"variant": member.variant, "from_step": step})
-        data = self._despite_signal(open_data, self.many, step)
-        dispatches = data.dispatches(self._dispatch_sizes(step))
-        tensorboards = {member.variant: self.directory.tensorboard(member.variant) for member in self._training()}
-        with (
-            contextlib.closing(data),
-            contextlib.closing(dispatches),
-            Live(self.task.score, settings.num_steps, step, tensorboards) as live,
-        ):
-            while self._training() and not self.stopping:
-                began, start, computed = time.perf_counter(), step_of(state), self.idle.num_computed
-                state = self._to_next_evaluation(state, dispatches, live)
-                if not self.stopping:
-                    live.evaluating()
-                    state = self._evaluate(state, data.validation, start, computed, began, live)
-                yield state
+    # --- Evaluations --------------------------------------------------------------------------------------------------
 
-    def _finished(self, step: int, active: Bool[np.ndarray, " seeds"]) -> bool:
-        """At the last step, or at an evaluation after which no seed is active (so that its last state was scored)."""
-        return step >= self.settings.num_steps or (step % self.settings.eval_every == 0 and not active.any())
-
-    def _dispatch_sizes(self, step: int) -> Iterator[int]:
-        """Steps of each dispatch from a step on; no dispatch goes past an evaluation."""
-        while step < self.settings.num_steps:
-            size = min(self.settings.steps_per_dispatch, self._next_evaluation(step) - step)
-            yield size
-            step += size
-
-    def _next_evaluation(self, step: int) -> int:
-        return min((step // self.settings.eval_every + 1) * self.settings.eval_every, self.settings.num_steps)
-
-    def _to_next_evaluation(self, state: SeedState, dispatches: Iterator, live: Live) -> SeedState:
-        """Steps up to the next evaluation; fewer if a stop is asked for meanwhile."""
-        end = self._next_evaluation(step_of(state))
-        while step_of(state) < end:
-            self.stopping = any_process(self.stop.requested)
-            if self.stopping:
-                return state
-            num_steps, batches = next(dispatches)
-            state = self._despite_signal(self.many.train_steps, state, batches, num_steps, self.idle.rows)
-            jax.block_until_ready(state.step)
-            live.steps(num_steps)
-        return state
-
-    def _evaluate(self, state: SeedState, validation, start: int, computed: int, began: float, live: Live) -> SeedState:
-        """One evaluation, recorded and shown. start, computed, began: the step and the time since which so many seeds were
-        trained."""
-        step, every, training = step_of(state), self.settings.eval_every, self._training()
+    def _evaluate(self, state: SeedState, validation: dict[str, Any]) -> tuple[SeedState, dict[str, np.ndarray]]:
+        """The state after an evaluation, and its values [seeds of all members]."""
+        step, every = step_of(state), self.settings.eval_every
         train_loss = to_host(state.loss_sum).astype(np.float64) / (step - (step - 1) // every * every)
         state, loss, accuracy = self._despite_signal(self.many.evaluate_and_record, state, validation)
-        of_seeds = {
+        self._report_diverged(state)
+        return state, {
             "train_loss": train_loss,
             "val_loss": to_host(loss).astype(np.float64),
             "val_accuracy": to_host(accuracy).astype(np.float64),
             "active": to_host(state.active),
         }
-        seconds = time.perf_counter() - began
-        rate = (step - start) * computed / seconds
-        diverged, records = to_host(state.diverged_step), []
+
+    def _record(self, values: dict[str, np.ndarray], step: int, num_steps: int, seconds: float) -> list[dict[str, Any]]:
+        """Records an evaluation of the members that train; returns the records. seconds: of the steps since the last one, and
+        of the evaluation, which the members share evenly. A rate is of all seeds that steps were computed for."""
+        training, records = self._training(), []
+        rate = num_steps * self.idle.num_computed / seconds
         for member in training:
             records.append(
                 {"variant": member.variant, "step": step}
-                | {name: values[member.rows].tolist() for name, values in of_seeds.items()}
+                | {name: of_all[member.rows].tolist() for name, of_all in values.items()}
                 | {
                     "seconds": seconds / len(training),
                     "seed_steps_per_second": rate,
                     "tokens_per_second": rate * self.settings.batch_size * self.task.trained_on.mean_length,
                 }
             )
-            self.directory.append_metrics(records[-1], member.replaces_after)
-            member.replaces_after = None
+            member.folder.append_metrics(records[-1])
+        self.idle.count({"step": step, "active": values["active"]})
+        return records
+
+    def _report_diverged(self, state: SeedState) -> None:
+        diverged = to_host(state.diverged_step)
+        for member in self._training():
             member.diverged.report(diverged[member.rows])
-        self.idle.count({"step": step, "active": of_seeds["active"]})
-        live.evaluation(records)
-        return state
 
     def _despite_signal(self, compute: Callable, *arguments: Any) -> Any:
         """compute(*arguments), tried again if it fails once a stop is asked for: Ctrl-C in a terminal and `timeout` also signal
@@ -295,51 +303,38 @@ class TrainingLoop:
             log.info("%s: compiling again what the signal cut short (%s)", self.first, str(error).splitlines()[0][:100])
             return compute(*arguments)
 
-    def _warn_of_idle_devices(self) -> None:
-        devices = len(jax.devices())
-        if idle := devices - self.many.mesh.size:
-            also = " or train.batch_size" if self.task.STREAMED else ""
-            log.warning("%d devices stay idle: train.num_seeds%s should be a multiple of %d", idle, also, devices)
+    # --- The end ------------------------------------------------------------------------------------------------------
 
-    def _records(self, variant: str) -> list[dict[str, Any]]:
-        """A variant's evaluations so far."""
-        return self.directory.read_metrics(variant)
-
-    def outcomes(self, states: dict[str, SeedState]) -> dict[str, VariantOutcome]:
-        """The outcomes of the trained variants, from what `run` returned."""
+    def outcomes(self) -> dict[str, VariantOutcome]:
+        """The outcomes of the members, which have all come to their end, with the test of their best parameters."""
         log.info("%s: measuring on the test set", self.name)
-        best = [states[member.variant].best_params for member in self.members]
-        tested = self._despite_signal(self._test, best)
-        return {
-            member.variant: self._outcome(member.variant, states[member.variant], of_rows(tested, member.rows))
-            for member in self.members
-        }
+        best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(member.end.best_params for member in self.members))
+        tested = self._despite_signal(measure_test, self.many, jax.device_put(best, self.many.sharding))
+        return {member.variant: self._outcome(member, of_rows(tested, member.rows)) for member in self.members}
 
-    def _test(self, best: list[Any]) -> dict[str, Any]:
-        """What the test measures of all members together. best: the parameters of each."""
-        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *best)
-        return measure_test(self.many, jax.device_put(joined, self.many.sharding))
-
-    def _outcome(self, variant: str, state: SeedState, tested: dict[str, Any]) -> VariantOutcome:
-        """tested: what the task's test measured of it.
-
-        Its seconds are those of training and evaluating, in this and earlier processes; steps after the last evaluation
-        before an interruption are not in them, compilation is, also in the first rate of each process. A rate is of all seeds
-        that steps were computed for, also of those among them that had stopped, and of all variants in the same program; these
-        share the seconds evenly.
-        """
-        records = self._records(variant)
+    def _outcome(self, member: Trained, tested: dict[str, Any]) -> VariantOutcome:
+        """tested: what the test measured of it. Its seconds are those of training and evaluating in this and earlier processes,
+        compilation included; None if the records of some evaluations are gone."""
+        last_step = step_of(member.end)
+        records = member.folder.read_metrics(last_step)
         rates = {
             name: float(np.median([r[name] for r in records])) if records else None
             for name in ("seed_steps_per_second", "tokens_per_second")
         }
-        whole = missing_evaluations(records, self.settings, step_of(state)) is None
-        seconds = sum(record["seconds"] for record in records) if whole else None
-        return outcome_of(state, self.task.score.metric, seconds=seconds, **rates, **tested)
+        are_all = len(records) == -(-last_step // self.settings.eval_every)
+        seconds = sum(record["seconds"] for record in records) if are_all else None
+        return outcome_of(
+            member.end,
+            self.task.score.metric,
+            num_steps=self.settings.num_steps,
+            seconds=seconds,
+            **rates,
+            **tested,
+        )
 
 
 def of_rows(tested: Any, rows: slice) -> Any:
-    """Of what a task's test measured, the rows in every list, also in its dicts, whose order stays."""
+    """The rows in every list of what a test measured, also in its dicts, whose order stays."""
     if isinstance(tested, dict):  # JAX's tree.map sorts their names
         return {name: of_rows(value, rows) for name, value in tested.items()}
     return tested[rows] if isinstance(tested, list) else tested

@@ -1,11 +1,10 @@
-"""What summary.json holds: the outcome of each variant of a run, per seed and together."""
+"""What outcome.json and summary.json hold: the outcomes of variants, per seed and together, and where they come from."""
 
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -26,8 +25,9 @@ class VariantOutcome:
     metric: by which the best step of a seed was chosen in validation, "accuracy" or "loss". best_loss, best_accuracy: what
     was measured there, in validation; best_loss is None of a seed without a finite evaluation. solved_step: the first
     evaluated step at SOLVED_ACCURACY (99 %) in validation. diverged_step: the step whose loss or gradient was not finite.
-    last_step: of all seeds. params, lam_params: how many parameters there are in all, and how many are λ's. seconds: of
-    training and evaluating, in all processes. seed_steps_per_second, tokens_per_second: medians over evaluations.
+    last_step: of all seeds. num_steps: how many steps were asked for; None in outcomes of earlier versions. params, lam_params:
+    how many parameters there are in all, and how many are λ's. seconds: of training and evaluating, in all processes.
+    seed_steps_per_second, tokens_per_second: medians over evaluations; None where seeds were trained in several programs.
     test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
     the test split of a text, which has the loss alone; None of a run of an earlier version.
     test_accuracy_of_parts: the same accuracy by part of the test, where it has several: "64/4". Each counts the same in
@@ -54,6 +54,7 @@ class VariantOutcome:
     test_accuracy: list[float | None] | None = None
     test_accuracy_of_parts: dict[str, list[float | None]] | None = None
     test_loss_from_position: dict[str, list[float | None]] | None = None
+    num_steps: int | None = None
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -136,7 +137,7 @@ class VariantOutcome:
         return f"{'test' if tested else 'best validation'} {self.score.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json: the fields, OF_SOME only if they are set, and what follows from them in a task of this score."""
+        """For a file: the fields, OF_SOME only if they are set, and what follows from them in a task of this score."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in OF_SOME} | {
             name: getattr(self, name) for name in DERIVED[self.score]
@@ -144,30 +145,49 @@ class VariantOutcome:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> VariantOutcome:
-        """What `to_json` gave, now or in an earlier version. Raises ValueError naming what is missing, or can't be."""
+        """What `to_json` gave, now or in an earlier version. Raises ValueError naming what is missing."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-        if not isinstance(values, Mapping):
-            raise ValueError(f"expected the outcome of a variant, got {_shown(values)}")
         if lacking := [name for name in required if name not in values]:
             raise ValueError(f"there is no {lacking[0]}")
-        _check_types(cls, values)
         outcome = cls(**{name: value for name, value in values.items() if name in fields})
-        if outcome.metric not in (ACCURACY.metric, PERPLEXITY.metric):
-            raise ValueError(f"metric is {outcome.metric!r}")
-        if not outcome.seeds or outcome.params <= outcome.lam_params:
-            raise ValueError("it has no seeds, or no parameters but λ's")
-        lists = {name: getattr(outcome, name) for name in (*OF_SEEDS, "test_loss", "test_accuracy")}
-        lists |= (outcome.test_loss_from_position or {}) | (outcome.test_accuracy_of_parts or {})
-        for name, entries in lists.items():
-            if entries is not None and len(entries) != len(outcome.seeds):
-                raise ValueError(f"{name} has {len(entries)} entries for {len(outcome.seeds)} seeds")
+        for name in OF_SEEDS:
+            if len(getattr(outcome, name)) != len(outcome.seeds):
+                raise ValueError(f"{name} has {len(getattr(outcome, name))} entries for {len(outcome.seeds)} seeds")
         return outcome
+
+    def with_seeds_of(self, other: VariantOutcome) -> VariantOutcome:
+        """The outcome of this one's seeds and then the other's, which were trained in another program, so that no rate of
+        training is known of all of them."""
+        joined = {
+            name: _joined(value, getattr(other, name))
+            for name, value in vars(self).items()
+            if isinstance(value, (list, dict))
+        }
+        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        return dataclasses.replace(
+            self,
+            **joined,
+            last_step=max(self.last_step, other.last_step),
+            num_steps=None
+            if self.num_steps is None or other.num_steps is None
+            else min(self.num_steps, other.num_steps),
+            seconds=seconds,
+            seed_steps_per_second=None,
+            tokens_per_second=None,
+        )
+
+
+def _joined(values: Any, others: Any) -> Any:
+    """The values of more seeds: in lists, and in dicts of lists."""
+    if isinstance(values, dict):
+        return {name: _joined(value, others[name]) for name, value in values.items()}
+    return values + others
 
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
 # Not of every task and version.
-OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_accuracy_of_parts", "test_loss_from_position")
+OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_accuracy_of_parts", "test_loss_from_position", "num_steps")
 DERIVED = {
     ACCURACY: (
         "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
@@ -191,28 +211,13 @@ def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutco
 SEVERAL_COMMITS = "commits_of_all_processes"  # in provenance
 
 
-def with_commits(provenance: Mapping[str, str], commits: Sequence[str]) -> dict[str, str]:
-    """The provenance of a summary, with the commits of all its processes, if they are several."""
-    commits = list(dict.fromkeys(commits))
-    return dict(provenance) | ({SEVERAL_COMMITS: ", ".join(commits)} if len(commits) > 1 else {})
-
-
-def versions_of_all(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """For each package the versions that these have of it, each once and the first one first, as in "0.10.2, 0.11.2"."""
-    found: dict[str, dict[str, None]] = {}
-    for record in records:
-        for name, version in record.items():
-            found.setdefault(name, {}).update(dict.fromkeys(version.split(", ")))
-    return {name: ", ".join(versions) for name, versions in found.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """summary.json: the outcomes of a finished run, and where they come from.
+    """summary.json, and outcome.json of one variant: outcomes, and where they come from.
 
     command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance).
-    command_today: the command that gives the same config with today's presets, where that is another one.
-    versions: of packages, by name; several if its processes had several.
+    command_today: the command that gives the same config with today's presets, where that is another one. device, versions: of
+    packages by name; several, with commas between them, if its processes had several.
     """
 
     variants: dict[str, VariantOutcome]
@@ -221,19 +226,12 @@ class RunSummary:
     provenance: dict[str, str] = dataclasses.field(default_factory=dict)
     device: str | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    seconds_in_this_process: float | None = None
-
-    @property
-    def devices(self) -> list[str]:
-        """Those of the processes whose outcomes are here, as far as they are known."""
-        return self.device.split(", ") if self.device else []
 
     @property
     def commits(self) -> list[str]:
         """Those of all processes that trained the run, as far as they are known, the first one first."""
-        if SEVERAL_COMMITS in self.provenance:
-            return self.provenance[SEVERAL_COMMITS].split(", ")
-        return list(filter(None, [self.provenance.get("commit")]))
+        known = self.provenance.get(SEVERAL_COMMITS, self.provenance.get("commit"))
+        return known.split(", ") if known else []
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -242,7 +240,6 @@ class RunSummary:
             "provenance": self.provenance,
             "device": self.device,
             "versions": self.versions,
-            "seconds_in_this_process": self.seconds_in_this_process,
             "variants": {name: outcome.to_json() for name, outcome in self.variants.items()},
         }
 
@@ -251,42 +248,49 @@ class RunSummary:
         """Raises ValueError naming what is missing."""
         if not isinstance(values, dict) or not isinstance(values.get("variants"), dict):
             raise ValueError("not a summary of a run: it has no variants")
-        _check_types(cls, {name: value for name, value in values.items() if name != "variants"})
         variants = {}
         for name, outcome in values["variants"].items():
             try:
                 variants[name] = VariantOutcome.from_json(outcome)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"of another version: {name}: {error}") from error
         known = {field.name for field in dataclasses.fields(cls)} - {"variants"}
         return cls(variants=variants, **{name: value for name, value in values.items() if name in known})
 
 
-def _check_types(of: type, values: Mapping[str, Any]) -> None:
-    """Raises ValueError naming the first value that is not of its field's type."""
-    hints = typing.get_type_hints(of)
-    for name, value in values.items():
-        if name in hints and not _is_a(hints[name], value):
-            raise ValueError(f"{name} is {_shown(value)}")
+def join_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
+    """One summary of several: of a run's variants, of the seeds of a variant, or of the processes that trained one.
+
+    Where two have a variant, their seeds are joined; if they have the same seeds, the later one counts.
+    """
+    return functools.reduce(_join, summaries)
 
 
-def _is_a(hint: Any, value: Any) -> bool:
-    """Whether a value of JSON is of a type such as `list[float | None]`."""
-    kind, inner = typing.get_origin(hint), typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        return any(_is_a(part, value) for part in inner)
-    if kind is list:
-        return isinstance(value, list) and all(_is_a(inner[0], item) for item in value)
-    if kind is dict:
-        return isinstance(value, dict) and all(_is_a(inner[1], item) for item in value.values())
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+def _join(first: RunSummary, second: RunSummary) -> RunSummary:
+    variants = dict(first.variants)
+    for name, outcome in second.variants.items():
+        is_further = name in variants and set(variants[name].seeds).isdisjoint(outcome.seeds)
+        variants[name] = variants[name].with_seeds_of(outcome) if is_further else outcome
+    commits = list(dict.fromkeys(first.commits + second.commits))
+    provenance = {name: value for name, value in second.provenance.items() if name != SEVERAL_COMMITS}
+    if len(commits) > 1:
+        provenance[SEVERAL_COMMITS] = ", ".join(commits)
+    versions = {
+        name: _several(first.versions.get(name), second.versions.get(name)) for name in first.versions | second.versions
+    }
+    return dataclasses.replace(
+        second,
+        variants=variants,
+        provenance=provenance,
+        device=_several(first.device, second.device),
+        versions=versions,
+    )
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _several(first: str | None, second: str | None) -> str | None:
+    """What two texts list, each once: "0.10.2, 0.11.2"."""
+    listed = [one for text in (first, second) if text for one in text.split(", ")]
+    return ", ".join(dict.fromkeys(listed)) or None
 
 
 def outcome_of(state: SeedState, metric: str, **measured: Any) -> VariantOutcome:

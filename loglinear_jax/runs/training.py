@@ -1,4 +1,4 @@
-"""Training a run: its checks, its variants one program after the other, and going on where an earlier call stopped."""
+"""Training a run: its checks, what is missing of it one program after the other, and its summary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import dataclasses
 import datetime
 import logging
 import shlex
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,18 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, Experiment, build_all
+from loglinear_jax.config import ConfigError, Experiment, build_all, named_variants, some_of, variants_at_rates
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
-from loglinear_jax.runs.checkpoints import Checkpoints, check_can_be_read
-from loglinear_jax.runs.errors import NoReadableCheckpoint, OutOfMemory
-from loglinear_jax.runs.lines import missing_evaluations
-from loglinear_jax.runs.loop import TrainingLoop
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, versions_of_all, with_commits
+from loglinear_jax.runs.errors import OutOfMemory
+from loglinear_jax.runs.folders import RunFolder, VariantFolder, is_finished
+from loglinear_jax.runs.lock import only_process
+from loglinear_jax.runs.loop import Program
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
 from loglinear_jax.runs.own_modules import changed_modules, own_modules
-from loglinear_jax.runs.workdir import Workdir
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.train import TrainSettings
 from pallas_kernels import UnsupportedError
 
 log = logging.getLogger(__name__)
@@ -38,9 +35,9 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What a call of `run` ended with: the summary, or the folder of checkpoints that the same call goes on from.
+    """What a call of `run` ended with: the summary of all that is finished, or the folder that the same call goes on from.
 
-    trained: whether this call did anything; not if the run was finished before.
+    trained: whether this call trained anything.
     """
 
     summary: RunSummary | None
@@ -48,155 +45,151 @@ class RunResult:
     trained: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """Seeds of a variant that have no outcome yet, and the folder of theirs."""
+
+    variant: str
+    experiment: Experiment
+    folder: VariantFolder
+
+
 def run(
-    config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None, retrain: bool = False
+    config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None, only: Collection[str] = ()
 ) -> RunResult:
-    """Trains every variant of the config with the same seeds and data; goes on from where an earlier call stopped.
+    """Trains what is missing of the config's variants, each with the same seeds and data; goes on from where an earlier call
+    stopped.
 
-    A variant whose outcome is recorded in summary.json is finished, whether its checkpoints are still there or not.
-
-    command: the command line that asked for it, for summary.json. retrain: train finished variants again whose newest
-    checkpoint is gone or damaged; what was recorded of them is kept in copies, *.earlier.
+    command: the command line that asked for it, to be recorded. only: names in config.variants, to train no others.
 
     Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used; NoReadableCheckpoint;
     RunFailed if the machine does not let the run go on: CannotWrite, OutOfMemory.
     """
     experiments, sizes = checked_experiments(config)
-    task = next(iter(experiments.values())).task  # the same for all variants
-    directory = Workdir(workdir, writes=is_main())
-    with directory.hold(), StopOnSignal() as stop:
-        resumed = directory.prepare(config)
-        directory.repair()
-        any_process(False)  # the others go on when it is done
-        check_can_be_read(directory.path)
-        if task.corpus_read is not None:
-            directory.keep_corpus(task.corpus_read, config)
-        log.info("%s %s", "Going on in" if resumed else "Writing to", directory.path)
-        for variant, size in sizes.items():
-            log.info("%s: %s", variant, size)
-        return _train_variants(directory, experiments, config, command, retrain, stop)
+    chosen = _chosen(config, only)
+    corpus = next(iter(experiments.values())).task.corpus_read  # the same for all variants
+    run_folder = RunFolder(workdir, writes=is_main())
+    resumed = run_folder.prepare(config, corpus)
+    any_process(False)  # the others go on when it is done
+    log.info("%s %s", "Going on in" if resumed else "Writing to", run_folder.path)
+    missing = _missing(run_folder, {name: experiments[name] for name in chosen})
+    trained, many = bool(missing), None
+    process = _process(config, command, experiments)
+    _warn_of_changed_modules(run_folder, experiments)
+    for variant, size in sizes.items():
+        log.info("%s: %s", variant, size)
+    with StopOnSignal() as stop:
+        while missing:
+            program = _trained_by(missing, stop, many)
+            with reporting_memory(program), _held(program):
+                program.run(process)
+                if program.stopped:
+                    return RunResult(None, interrupted_at=program.folders[program.first].path)
+                for variant, outcome in program.outcomes().items():
+                    _finish(program.folders[variant], variant, outcome, process)
+                    log.info("%s: finished", variant)
+            trained_now = {id(program.folders[member.variant]) for member in program.members}
+            missing = [one for one in missing if id(one.folder) not in trained_now]
+            many = program.many
+    any_process(False)  # the outcomes are written
+    run_folder.write_summary({name: experiment.train for name, experiment in experiments.items()})
+    return RunResult(run_folder.read_summary(), trained=trained)
 
 
-def _train_variants(
-    directory: Workdir,
-    experiments: dict[str, Experiment],
-    config: ConfigDict,
-    command: Sequence[str] | None,
-    retrain: bool,
-    stop: StopOnSignal,
-) -> RunResult:
-    started = time.monotonic()
-    process = {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": None if command is None else shlex.join(command),
-        "provenance": provenance(directory.written_config() if is_main() else config.to_dict()),
-        "device": device(),
-        "versions": versions(),
-    }
-    if modules := own_modules(*experiments.values()):
-        process["modules"] = modules
-        for change in changed_modules(modules, directory.read_processes()):
-            log.warning("%s", change)
-    corpus = next(iter(experiments.values())).task.corpus_read
-    if corpus is not None:
-        process["text"] = {name: corpus.manifest[name] for name in ("splits", "tokenizer_sha256")}
-    summary = directory.read_summary()
-    finished = finished_variants(directory, experiments, summary, retrain)
-    if summary is not None and finished.keys() == experiments.keys():
-        return RunResult(summary=summary, trained=False)
-    if retrain:
-        directory.keep_copies()
-    many = None
-    while waiting := [variant for variant in experiments if variant not in finished]:
-        variants = trained_together(waiting[0], {name: experiments[name] for name in waiting})
-        loop = TrainingLoop(directory, {name: experiments[name] for name in variants}, stop, process, many)
-        with reporting_memory(variants[0], experiments[variants[0]], len(variants)):
-            states = loop.run(retrain)
-            if loop.stopping:
-                return RunResult(summary=None, interrupted_at=directory.checkpoints(variants[0]))
-            finished |= loop.outcomes(states)
-        many = loop.many
-        commits, versions_used = _of_all_processes(directory, summary)
-        summary = RunSummary(
-            variants={name: finished[name] for name in experiments if name in finished},
-            command=process["command"],
-            provenance=with_commits(process["provenance"], commits),
-            device=process["device"],
-            versions=versions_used,
-            seconds_in_this_process=time.monotonic() - started,
-        )
-        directory.write_summary(summary)
-    return RunResult(summary=summary)
+def _chosen(config: ConfigDict, only: Collection[str]) -> list[str]:
+    """The variants that are to be trained: all, or those of the names in `only`, at all their rates. Raises ConfigError for a
+    name that there is not."""
+    by_name = dict(zip(named_variants(config), variants_at_rates(config), strict=True))
+    if unknown := [name for name in only if name not in by_name]:
+        raise ConfigError(f"only={unknown[0]}: there is no such variant, but {some_of(by_name)}")
+    return [variant for name, at_rates in by_name.items() if not only or name in only for variant in at_rates]
 
 
-def _of_all_processes(directory: Workdir, summary: RunSummary | None) -> tuple[list[str], dict[str, str]]:
-    """(commits, versions) of all processes that trained the run, the first one first. summary: what the last one wrote, maybe
-    elsewhere."""
-    before, processes = summary or RunSummary(variants={}), directory.read_processes()
-    commits = before.commits + [process["provenance"]["commit"] for process in processes]
-    return commits, versions_of_all([before.versions, *(process.get("versions", {}) for process in processes)])
-
-
-def finished_variants(
-    directory: Workdir, experiments: dict[str, Experiment], summary: RunSummary | None, retrain: bool
-) -> dict[str, VariantOutcome]:
-    """The outcomes that stand, by variant. Warns of those whose newest checkpoint is gone or damaged, and with `retrain` leaves
-    them out.
-
-    Raises NoReadableCheckpoint for a variant that is finished, as its metrics say, and of which nothing else is left.
-    """
-    finished = {}
+def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[Missing]:
+    """What lacks an outcome, in the order of the variants."""
+    finished = run_folder.finished_variants({name: experiment.train for name, experiment in experiments.items()})
+    found = []
     for variant, experiment in experiments.items():
-        outcome = None if summary is None else summary.variants.get(variant)
-        if outcome is not None and outcome.seeds != experiment.seeds:
-            log.warning("%s: %s: its seeds are not those of the config; derived again", directory.summary_file, variant)
-            outcome = None
-        checkpoints = Checkpoints(directory.checkpoints(variant), read_only=True)
-        steps, records = checkpoints.steps(), directory.read_metrics(variant)
-        if outcome is None:
-            was_damaged = summary is None and directory.has_damaged_summary()
-            if was_damaged and not retrain and not steps and records and _is_last(records[-1], experiment.train):
-                raise NoReadableCheckpoint(
-                    f"{directory.path}: {variant} is finished, as its metrics say, but its checkpoints are gone, and "
-                    "summary.json was damaged: --retrain trains it again"
-                )
+        if variant in finished:
             continue
-        problem = "is gone"
-        if outcome.last_step in steps:
-            problem = checkpoints.damage(outcome.last_step)
-            problem = problem and f"is damaged ({problem})"
-        if problem:
-            log.warning(
-                "%s: its checkpoint of step %d, the last, %s. Its outcome stands%s",
-                variant, outcome.last_step, problem,
-                " till it is trained again." if retrain else "; --retrain trains it again.",
-            )  # fmt: skip
-        if not (problem and retrain):
-            finished[variant] = outcome
-            if missing := missing_evaluations(records, experiment.train, outcome.last_step):
-                log.warning("%s: %s", variant, missing)
-    return finished
+        for folder, train in run_folder.parts(variant, experiment.train).items():
+            summary = folder.read_outcome()
+            if summary is None or not is_finished(summary.variants[variant], train):
+                found.append(Missing(variant, dataclasses.replace(experiment, train=train), folder))
+    return found
 
 
-def _is_last(record: dict[str, Any], train: TrainSettings) -> bool:
-    return record["step"] >= train.num_steps or not any(record["active"])
+def _trained_by(missing: Sequence[Missing], stop: StopOnSignal, other: Any) -> Program:
+    """The program that trains the first of what is missing."""
+    together = trained_together(missing)
+    for one in together:
+        one.folder.make()
+    return Program(
+        {one.variant: one.experiment for one in together}, {one.variant: one.folder for one in together}, stop, other
+    )
+
+
+def trained_together(missing: Sequence[Missing]) -> list[Missing]:
+    """The first, and those that one program can train with it: they differ in their rates only."""
+    first = missing[0]
+    if jax.process_count() > 1:  # each has a part of every seed's state
+        return [first]
+
+    def but_for_rates(one: Missing) -> Any:
+        return one.experiment.model, one.experiment.task, one.experiment.train.but_for_rates
+
+    alike = [one for one in missing if but_for_rates(one) == but_for_rates(first)]
+    return alike[: first.experiment.rates_at_once(len(alike))]
 
 
 @contextlib.contextmanager
-def reporting_memory(variant: str, experiment: Experiment, together: int) -> Iterator[None]:
-    """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more.
+def _held(program: Program) -> Iterator[None]:
+    """Keeps other processes from training the same. Raises ConfigError if one does."""
+    with contextlib.ExitStack() as stack:
+        for folder in program.folders.values():
+            stack.enter_context(only_process(folder.lock_file, tries=folder.writes))
+        yield
 
-    together: so many variants are trained in one program.
-    """
+
+def _process(config: ConfigDict, command: Sequence[str] | None, experiments: dict[str, Experiment]) -> dict[str, Any]:
+    """What processes.jsonl records of this process."""
+    process = {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": None if command is None else shlex.join(command),
+        "provenance": provenance(config.to_dict()),
+        "device": device(),
+        "versions": versions(),
+    }
+    modules = own_modules(*experiments.values())
+    return process | ({"modules": modules} if modules else {})
+
+
+def _warn_of_changed_modules(run_folder: RunFolder, experiments: dict[str, Experiment]) -> None:
+    processes = [process for name in experiments for process in run_folder.variant(name).read_processes()]
+    for change in changed_modules(own_modules(*experiments.values()), processes):
+        log.warning("%s", change)
+
+
+def _finish(folder: VariantFolder, variant: str, outcome: VariantOutcome, process: dict[str, Any]) -> None:
+    """Writes a variant's outcome, with the commits, devices and versions of all processes that trained it."""
+    names = ("command", "provenance", "device", "versions")
+    processes = [*folder.read_processes(), process]
+    origin = join_summaries([RunSummary({}, **{name: one[name] for name in names}) for one in processes])
+    folder.write_outcome(dataclasses.replace(origin, variants={variant: outcome}))
+
+
+@contextlib.contextmanager
+def reporting_memory(program: Program) -> Iterator[None]:
+    """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        train, task = experiment.train, experiment.task
+        train, task, together = program.settings, program.task, len(program.experiments)
         rates = f"train.rates_at_once={together}, " if together > 1 else ""
         raise OutOfMemory(
-            f"{variant}: {jax.devices()[0].device_kind} has too little memory: reduce {rates}"
+            f"{program.first}: {jax.devices()[0].device_kind} has too little memory: reduce {rates}"
             f"train.num_seeds={train.num_seeds}, train.batch_size={train.batch_size} (or raise "
             f"train.grad_accumulation={train.grad_accumulation}), "
             f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "
@@ -233,15 +226,3 @@ def describe_size(model: nn.Module, seq_len: int) -> str:
     tokens = jax.ShapeDtypeStruct((1, seq_len), np.int32)
     lam, other = count_lam_params(jax.eval_shape(model.init, jax.random.key(0), tokens))
     return f"{lam + other:,} parameters, of which {lam:,} ({100 * lam / other:.4f} %) are λ's"
-
-
-def trained_together(variant: str, experiments: dict[str, Experiment]) -> list[str]:
-    """The variant, and those of the experiments that one program can train with it: they differ in their rates alone."""
-    if jax.process_count() > 1:  # each has a part of every seed's state
-        return [variant]
-
-    def but_for_rates(experiment: Experiment) -> Any:
-        return experiment.model, experiment.task, experiment.train.but_for_rates
-
-    alike = [name for name, other in experiments.items() if but_for_rates(other) == but_for_rates(experiments[variant])]
-    return alike[: experiments[variant].rates_at_once(len(alike))]

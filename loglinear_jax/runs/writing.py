@@ -93,21 +93,6 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
         to_disk(file)
 
 
-def keep_aside(path: Path, ending: str = "damaged") -> Path:
-    """Renames a file or folder to <name>.<ending>, or <name>.<ending>2 and so on; returns what it is called now."""
-    target = free_name(path, ending)
-    with writing(target):
-        path.rename(target)
-    return target
-
-
-def free_name(path: Path, ending: str) -> Path:
-    target, count = path.with_name(f"{path.name}.{ending}"), 2
-    while target.exists():
-        target, count = path.with_name(f"{path.name}.{ending}{count}"), count + 1
-    return target
-
-
 def write_json(path: Path, value: Any) -> None:
     """Replaces a JSON file, whole or not at all."""
     replace_file(path, lambda file: file.write(to_json(value, indent=2) + "\n"))

@@ -1,4 +1,4 @@
-"""Starting cells through submitit: here, so many at a time, or as a SLURM array."""
+"""Starting variants of cells through submitit: here, so many at a time, or as a SLURM array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from loglinear_jax.sweep.worker import Worker
 YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
 MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
-MOST_RESTARTS = 2  # of a cell that was killed
+Train = Callable[[list[str]], int]  # the command `train`: its exit code, by run.py's arguments
+MOST_RESTARTS = 2  # of a variant that was killed
 
 
 def gpus_here() -> list[str]:
@@ -43,7 +44,7 @@ def gpus_here() -> list[str]:
 
 
 class Jobs(abc.ABC):
-    """Cells that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
+    """Variants that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
     .sweep/. Raises ConfigError for a path in which something stands for a job's number.
 
     EXPANDED: what does.
@@ -51,7 +52,8 @@ class Jobs(abc.ABC):
 
     EXPANDED = re.compile("%[jtAa]")  # by submitit
 
-    def __init__(self, cells: Sequence[Tracked], out: Path):
+    def __init__(self, cells: Sequence[Tracked], out: Path, train: Train):
+        self.train = train
         self.waiting = deque(cells)
         self.running: dict[str, tuple[Tracked, submitit.Job]] = {}
         self.stopping = False
@@ -138,8 +140,8 @@ class LocalJobs(Jobs):
     """On this machine: one process for each place. places: the GPU of each, or several with commas between them, or None; a
     place may be named several times."""
 
-    def __init__(self, cells: Sequence[Tracked], out: Path, places: Sequence[str | None]):
-        super().__init__(cells, out)
+    def __init__(self, cells: Sequence[Tracked], out: Path, train: Train, places: Sequence[str | None]):
+        super().__init__(cells, out, train)
         self.free = list(places)
         sharing = max(map(places.count, places))
         if sharing > 1 and places[0] is not None and not any(name in os.environ for name in MEMORY_VARIABLES):
@@ -152,7 +154,6 @@ class LocalJobs(Jobs):
             tracked = self.waiting.popleft()
             tracked.look()  # another sweep may have had it meanwhile
             if tracked.state not in (State.IN_USE, State.FINISHED):
-                tracked.take_up()
                 self._start(tracked)
             started.append(tracked)
         return started
@@ -161,22 +162,22 @@ class LocalJobs(Jobs):
         gpu = self.free.pop(0)
         chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         # A folder of its own for each: submitit's job numbers are those of processes, which come again.
-        executor = submitit.AutoExecutor(self.logs / tracked.cell.name, cluster="local")
+        executor = submitit.AutoExecutor(self.logs / tracked.folder_name, cluster="local")
         executor.update_parameters(timeout_min=YEAR_MINUTES)
         # Ctrl-C in a terminal is for this process alone, which then stops the others: they inherit that it is blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            job = executor.submit(Worker(tracked.arguments, self.environment | chosen, self._stopped))
+            job = executor.submit(Worker(self.train, tracked.arguments, self.environment | chosen, self._stopped))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         tracked.state, tracked.place, tracked.why = State.RUNNING, "here" if gpu is None else f"GPU {gpu}", ""
         tracked.log = Path(job.paths.stderr)
-        self._places[tracked.cell.name] = gpu
-        self.running[tracked.cell.name] = (tracked, job)
+        self._places[tracked.name] = gpu
+        self.running[tracked.name] = (tracked, job)
 
     def poll(self) -> list[Tracked]:
         ended = super().poll()
-        self.free += [self._places.pop(tracked.cell.name) for tracked in ended]
+        self.free += [self._places.pop(tracked.name) for tracked in ended]
         return ended
 
     def _end(self, job: submitit.Job) -> None:
@@ -192,8 +193,15 @@ class SlurmJobs(Jobs):
 
     EXPANDED = re.compile("%")  # by sbatch too, which has more of them
 
-    def __init__(self, cells: Sequence[Tracked], out: Path, parameters: Mapping[str, Any], at_once: int | None = None):
-        super().__init__(cells, out)
+    def __init__(
+        self,
+        cells: Sequence[Tracked],
+        out: Path,
+        train: Train,
+        parameters: Mapping[str, Any],
+        at_once: int | None = None,
+    ):
+        super().__init__(cells, out, train)
         self.at_once = at_once
         try:
             self.executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=MOST_TIMEOUTS)
@@ -210,15 +218,13 @@ class SlurmJobs(Jobs):
         cells = [self.waiting.popleft() for _ in range(room)]
         if not cells:
             return []
-        for tracked in cells:
-            tracked.take_up()
         jobs = self.executor.submit_array(
-            [Worker(tracked.arguments, self.environment, self._stopped) for tracked in cells]
+            [Worker(self.train, tracked.arguments, self.environment, self._stopped) for tracked in cells]
         )
         for tracked, job in zip(cells, jobs, strict=True):
             tracked.state, tracked.place, tracked.why = State.QUEUED, f"job {job.job_id}", ""
             tracked.log = Path(job.paths.stderr)
-            self.running[tracked.cell.name] = (tracked, job)
+            self.running[tracked.name] = (tracked, job)
         return cells
 
     def poll(self) -> list[Tracked]:

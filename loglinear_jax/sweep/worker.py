@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,6 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from loglinear_jax.command_line import INTERRUPTED
-from loglinear_jax.commands.main import main
 
 # Under SLURM, how long an interrupted cell waits for what comes after SIGTERM: its end, or the signal of preemption.
 LONGEST_GRACE_SECONDS = 600
@@ -23,9 +23,13 @@ LONGEST_GRACE_SECONDS = 600
 
 @dataclasses.dataclass
 class Worker:
-    """Runs a cell and returns run.py's exit code. arguments: run.py's. environment: variables to set, such as the GPU's.
-    stopped: a file that is there once the sweep is stopped, for a cell that was too young then to hear a signal."""
+    """Trains a variant and returns the exit code of the command.
 
+    train: the command, a function of run.py's arguments. environment: variables to set, such as the GPU's. stopped: a file that
+    is there once the sweep is stopped, for a variant that was too young then to hear a signal.
+    """
+
+    train: Callable[[list[str]], int]
     arguments: list[str]
     environment: dict[str, str]
     stopped: Path
@@ -44,7 +48,7 @@ class Worker:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # before and after training, as Ctrl-C
         if self.stopped.exists():
             return INTERRUPTED
-        code = main(self.arguments, command="train", called="python run.py")
+        code = self.train(self.arguments)
         signal.signal(preemption, put_back)
         if code == INTERRUPTED and preempted:
             put_back(preemption, None)  # submitit's own: calls `checkpoint`, and ends this process

@@ -161,18 +161,19 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
     only, half, foreign, damaged, metrics, summary, types = (tmp_path / name for name in names)
     for path in (only, half, foreign, damaged, metrics, summary, types):
         shutil.copytree(workdir, path)
-    shutil.rmtree(only / "checkpoints")
+    for variant in ("mlp_softplus", "mixer=softmax"):
+        shutil.rmtree(only / variant / "checkpoints")
     half.joinpath("config.json").write_text(
         half.joinpath("config.json").read_text(encoding="utf-8")[:50], encoding="utf-8"
     )
     foreign.joinpath("config.json").write_text(
         json.dumps({"model": {"layers": 2}, "train": {}, "task": "x"}), encoding="utf-8"
     )
-    for file in damaged.joinpath("checkpoints").rglob("*"):
+    for file in damaged.glob("*/checkpoints/**/*"):
         if file.is_file() and file.stat().st_size > 200:
             file.write_bytes(file.read_bytes()[:100])
-    lines = metrics.joinpath("metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics.joinpath("metrics.jsonl").write_text("\n".join([lines[0][:30], *lines[1:]]) + "\n", encoding="utf-8")
+    metrics_file = metrics / "mlp_softplus" / "metrics.jsonl"
+    metrics_file.write_text(metrics_file.read_text(encoding="utf-8")[1:], encoding="utf-8")
     summary.joinpath("summary.json").write_text("{}", encoding="utf-8")
     config = json.loads(types.joinpath("config.json").read_text(encoding="utf-8"))
     config["model"]["heads"] = "two"

@@ -73,7 +73,9 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
     # One whose newest checkpoint is gone goes on from the one before, by itself.
     shutil.copytree(together, tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()
-    newest = max((tmp_path / "run/checkpoints" / VARIANTS[1]).iterdir(), key=lambda path: int(path.name))
+    for variant in VARIANTS:
+        (tmp_path / "run" / variant / "outcome.json").unlink()
+    newest = max((tmp_path / "run" / VARIANTS[1] / "checkpoints").iterdir(), key=lambda path: int(path.name))
     shutil.rmtree(newest)
     training.run(config(RATES), tmp_path / "run")
     for variant in VARIANTS:
@@ -81,18 +83,22 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
 
 
 def test_what_one_program_trains():
-    experiments, _ = training.checked_experiments(
+    def missing(config):
+        return [training.Missing(*item, None) for item in training.checked_experiments(config)[0].items()]
+
+    def together(missing):
+        return [one.variant for one in training.trained_together(missing)]
+
+    all_of_it = missing(
         config([0.02, 0.01, 0.001], "--config.variants=linear,fixed", "--config.train.weight_decay=0,0.1")
     )
-    names = list(experiments)
+    names = [one.variant for one in all_of_it]
     assert len(names) == 2 * 3 * 2
     linear = [name for name in names if name.startswith("linear")]
     without = [name for name in linear if name.endswith("weight_decay=0.0")]
-    assert training.trained_together(linear[0], experiments) == without  # Adam; the others are AdamW's
-    few = {name: x for name, x in experiments.items() if name != without[1]}
-    assert training.trained_together(without[0], few) == [without[0], without[2]]
-    one = config(RATES, "--config.train.rates_at_once=1")
-    assert training.trained_together(VARIANTS[0], training.checked_experiments(one)[0]) == VARIANTS[:1]
+    assert together(all_of_it) == without  # Adam; the others are AdamW's
+    assert together([one for one in all_of_it if one.variant != without[1]]) == [without[0], without[2]]
+    assert together(missing(config(RATES, "--config.train.rates_at_once=1"))) == VARIANTS[:1]
 
 
 def test_a_members_rows_of_what_was_tested():

@@ -24,7 +24,7 @@ def listed_commands(file: str = "experiments.toml") -> dict[str, list[str]]:
     with contextlib.chdir(ROOT):
         grid = read_grid(Path("results") / file)
         cells = [cell for cell in grid.cells if cell.best_of]
-        chosen = {tracked.cell.name: tracked.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
+        chosen = {tracked.of.cell.name: tracked.of.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
     return {cell.name: list(chosen.get(cell.name, cell).arguments) for cell in grid.cells}
 
 

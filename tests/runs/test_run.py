@@ -1,6 +1,5 @@
 """Runs as a user starts them: real processes that are killed, stopped, resumed, refused; and what they leave behind."""
 
-import json
 import os
 import shutil
 import signal
@@ -16,19 +15,22 @@ from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, default_config
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs import load_run, read_run, training
+from loglinear_jax.runs.folders import read_lines
 from loglinear_jax.train import ManySeeds
-from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
+from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, read_json, start, wait_for_lines
+
+VARIANTS = "linear", "mlp_softplus"
 
 
 def test_what_a_run_writes(undisturbed):
     workdir, out, err = undisturbed
     assert "| linear" in out and "| mlp_softplus" in out and "| test accuracy %" in out and str(workdir) in out
     assert "linear: 100%" in err and "\r" not in err  # the progress bar, as lines
-    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    records = [record for variant in VARIANTS for record in read_lines(workdir / variant / "metrics.jsonl")]
     assert [r["step"] for r in records] == 2 * list(range(5, 65, 5))
     assert all(len(r["val_accuracy"]) == 2 and r["seed_steps_per_second"] > 0 for r in records)
     assert records[0]["tokens_per_second"] == pytest.approx(records[0]["seed_steps_per_second"] * 8 * 16)
-    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json(workdir, "summary.json")
     assert summary["command"].startswith("python run.py --config=") and summary["versions"]["jax"] == jax.__version__
     for variant, s in summary["variants"].items():
         assert s["seconds"] == pytest.approx(sum(r["seconds"] for r in records if r["variant"] == variant))
@@ -36,37 +38,17 @@ def test_what_a_run_writes(undisturbed):
         curves = np.array([r["val_accuracy"] for r in records if r["variant"] == variant])
         np.testing.assert_allclose(s["best_accuracy"], curves.max(axis=0))
         assert s["mean_accuracy"] == pytest.approx(np.mean(s["test_accuracy"])) and len(s["test_loss"]) == 2
-        assert any((workdir / "tensorboard" / variant).iterdir())
+        assert any((workdir / variant / "tensorboard").iterdir())
+        assert read_json(workdir, variant, "outcome.json") == summary | {"variants": {variant: s}}
+        (process,) = read_lines(workdir / variant / "processes.jsonl")
+        assert process["from_step"] == 0 and process["command"] == summary["command"]
     assert summary["variants"]["mlp_softplus"]["lam_params"] > summary["variants"]["linear"]["lam_params"]
-    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    config = read_json(workdir, "config.json")
     assert config["train"]["num_steps"] == 60
     assert summary["provenance"].keys() == {"commit", "config_sha256"}
     assert summary["provenance"]["config_sha256"] == config_sha256(config)
-    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(p["variant"], p["from_step"]) for p in processes] == [("linear", 0), ("mlp_softplus", 0)]
-    assert all(p["provenance"] == summary["provenance"] and p["command"] == summary["command"] for p in processes)
     assert (workdir / "learning_curves.png").stat().st_size > 5_000
-    assert not list(workdir.glob("*.partial"))
-
-
-def test_a_run_takes_further_variants_but_gives_none_up(undisturbed, copied, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    given = "train", *TINY, f"--workdir={copied}"
-    assert main([*given, "--config.variants=mlp_softplus,fixed,linear"]) == 0
-    processes = [json.loads(line) for line in (copied / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [process["variant"] for process in processes] == ["linear", "mlp_softplus", "fixed"]
-    summary, config = (
-        json.loads((copied / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config")
-    )
-    assert list(summary["variants"]) == ["mlp_softplus", "fixed", "linear"]
-    assert config["variants"] == "mlp_softplus,fixed,linear"
-    assert summary["provenance"]["config_sha256"] == config_sha256(config)
-    assert_same_run(undisturbed[0], copied)
-    capsys.readouterr()
-    assert main([*given]) == 2
-    assert (
-        f"{copied} holds a run with another config (variants: without fixed): give the same" in capsys.readouterr().err
-    )
+    assert not list(workdir.rglob("*.partial"))
 
 
 def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
@@ -90,7 +72,7 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
 
 
 def test_load_run_of_a_run_that_is_ahead_of_its_checkpoints(copied):
-    shutil.rmtree(copied / "checkpoints" / "linear" / "60")
+    shutil.rmtree(copied / "linear" / "checkpoints" / "60")
     run = load_run(copied, "linear")
     assert run.metrics["step"][-1] == 50 and run.metrics["val_accuracy"].shape == (10, 2)
 
@@ -111,7 +93,7 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
 
 def test_a_finished_run_only_shows_its_table_again(undisturbed):
     workdir, out, _ = undisturbed
-    files = [workdir / name for name in ("metrics.jsonl", "summary.json", "processes.jsonl")]
+    files = sorted(path for path in workdir.rglob("*") if path.is_file() and path.name != "lock")
     before = [path.read_bytes() for path in files]
     code, again, _ = finish(start(workdir))
     assert code == 0 and again == out
@@ -119,8 +101,8 @@ def test_a_finished_run_only_shows_its_table_again(undisturbed):
 
 
 def test_a_signal_saves_says_where_and_exits(tmp_path):
-    """A run that is stopped goes on, and ends as if it never had been. (Ctrl-C: tests/sweep. `kill -9`: tests/torture, the kind
-    kills.)
+    """A run that is stopped goes on, and ends as if it never had been. (Ctrl-C: tests/sweep. `kill -9`:
+    tests/runs/test_faults.py.)
 
     The signal comes between evaluations: what a period had come to before is in its record when the run goes on.
     """
@@ -130,18 +112,18 @@ def test_a_signal_saves_says_where_and_exits(tmp_path):
     assert code == 0, err
     workdir = tmp_path / "run"
     process = start(workdir, *rarely)
-    wait_for_lines(workdir / "metrics.jsonl", 1, process)
+    wait_for_lines(workdir / "linear" / "metrics.jsonl", 1, process)
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == 130 and "Traceback" not in err and "| linear" not in out
-    assert f"Stopped. Saved to {workdir}/checkpoints/linear; the same command goes on from there." in err
-    saved = max(int(path.name) for path in (workdir / "checkpoints" / "linear").iterdir() if path.name.isdecimal())
+    assert f"Stopped. Saved to {workdir}/linear; the same command goes on from there." in err
+    saved = max(int(path.name) for path in (workdir / "linear" / "checkpoints").iterdir() if path.name.isdecimal())
     assert 100 <= saved < 400 and f"linear: stopping at step {saved}" in err
-    assert (workdir / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == saved // 100
+    assert (workdir / "linear" / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == saved // 100
     code, _, err = finish(start(workdir, *rarely))
     assert code == 0 and f"linear: going on from step {saved}" in err
-    processes = [json.loads(line) for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(processes) == 2 and processes[-1]["from_step"] == saved
+    processes = read_lines(workdir / "linear" / "processes.jsonl")
+    assert [process["from_step"] for process in processes] == [0, saved]
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
@@ -167,7 +149,7 @@ def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeyp
     else:
         assert main(run) == 130
         assert len(calls) == 2  # what it was at is done, and then the run stops
-        assert [path.name for path in (tmp_path / "run" / "checkpoints" / "linear").iterdir()] == ["5"]
+        assert [path.name for path in (tmp_path / "run" / "linear" / "checkpoints").iterdir()] == ["5"]
 
 
 def test_another_config_is_refused_by_field(undisturbed):
@@ -297,11 +279,12 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     # Gone on with from the middle, the same rows are computed, and so the same bits come out.
     resumed, chosen = tmp_path / "resumed", [None if rows is None else np.asarray(rows).tolist() for rows in sizes]
     shutil.copytree(some, resumed)
+    (resumed / "linear" / "outcome.json").unlink()
     for step in (30, 40):
-        for path in (resumed / "checkpoints" / "linear").glob(f"{step}*"):
+        for path in (resumed / "linear" / "checkpoints").glob(f"{step}*"):
             shutil.rmtree(path)
     sizes.clear()
-    training.run(config, resumed, retrain=True)
+    training.run(config, resumed)
     assert [None if rows is None else np.asarray(rows).tolist() for rows in sizes] == chosen
     assert_same_run(some, resumed, ["linear"])
 
@@ -312,4 +295,4 @@ def test_a_path_whose_checkpoints_could_not_be_read_is_refused_before_training(n
     workdir = tmp_path / name / "run"
     assert main(["train", *TINY, f"--workdir={workdir}"]) == 2
     assert f"workdir {workdir}: checkpoints that are saved there can't be read again" in capsys.readouterr().err
-    assert not (workdir / "metrics.jsonl").exists() and not (workdir / "probe").exists()
+    assert not workdir.exists()

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from loglinear_jax.runs import load_run
+from loglinear_jax.runs.folders import read_lines
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -48,8 +49,12 @@ def finish(process):
     return process.returncode, out, err
 
 
+def read_json(*parts):
+    return json.loads(Path(*parts).read_text(encoding="utf-8"))
+
+
 def wait_for_lines(path, count, process):
-    """Until metrics.jsonl has `count` lines (or the process has ended)."""
+    """Until a file has `count` lines, or the process has ended."""
     deadline = time.monotonic() + 240
     while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < count):
         assert time.monotonic() < deadline, f"no {count} lines in {path}"
@@ -63,17 +68,12 @@ def assert_same_run(a, b, variants=("linear", "mlp_softplus")):
         jax.tree.map(np.testing.assert_array_equal, (x.best, x.last, x.metrics), (y.best, y.last, y.metrics))
 
     def records(workdir):
-        lines = [
-            json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
-        lines = sorted((line for line in lines if line["variant"] in variants), key=lambda line: line["variant"])
+        lines = [line for variant in variants for line in read_lines(Path(workdir, variant, "metrics.jsonl"))]
         return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
     assert records(a) == records(b)
     for variant in variants:
-        outcomes = [
-            json.loads((Path(w) / "summary.json").read_text(encoding="utf-8"))["variants"][variant] for w in (a, b)
-        ]
+        outcomes = [read_json(w, variant, "outcome.json")["variants"][variant] for w in (a, b)]
         for outcome in outcomes:
             del outcome["seconds"], outcome["seed_steps_per_second"], outcome["tokens_per_second"]
         assert outcomes[0] == outcomes[1]

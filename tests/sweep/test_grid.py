@@ -168,9 +168,13 @@ def test_every_cell_is_resolved_before_anything_starts(before, after, message, w
 def test_changes_of_the_command_line_come_last(written, tmp_path):
     grid = read_grid(written(GRID))
     cells = track(grid, grid.cells, tmp_path / "runs", ["--config.train.num_seeds=3", "--config.train.precision=tf32"])
-    assert all(cell.config.train.num_seeds == 3 and cell.config.train.precision == "tf32" for cell in cells)
+    assert all(one.of.config.train.num_seeds == 3 and one.of.config.train.precision == "tf32" for one in cells)
     assert all(cell.state is State.NOT_STARTED for cell in cells)
-    assert cells[4].command == (
-        "python run.py --config=mqar --config.train.precision=highest --config.train.num_seeds=3 "
-        f"--config.train.precision=tf32 --workdir={tmp_path}/runs/alone"
-    )
+    alone = next(one for one in cells if one.of.cell.name == "alone")
+    assert alone.arguments[:5] == [
+        "--config=mqar",
+        "--config.train.precision=highest",
+        "--config.train.num_seeds=3",
+        "--config.train.precision=tf32",
+        f"--workdir={tmp_path}/runs/alone",
+    ]

@@ -1,8 +1,6 @@
 """Sweeps as a user starts them, with submitit's own executors: cells that are killed, fail, are stopped, preempted, kept."""
 
-import contextlib
-import dataclasses
-import io
+import functools
 import json
 import os
 import pickle
@@ -19,24 +17,23 @@ import numpy as np
 import pytest
 import submitit
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, variant_names
-from loglinear_jax.provenance import config_sha256
+from loglinear_jax.runs.folders import read_lines
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.runs.workdir import Workdir
-from loglinear_jax.runs.writing import to_json
+from loglinear_jax.runs.writing import write_json
 from loglinear_jax.sweep.best_rates import best_variants
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
-from loglinear_jax.sweep.supervise import LiveTable, end_report, supervise
+from loglinear_jax.sweep.supervise import end_report, supervise
 from loglinear_jax.sweep.worker import Worker
 from tests.analysis.made_runs import made_run
-from tests.runs.tiny import ROOT, TINY
+from tests.runs.tiny import ROOT, TINY, read_json
 
+train = functools.partial(main, command="train", called="python run.py")
 STEPS = {"endless": 20_000, "long": 1_200, "short": 20}
 
 EVERY = {"eval_every": 20, "checkpoint_every": 100}
@@ -79,7 +76,9 @@ def meanwhile(workdir, number, signal_it, processes=1):
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if max(saved(workdir), default=-1) >= number and len(starts(workdir)) == processes:
-                return signal_it(int(re.search(r"process (\d+)", (workdir / "lock").read_text(encoding="utf-8"))[1]))
+                return signal_it(
+                    int(re.search(r"process (\d+)", (workdir / "linear" / "lock").read_text(encoding="utf-8"))[1])
+                )
             time.sleep(0.01)
 
     thread = threading.Thread(target=wait)
@@ -89,14 +88,12 @@ def meanwhile(workdir, number, signal_it, processes=1):
 
 def starts(workdir):
     """From which step each process trained."""
-    return [
-        json.loads(line)["from_step"] for line in (workdir / "processes.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    return [process["from_step"] for process in read_lines(workdir / "linear" / "processes.jsonl")]
 
 
 def saved(workdir):
     """The steps of the checkpoints that are complete."""
-    return [int(path.name) for path in (workdir / "checkpoints").glob("linear/*") if path.name.isdecimal()]
+    return [int(path.name) for path in (workdir / "linear" / "checkpoints").glob("*") if path.name.isdecimal()]
 
 
 def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypatch):
@@ -116,15 +113,15 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypa
         killing.join()
     out, err = capsys.readouterr()
     killed = "its process ended without a word: was it killed?"
-    assert f"long-killed: {killed} It was started 2 times\n    log: " in out
+    assert f"long-killed linear: {killed} It was started 2 times\n    log: " in out
     assert re.search(
-        rf"^long-killed: interrupted after .*: {re.escape(killed)} It is started again \(1 of 1\)$", err, re.M
+        rf"^long-killed linear: interrupted after .*: {re.escape(killed)} It is started again \(1 of 1\)$", err, re.M
     )
-    assert err.count("long-killed: running (here)\n") == 2
+    assert err.count("long-killed linear: running (here)\n") == 2
     refused = f"run.py: workdir {runs}/short-other holds no run, as there is no config.json, but notes.txt: "
-    assert re.search(rf"^short-other: {refused}.*\n    log: ", out, re.MULTILINE)
-    assert out.endswith("3 cell(s): 1 finished, 2 failed\n")
-    assert "\nshort: running (here)\n" in err and "\nshort: finished after " in err
+    assert re.search(rf"^short-other linear: {refused}.*\n    log: ", out, re.MULTILINE)
+    assert out.endswith("3 variant(s): 1 finished, 2 failed\n")
+    assert "\nshort linear: running (here)\n" in err and "\nshort linear: finished after " in err
     assert refused in Path(re.findall("    log: (.*)", out)[1]).read_text(encoding="utf-8")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["short"]
     summary = json.loads((tmp_path / "kept" / "short" / "summary.json").read_text(encoding="utf-8"))
@@ -134,25 +131,25 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypa
     assert sweep(grid, "--list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[:-1]] == ["interrupted", "not started", "finished"]
-    assert lines[-1] == "3 cell(s): 1 finished, 1 interrupted, 1 not started"
+    assert lines[-1] == "3 variant(s): 1 finished, 1 interrupted, 1 not started"
 
     reached = max(saved(runs / "long-killed")) + 100
     preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=3)
-    short = (runs / "short" / "processes.jsonl").read_bytes()
+    short = (runs / "short" / "linear" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short") == 0
     preempting.join()
-    assert capsys.readouterr().out == "2 cell(s): 2 finished\n"
+    assert capsys.readouterr().out == "2 variant(s): 2 finished\n"
     first, again, second, third = starts(runs / "long-killed")
     assert first == 0 and again >= 100 and second == reached - 100 and third >= reached and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
 
-    before = (runs / "long-killed" / "processes.jsonl").read_bytes()
+    before = (runs / "long-killed" / "linear" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short", f"--report={tmp_path / 'report'}") == 0
     out = capsys.readouterr().out
-    assert out.startswith("2 cell(s): 2 finished\n") and out.endswith(f"{tmp_path}/report/report.html\n")
+    assert out.startswith("2 variant(s): 2 finished\n") and out.endswith(f"{tmp_path}/report/report.html\n")
     assert {"curves-long-killed.png", "outcomes-short.csv"} <= {path.name for path in (tmp_path / "report").iterdir()}
-    assert (runs / "long-killed" / "processes.jsonl").read_bytes() == before
-    assert (runs / "short" / "processes.jsonl").read_bytes() == short
+    assert (runs / "long-killed" / "linear" / "processes.jsonl").read_bytes() == before
+    assert (runs / "short" / "linear" / "processes.jsonl").read_bytes() == short
     assert len([path for path in (runs / ".sweep").iterdir() if path.name[0].isdecimal()]) == 2
 
 
@@ -160,9 +157,9 @@ def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
     """By Ctrl-C in a terminal, which every process of the group gets. One cell runs, the other waits, the third is another
     process's."""
     grid, runs = grid_file(tmp_path, "endless", "endless-later", "endless-elsewhere"), tmp_path / "runs"
-    (runs / "endless-elsewhere").mkdir(parents=True)
+    (runs / "endless-elsewhere" / "linear").mkdir(parents=True)
     command = [sys.executable, "-m", "loglinear_jax", "sweep", str(grid), f"--out={runs}"]
-    with only_process(runs / "endless-elsewhere" / "lock"):
+    with only_process(runs / "endless-elsewhere" / "linear" / "lock"):
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -170,10 +167,10 @@ def test_a_sweep_that_is_stopped_saves_and_says_what_is_left(tmp_path):
         out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert out == (
-        "endless: interrupted\nendless-later: not started\nendless-elsewhere: in use\n"
-        "3 cell(s): 1 interrupted, 1 in use, 1 not started\n"
+        "endless linear: interrupted\nendless-later linear: not started\nendless-elsewhere linear: in use\n"
+        "3 variant(s): 1 interrupted, 1 in use, 1 not started\n"
     )
-    assert "Stopping: running cells save and end" in err and "endless: interrupted after " in err
+    assert "Stopping: what runs saves and ends" in err and "endless linear: interrupted after " in err
     last = max(saved(runs / "endless"))
     (log,) = (path.read_text(encoding="utf-8") for path in (runs / ".sweep").rglob("*_log.err"))
     assert last >= 100 and f"linear: stopping at step {last}\n" in log
@@ -183,189 +180,74 @@ def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
     (tmp_path / "stopped").touch()
     try:
-        assert Worker(["--config=mqar", f"--workdir={tmp_path / 'run'}"], {}, tmp_path / "stopped")() == 130
+        assert Worker(train, ["--config=mqar", f"--workdir={tmp_path / 'run'}"], {}, tmp_path / "stopped")() == 130
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_kept_unfinished_is_taken_up(tmp_path):
-    """Two variants, one of which is finished where they are kept: it is not trained again, and then both are kept."""
-    grid, kept = grid_file(tmp_path, "short"), tmp_path / "kept" / "short"
-    two = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(two, encoding="utf-8")
-    assert sweep(grid) == 0
-    whole = json.loads((kept / "summary.json").read_text(encoding="utf-8"))
-    some = whole | {"variants": {"linear": whole["variants"]["linear"]}}
-    some["provenance"] = whole["provenance"] | {"commit": "earlier"}
-    some["versions"] = whole["versions"] | {"jax": "0.1"}
-    (kept / "summary.json").write_text(to_json(some), encoding="utf-8")
-    assert sweep(grid, f"--out={tmp_path / 'elsewhere'}") == 0
-    commits = json.loads((kept / "summary.json").read_text(encoding="utf-8"))["provenance"]["commits_of_all_processes"]
-    assert commits == f"earlier, {whole['provenance']['commit']}"
-    versions = json.loads((kept / "summary.json").read_text(encoding="utf-8"))["versions"]
-    assert versions == whole["versions"] | {"jax": f"0.1, {whole['versions']['jax']}"}
-    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == whole["variants"] | {
-        "fixed": json.loads((tmp_path / "elsewhere" / "short" / "summary.json").read_text(encoding="utf-8"))[
-            "variants"
-        ]["fixed"]
-    }
-    processes = (tmp_path / "elsewhere" / "short" / "processes.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["variant"] for line in processes] == ["fixed"]
-
-    # A workdir that has something of its own takes up the rest, and its outcomes do not replace those that are kept.
-    (cell,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    own, linear, fixed = cell.workdir / "summary.json", *whole["variants"].values()
-    timed = [whole | {"variants": {"fixed": fixed | {"seconds": seconds}}} for seconds in (1.0, 2.0)]
-    own.write_text(to_json(whole | {"variants": {"linear": linear}}), encoding="utf-8")
-    (kept / "summary.json").write_text(to_json(timed[0]), encoding="utf-8")
-    cell.take_up()
-    assert json.loads(own.read_text(encoding="utf-8"))["variants"] == {"linear": linear} | timed[0]["variants"]
-    own.write_text(to_json(timed[1] | {"variants": {"linear": linear} | timed[1]["variants"]}), encoding="utf-8")
-    cell.keep()
-    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == timed[0]["variants"] | {
-        "linear": linear
-    }
-
-
-def test_a_cell_is_listed_with_the_number_of_its_finished_variants(tmp_path, capsys):
-    """Whether they are kept, in the workdir, or some here and some there."""
-    grid = grid_file(tmp_path, "short-kept", "short-both", "short-begun", "short-new", "short-whole")
-    grid.write_text(
-        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed,mlp_softmax"'),
-        encoding="utf-8",
+def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path, capsys):
+    """Several at a time; what is finished is listed as such, and what is missing is trained."""
+    grid, runs, kept = grid_file(tmp_path, "short"), tmp_path / "runs" / "short", tmp_path / "kept" / "short"
+    variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
+    grid.write_text(grid.read_text(encoding="utf-8").replace('variants = "linear"', variants), encoding="utf-8")
+    assert sweep(grid, "--workers=2", f"--report={tmp_path / 'report'}") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("2 variant(s): 2 finished\n") and "short fixed: finished after " in err
+    assert "analysis:" not in err and (tmp_path / "report" / "curves-short.png").exists()
+    summary = read_json(runs, "summary.json")
+    assert list(summary["variants"]) == ["mlp_softplus", "fixed"] and "--only" not in summary["command"]
+    assert read_json(kept, "summary.json") == summary and read_json(kept, "config.json") == read_json(
+        runs, "config.json"
     )
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed", "mlp_softmax")})
+    assert sorted(path.name for path in kept.iterdir()) == ["config.json", "summary.json"]
 
-    def write(folder, cell, *variants):
-        run = Workdir(tmp_path / folder / cell.workdir.name)
-        run.path.mkdir(parents=True)
-        run.config_file.write_text(to_json(cell.config.to_dict()), encoding="utf-8")
-        if variants:
-            run.write_summary(RunSummary({name: made.outcomes[name] for name in variants}))
-
-    write("kept", cells[0], "linear")
-    write("kept", cells[1], "linear")
-    write("runs", cells[1], "linear", "fixed")
-    write("runs", cells[2])
-    write("kept", cells[4], *made.outcomes)
-    states = [
-        "interrupted, 1 of 3 variants finished",
-        "interrupted, 2 of 3 variants finished",
-        "interrupted",
-        "not started",
+    shutil.rmtree(kept)
+    (runs / "fixed" / "outcome.json").unlink()
+    (runs / "summary.json").unlink()
+    assert sweep(grid, "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
         "finished",
+        "interrupted",
+        "2 variant(s): 1 finished, 1 interrupted",
     ]
-    counted = "5 cell(s): 1 finished, 3 interrupted, 1 not started"
-    assert sweep(grid, "--list=commands") == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    width = len(states[0])
-    assert [line[:width].rstrip() for line in lines] == states and last == counted
-    assert all(line[width:].startswith("  python run.py --config=mqar ") for line in lines)
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    left = [f"{cell.cell.name}: {state}" for cell, state in zip(cells[:4], states[:4], strict=True)]
-    assert end_report(cells).splitlines() == [*left, counted]
+    assert sweep(grid) == 0
+    processes = [len(read_lines(runs / name / "processes.jsonl")) for name in ("mlp_softplus", "fixed")]
+    assert processes == [1, 1]  # its last checkpoint was there
+    assert list(read_json(kept, "summary.json")["variants"]) == ["mlp_softplus", "fixed"]
+
+    shutil.rmtree(runs)  # what is kept is enough; a longer grid trains the rest
+    longer = grid.read_text(encoding="utf-8").replace('"mlp_softplus,fixed"', '"mlp_softplus,fixed,linear"')
+    grid.write_text(longer, encoding="utf-8")
+    assert sweep(grid) == 0
+    assert [path.name for path in runs.iterdir() if path.is_dir()] == ["linear"]
+    assert list(read_json(kept, "summary.json")["variants"]) == ["mlp_softplus", "fixed", "linear"]
 
 
-def test_what_another_sweep_finishes_meanwhile_is_kept_and_the_whole_outcome_is_reported(tmp_path):
+def test_what_another_sweep_finishes_meanwhile_is_kept(tmp_path):
     grid = grid_file(tmp_path, "short")
     assert sweep(grid) == 0
     shutil.rmtree(tmp_path / "kept")
-    (cell,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    cell.state = State.INTERRUPTED  # as it was when the other began
-    assert not supervise([cell], LocalJobs([cell], tmp_path / "runs", [None])) and cell.state is State.FINISHED
-    assert (
-        tmp_path / "kept" / "short" / "summary.json"
-    ).exists() and cell.outcome_folder == tmp_path / "runs" / "short"
-    summary = tmp_path / "runs" / "short" / "summary.json"
-    some = json.loads(summary.read_text(encoding="utf-8")) | {"variants": {}}
-    summary.write_text(to_json(some), encoding="utf-8")  # a copy that is behind
-    cell.look()
-    assert cell.state is State.FINISHED and cell.outcome_folder == tmp_path / "kept" / "short"
+    (tracked,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    tracked.state = State.INTERRUPTED  # as it was when the other began
+    assert not supervise([tracked], LocalJobs([tracked], tmp_path / "runs", train, [None]))
+    assert tracked.state is State.FINISHED and (tmp_path / "kept" / "short" / "summary.json").exists()
 
 
 def test_the_list_has_what_differs_and_fits_the_terminal(tmp_path, capsys, monkeypatch):
     grid = grid_file(tmp_path, "short", "long-b")
     assert sweep(grid, "--list") == 0
-    listed = ["not started  short   train.num_steps=20", "not started  long-b  train.num_steps=1200"]
+    listed = [
+        "not started  short linear   train.num_steps=20",
+        "not started  long-b linear  train.num_steps=1200",
+    ]
     assert capsys.readouterr().out.splitlines()[:2] == listed
     monkeypatch.setenv("COLUMNS", str(len(listed[0])))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert sweep(grid, "--list") == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [listed[0], "not started  long-b  train.num_steps=1…"]
-
-
-def test_variants_of_a_cell_are_trained_apart_and_kept_together(tmp_path, capsys):
-    grid = grid_file(tmp_path, "short")
-    variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
-    grid.write_text(grid.read_text(encoding="utf-8").replace('variants = "linear"', variants), encoding="utf-8")
-    assert sweep(grid, "--split", "--workers=2") == 0
-    assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
-    runs, kept = tmp_path / "runs", tmp_path / "kept" / "short"
-    assert {path.name for path in runs.iterdir()} == {".sweep", "short--mlp_softplus", "short--fixed"}
-    apart = [
-        json.loads((runs / f"short--{name}" / "summary.json").read_text(encoding="utf-8"))
-        for name in ("mlp_softplus", "fixed")
-    ]
-    summary = json.loads((kept / "summary.json").read_text(encoding="utf-8"))
-    assert list(summary["variants"]) == ["mlp_softplus", "fixed"]
-    assert summary["variants"] == apart[0]["variants"] | apart[1]["variants"]
-    assert summary["seconds_in_this_process"] == pytest.approx(sum(one["seconds_in_this_process"] for one in apart))
-    (whole,) = track(read_grid(grid), read_grid(grid).cells, runs)
-    assert whole.state is State.FINISHED and summary["command"] == whole.command
-    assert Workdir(kept).differences(whole.config, grown=False) == []
-    assert summary["provenance"]["config_sha256"] == config_sha256(
-        json.loads((kept / "config.json").read_text(encoding="utf-8"))
-    )
-    folders = {one.outcome_folder for one in track(read_grid(grid), read_grid(grid).cells, runs, split=True)}
-    assert folders == {kept}  # a report has them as one run, with all curves
-    assert sweep(grid, "--split", f"--report={tmp_path / 'report'}") == 0
-    assert (tmp_path / "report" / "curves-short.png").exists() and "analysis:" not in capsys.readouterr().err
-
-    # What is kept is enough, and what is missing there comes from the workdirs without training.
-    shutil.rmtree(runs / "short--mlp_softplus")
-    (kept / "summary.json").write_text(
-        to_json(summary | {"variants": {"mlp_softplus": summary["variants"]["mlp_softplus"]}}), encoding="utf-8"
-    )
-    assert sweep(grid, "--split", "--list") == 0
-    assert capsys.readouterr().out.endswith("2 cell(s): 2 finished\n")
-    assert sweep(grid, "--split") == 0 and not (runs / "short--mlp_softplus").exists()
-    assert json.loads((kept / "summary.json").read_text(encoding="utf-8"))["variants"] == summary["variants"]
-
-
-def test_what_is_split(tmp_path):
-    """One part for all rates of a variant, which takes up those that are kept; not what has begun in one workdir."""
-    grid, runs = grid_file(tmp_path, "short", "short-begun"), tmp_path / "runs"
-    text = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(text.replace("[settings]", "[settings]\ntrain.learning_rate = [0.1, 0.2]"), encoding="utf-8")
-    begun = track(read_grid(grid), read_grid(grid).cells, runs)[1]
-    begun.workdir.mkdir(parents=True)
-    Workdir(begun.workdir).config_file.write_text(to_json(begun.config.to_dict()), encoding="utf-8")
-    cells = track(read_grid(grid), read_grid(grid).cells, runs, split=True)
-    assert [cell.cell.name for cell in cells] == ["short--linear", "short--fixed", "short-begun"]
-    rates = [f"linear+train.learning_rate={rate}" for rate in ("0.1", "0.2")]
-    made = made_run(tmp_path, accuracies={name: [0.5] for name in rates}).outcomes
-    Workdir(cells[0].kept).path.mkdir(parents=True)
-    Workdir(cells[0].kept).config_file.write_text(to_json(cells[0].whole[0].to_dict()), encoding="utf-8")
-    Workdir(cells[0].kept).write_summary(RunSummary({rates[0]: made[rates[0]]}))
-    cells[1].workdir.mkdir()
-    (cells[1].workdir / "notes.txt").touch()  # a folder of something else, which is to be refused
-    for cell in cells[:2]:
-        cell.look()
-        cell.take_up()
-    assert [path.name for path in cells[1].workdir.iterdir()] == ["notes.txt"]
-    shutil.rmtree(cells[1].workdir)
-    cells[1].workdir.touch()  # nor is a file
-    cells[1].take_up()
-    assert cells[1].workdir.is_file()
-    assert [cell.shown_state for cell in cells[:2]] == ["interrupted, 1 of 2 variants finished", "not started"]
-    run = Workdir(cells[0].workdir)
-    assert run.differences(cells[0].config, grown=False) == [] and set(run.read_summary().variants) == {rates[0]}
-    run.write_summary(RunSummary(made, device="b", seconds_in_this_process=2.0))
-    cells[0].keep()
-    assert list(Workdir(cells[0].kept).read_summary().variants) == rates
+    assert capsys.readouterr().out.splitlines()[:2] == [listed[0], "not started  long-b linear  train.num_steps=1…"]
 
 
 def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_seed=2, config="mqar"):
@@ -380,27 +262,31 @@ def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_see
 
 
 def keep(tracked, config, outcomes):
-    kept = Workdir(tracked.kept)
-    kept.path.mkdir(parents=True)
-    kept.config_file.write_text(to_json(config.to_dict()), encoding="utf-8")
-    kept.write_summary(RunSummary(outcomes))
+    write_run(tracked.of.kept, config, outcomes)
+
+
+def write_run(folder, config, outcomes):
+    """A finished run of which config and outcomes are left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config.to_dict())
+    write_json(folder / "summary.json", RunSummary(outcomes).to_json())
 
 
 def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
-    """In one sweep; split, and with the second cell alone, once the first one is kept."""
+    """In one sweep; and with the second cell alone, once the first one is kept."""
     grid, kept = with_best_of(tmp_path), tmp_path / "kept"
     assert sweep(grid, "--list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.split("  +", lines[1]) == ["waiting for short-rates", "short-best"]
-    assert lines[2] == "2 cell(s): 1 not started, 1 waiting"
+    assert re.split("  +", lines[2]) == ["waiting for short-rates", "short-best"]
+    assert lines[3] == "3 variant(s): 2 not started, 1 waiting"
     assert sweep(grid, "--only=short-best") == 1
     assert capsys.readouterr().out == (
-        "short-best: waiting for short-rates, which is not among these cells\n1 cell(s): 1 waiting\n"
+        "short-best: waiting for short-rates, which is not among these cells\n1 variant(s): 1 waiting\n"
     )
 
-    assert sweep(grid, "--split", "--workers=2") == 0
+    assert sweep(grid, "--workers=2") == 0
     out, err = capsys.readouterr()
-    assert out == "4 cell(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
+    assert out == "4 variant(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
     chosen = []
     outcomes = json.loads((kept / "short-rates" / "summary.json").read_text(encoding="utf-8"))["variants"]
     for variant in ("linear", "fixed"):
@@ -411,10 +297,6 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     best = json.loads((kept / "short-best" / "summary.json").read_text(encoding="utf-8"))
     assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
     assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        ".sweep", *(f"short-rates--{name}" for name in ("linear", "fixed")), *(f"short-best--{name}" for name in chosen)
-    }  # fmt: skip
-
     # Of a file without the cell that chose, what is kept says as much.
     text = grid.read_text(encoding="utf-8")
     grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
@@ -429,23 +311,22 @@ def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path, capsys):
     (tmp_path / "runs" / "short-rates" / "notes.txt").write_text("", encoding="utf-8")
     assert sweep(grid) == 1
     out = capsys.readouterr().out
-    assert "\nshort-best: waiting for short-rates\n2 cell(s): 1 failed, 1 waiting\n" in out
+    assert "\nshort-best: waiting for short-rates\n3 variant(s): 2 failed, 1 waiting\n" in out
 
     shutil.rmtree(tmp_path / "runs")
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    jobs = LocalJobs(cells[:1], tmp_path / "runs", [None])
-    names = variant_names(cells[0].config)
-    outcomes = made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes
-    other = ConfigDict(cells[1].config.to_dict())
+    variants = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    jobs, best = LocalJobs(variants[:2], tmp_path / "runs", train, [None]), variants[-1]
+    names = variant_names(variants[0].of.config)
+    other = ConfigDict(best.of.config.to_dict())
     other.variants = "linear+train.learning_rate=0.5"
-    keep(cells[0], cells[0].config, outcomes)  # meanwhile
-    keep(cells[1], other, {})
-    again = lambda waiting: track(read_grid(grid), [waiting.cell], tmp_path / "runs")  # noqa: E731
-    assert not supervise(cells, jobs, again) and [cell.state for cell in cells] == [State.FINISHED, State.FAILED]
-    (line, counted) = end_report(cells).splitlines()
-    assert (
-        line.startswith("short-best: ") and f"{cells[1].kept} keeps the outcome of another config (variants: " in line
-    )
+    outcomes = made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes
+    keep(variants[0], variants[0].of.config, outcomes)  # meanwhile
+    keep(best, other, {})
+    again = lambda waiting: track(read_grid(grid), [waiting.of.cell], tmp_path / "runs")  # noqa: E731
+    assert not supervise(variants, jobs, again)
+    assert [tracked.state for tracked in variants] == [State.FINISHED] * 2 + [State.FAILED]
+    (line, counted) = end_report(variants).splitlines()
+    assert line.startswith("short-best: ") and f"{best.of.kept} keeps the outcome of another config (variants: " in line
 
 
 @pytest.mark.parametrize(
@@ -489,52 +370,37 @@ def test_rates_of_all_cells_are_those_of_the_one_that_chooses(tmp_path):
     """Given on the command line or in the file's [settings], they are not settings of the cell that reports; it is checked as
     it will be."""
     grid, rates = with_best_of(tmp_path), "--config.train.learning_rate=0.002,0.02"
-    both, best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", [rates])
+    both, _, best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", [rates])
     assert rates in both.arguments and rates not in best.arguments and best.state is State.WAITING
-    assert variant_names(best.config) == ["linear+train.learning_rate=0.002", "fixed+train.learning_rate=0.002"]
-    accuracies = {name: [0.5, 0.6 if name.endswith("0.02") else 0.4] for name in variant_names(both.config)}
-    keep(both, both.config, made_run(tmp_path, accuracies=accuracies).outcomes)
+    assert variant_names(best.of.config) == ["linear+train.learning_rate=0.002", "fixed+train.learning_rate=0.002"]
+    accuracies = {name: [0.5, 0.6 if name.endswith("0.02") else 0.4] for name in variant_names(both.of.config)}
+    keep(both, both.of.config, made_run(tmp_path, accuracies=accuracies).outcomes)
     text = grid.read_text(encoding="utf-8").replace("settings.train.learning_rate = [0.001, 0.01]\n", "")
     grid.write_text(text.replace("[settings]\n", "[settings]\ntrain.learning_rate = [0.002, 0.02]\n"), encoding="utf-8")
-    for split, chosen in (False, [["linear", "fixed"]]), (True, [["linear"], ["fixed"]]):
-        best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=split)[-len(chosen) :]
-        names = [[f"{name}+train.learning_rate=0.02" for name in of_cell] for of_cell in chosen]
-        assert [variant_names(one.config) for one in best] == names
-        assert all(one.state is State.NOT_STARTED and "learning_rate=[" not in one.command for one in best)
+    best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")[-2:]
+    assert [one.at_rates for one in best] == [(f"{name}+train.learning_rate=0.02",) for name in ("linear", "fixed")]
+    assert all(
+        one.state is State.NOT_STARTED and not any("learning_rate=[" in argument for argument in one.arguments)
+        for one in best
+    )
 
 
 def test_a_run_beside_the_file_chooses_if_all_of_it_is_there(tmp_path):
     """The one that is kept has a part, that in --out all."""
     grid = with_best_of(tmp_path)
-    both, _ = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    made = made_run(tmp_path, accuracies={name: [0.5, 0.6] for name in variant_names(both.config)}).outcomes
-    keep(both, both.config, dict(list(made.items())[:3]))
+    both, *_ = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    config = both.of.config
+    made = made_run(tmp_path, accuracies={name: [0.5, 0.6] for name in variant_names(config)}).outcomes
+    keep(both, config, dict(list(made.items())[:3]))
     text = grid.read_text(encoding="utf-8")
     grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
     with pytest.raises(
         ConfigError, match=r"no such cell in the file, and in .*kept/short-rates 3 of 4 variants are fin"
     ):
         track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    keep(dataclasses.replace(both, kept=both.workdir), both.config, made)
-    (best,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    assert best.state is State.NOT_STARTED and variant_names(best.config) == list(made)[::2]
-
-
-def test_an_outcome_that_is_not_seen_at_once_is_waited_for(tmp_path):
-    """As in a folder of several machines: the cell that chose has ended, its outcome comes later."""
-    grid = with_best_of(tmp_path)
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    names = variant_names(cells[0].config)
-    keep(cells[0], cells[0].config, made_run(tmp_path, accuracies={name: [0.5, 0.5] for name in names}).outcomes)
-    looked = []
-
-    def again(waiting):
-        looked.append(waiting)
-        finished = dataclasses.replace(waiting, state=State.FINISHED, kept=None)
-        return [waiting if len(looked) < 3 else finished]
-
-    assert not supervise(cells, LocalJobs(cells[:1], tmp_path / "runs", [None]), again)
-    assert len(looked) == 3 and [cell.state for cell in cells] == [State.FINISHED] * 2
+    write_run(both.of.workdir, config, made)
+    best = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    assert [(one.state, *one.at_rates) for one in best] == [(State.NOT_STARTED, name) for name in list(made)[::2]]
 
 
 def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
@@ -558,87 +424,11 @@ def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
     assert best_variants(run.config, run.outcomes) == [rates[2]]
 
 
-def test_two_sweeps_keep_into_one_folder_at_once(tmp_path, monkeypatch):
-    grid = grid_file(tmp_path, "short")
-    grid.write_text(
-        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"'), encoding="utf-8"
-    )
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
-    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "fixed")}).outcomes
-    for cell, name in zip(cells, made, strict=True):
-        cell.workdir.mkdir(parents=True)
-        Workdir(cell.workdir).write_summary(RunSummary({name: made[name]}))
-    both_have_read, written, write_summary = threading.Barrier(2), [], Workdir.write_summary
-
-    def slowly(kept, summary):
-        """Gives the other the time to read what is there before this is written."""
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both_have_read.wait(0.3)
-        write_summary(kept, summary)
-        written.append(summary)
-
-    monkeypatch.setattr(Workdir, "write_summary", slowly)
-    threads = [threading.Thread(target=cell.keep) for cell in cells]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [cell.why for cell in cells] == ["", ""] and len(written) == 2
-    assert list(Workdir(cells[0].kept).read_summary().variants) == list(made)
-    assert {path.name for path in cells[0].kept.iterdir()} == {"config.json", "summary.json"}
-
-
-def test_what_is_kept_meanwhile_stays_and_is_not_mixed_with_other_settings(tmp_path):
-    """By a sweep of a longer grid, and by one of other settings."""
-    grid = grid_file(tmp_path, "short")
-    grid.write_text(
-        grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"'), encoding="utf-8"
-    )
-    _, ours = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs", split=True)
-    made = made_run(tmp_path, accuracies={name: [0.5] for name in ("linear", "content", "fixed")}).outcomes
-    run, kept = Workdir(ours.workdir), Workdir(ours.kept)
-    for folder in (run, kept):
-        folder.path.mkdir(parents=True)
-    config = json.loads(to_json(ours.whole[0].to_dict())) | {"variants": "linear,content,fixed"}
-    kept.config_file.write_text(to_json(config), encoding="utf-8")
-    kept.write_summary(
-        RunSummary({n: made[n] for n in ("linear", "content")}, device="a, b", seconds_in_this_process=5.0)
-    )
-    run.write_summary(RunSummary({"fixed": made["fixed"]}, device="b", seconds_in_this_process=2.0))
-    ours.keep()
-    summary = kept.read_summary()
-    assert list(summary.variants) == list(made) and json.loads(kept.config_file.read_text(encoding="utf-8")) == config
-    assert (summary.device, summary.seconds_in_this_process) == ("a, b", 7.0)
-
-    config["train"]["num_steps"] = 30
-    kept.config_file.write_text(to_json(config), encoding="utf-8")
-    kept.write_summary(RunSummary({"linear": made["linear"]}))
-    ours.keep()
-    assert list(kept.read_summary().variants) == ["linear"]
-    ours.state = State.FINISHED
-    expected = (
-        f"short--fixed: finished, not kept: {kept.path} keeps the outcome of another config (train.num_steps: 30 → 20"
-    )
-    assert expected in end_report([ours])
-
-
-def test_no_two_cells_have_one_workdir(tmp_path, capsys):
-    grid = grid_file(tmp_path, "short")
-    text = grid.read_text(encoding="utf-8").replace('variants = "linear"', 'variants = "linear,fixed"')
-    grid.write_text(
-        text + '\n[[grid]]\nname = "short--linear"\nconfig = "mqar"\nsettings.variants = "linear"\n', encoding="utf-8"
-    )
-    assert sweep(grid, "--split", "--list") == 2
-    assert (
-        f"2 cells have the workdir {tmp_path}/runs/short--linear: expected another for each" in capsys.readouterr().err
-    )
-
-
 def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
     kept = tmp_path / "kept" / "short"
     kept.mkdir(parents=True)
-    Workdir(kept).write_summary(RunSummary({}))
+    write_json(kept / "summary.json", RunSummary({}).to_json())
     assert sweep(grid) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"cell short: {kept} has a summary.json without the config.json that it was made with: expected both" in line
@@ -647,10 +437,9 @@ def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys
 
 def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
-    (tmp_path / "kept" / "short").mkdir(parents=True)
-    (config,) = [tracked.config for tracked in track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")]
+    (config,) = [tracked.of.config for tracked in track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")]
     config.train.num_steps = 30
-    (tmp_path / "kept" / "short" / "config.json").write_text(to_json(config.to_dict()), encoding="utf-8")
+    write_run(tmp_path / "kept" / "short", config, {})
     assert sweep(grid) == 2
     expected = (
         f"{tmp_path}/kept/short keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
@@ -660,26 +449,28 @@ def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
 
 def test_a_workdir_with_a_run_of_another_config_is_named_before_anything_starts(tmp_path, capsys):
     grid, runs = grid_file(tmp_path, "short", "short-b"), tmp_path / "runs"
-    (cell, _) = track(read_grid(grid), read_grid(grid).cells, runs)
-    for name, split in ("short", []), ("short-b--fixed", ["--split", "--config.variants=linear,fixed"]):
-        other = ConfigDict(cell.config.to_dict())
-        other.train.num_steps, other.variants = 30, name.partition("--")[2] or "linear"
-        (runs / name).mkdir(parents=True)
-        (runs / name / "config.json").write_text(to_json(other.to_dict()), encoding="utf-8")
-        for more in [], ["--list"]:
-            assert sweep(grid, *split, *more) == 2
-            out, err = capsys.readouterr()
-            assert f"{runs / name} holds a run with another config (train.num_steps: 30 → 20): give the same" in err
-            assert out == "" and err.count("\n") == 1 and [path.name for path in runs.iterdir()] == [name]
-        shutil.rmtree(runs)
+    (tracked, _) = track(read_grid(grid), read_grid(grid).cells, runs)
+    other = ConfigDict(tracked.of.config.to_dict())
+    other.train.learning_rate = 30.0
+    (runs / "short").mkdir(parents=True)
+    write_json(runs / "short" / "config.json", other.to_dict())
+    for more in [], ["--list"]:
+        assert sweep(grid, *more) == 2
+        out, err = capsys.readouterr()
+        assert f"{runs}/short holds a run with another config (train.learning_rate: 30.0 → 0.001): give the same" in err
+        assert out == "" and err.count("\n") == 1 and [path.name for path in runs.iterdir()] == ["short"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
-        (["--partition=gpu"], "--partition is for --cluster=slurm: here --workers says how many cells run at a time"),
-        (["--gpus=2"], "--gpus=2: this machine has 0 for all cells: expected no more than that"),
+        (["--split"], "unrecognized argument --split"),
+        (
+            ["--partition=gpu"],
+            "--partition is for --cluster=slurm: here --workers says how many variants run at a time",
+        ),
+        (["--gpus=2"], "--gpus=2: this machine has 0 for all variants: expected no more than that"),
         (["--out=x %j"], "x %j has '%j' in it, which names of logs have for a job's number: expected a path without"),
         (["--out=100 %", "--cluster=slurm"], "100 % has '%' in it, which names of logs have for a job's number"),
         (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
@@ -740,14 +531,14 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
         )
         assert worker.checkpoint().function is worker
         assert (tracked.state, tracked.place, job.job_id) == (State.QUEUED, f"job 12_{index}", f"12_{index}")
-    job = jobs.running["short-b"][1]
+    job = jobs.running["short-b linear"][1]
     job.paths.result_pickle.write_bytes(pickle.dumps(("success", 1)))
     job.paths.stderr.write_text("something\nrun.py: no memory\n\n", encoding="utf-8")
     (ended,) = jobs.poll()
-    assert (ended.cell.name, ended.state, ended.why) == ("short-b", State.FAILED, "run.py: no memory")
-    killed, ended_job = jobs.running["short-a"]
+    assert (ended.name, ended.state, ended.why) == ("short-b linear", State.FAILED, "run.py: no memory")
+    killed, ended_job = jobs.running["short-a linear"]
     for state, again in ("OUT_OF_MEMORY", True), ("CANCELLED by 7", False):  # this one as somebody wanted
-        jobs.running["short-a"] = killed, ended_job
+        jobs.running["short-a linear"] = killed, ended_job
         with monkeypatch.context() as patch:
             patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
             patch.setattr(submitit.SlurmJob, "state", state)
@@ -756,13 +547,13 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
         why = f"its process ended without a word ({state}): was it killed? It "
         assert killed.why == why + ("is started again (1 of 2)" if again else "was started 2 times")
         assert killed.state is (State.NOT_STARTED if again else State.FAILED)
-    jobs.running = {"short-a": (killed, ended_job)} | jobs.running
+    jobs.running = {"short-a linear": (killed, ended_job)} | jobs.running
     jobs.stop()
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
 
     jobs.waiting.extend(cells)  # as if they had waited for their rates: SLURM limits each array by itself
     assert jobs.start() == [] and len(jobs.waiting) == 3
-    jobs.running.pop("short-a")
+    jobs.running.pop("short-a linear")
     assert jobs.start() == cells[:1] and len(jobs.waiting) == 2
 
 
@@ -804,27 +595,6 @@ def test_how_many_gpus_a_cell_has(arguments, places, tmp_path, monkeypatch):
     assert made[0].free == places
 
 
-def test_the_live_table_shows_what_runs_below_a_line_for_each_change(tmp_path):
-    grid = grid_file(tmp_path, "short-a", "short-b", "long")
-    cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    cells[0].state, cells[0].place, cells[0].seconds = State.RUNNING, "GPU 1", 130.0
-    cells[2].state, cells[2].seconds = State.FINISHED, 9.0
-    (tmp_path / "runs" / "short-a").mkdir(parents=True)
-    (tmp_path / "runs" / "short-a" / "metrics.jsonl").write_text(
-        '{"variant": "linear", "step": 12}\n' * 2, encoding="utf-8"
-    )
-    for terminal in (True, False):
-        shown = io.StringIO()
-        with LiveTable(cells, Console(file=shown, force_terminal=terminal, width=90, color_system=None)) as table:
-            table.changed(cells[2])
-            table.count()
-        lines = [line.rstrip() for line in shown.getvalue().splitlines()]
-        assert any(line.endswith("long: finished after 9 s") for line in lines)
-        row = "short-a  GPU 1  1/1 linear: 12/20  2 min"
-        assert any(line.endswith(row) for line in lines) == terminal
-        assert any("3 cell(s): 1 finished, 1 running, 1 not started" in line for line in lines) == terminal
-
-
 def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
     """Of each process the GPU, and which part of its memory."""
     for name in MEMORY_VARIABLES:
@@ -839,7 +609,9 @@ def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeyp
     monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
     for places, part in (["0", "1"], None), (["0", "1", "0"], "0.450"):
         started.clear()
-        jobs = LocalJobs(track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs"), tmp_path / "runs", places)
+        jobs = LocalJobs(
+            track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs"), tmp_path / "runs", train, places
+        )
         assert len(jobs.start()) == len(places) and len(jobs.waiting) == 4 - len(places)
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in started] == places
         assert [environment.get(MEMORY_VARIABLES[0]) for environment in started] == [part] * len(places)

@@ -19,6 +19,7 @@ from loglinear_jax.hub import load_model
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel
 from loglinear_jax.runs import training
+from loglinear_jax.runs.folders import read_lines
 from tests.text.conftest import make_text
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def finish(*processes):
 
 
 def curves(workdir):
-    records = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    records = read_lines(Path(workdir) / "mlp_softplus" / "metrics.jsonl")
     return np.array([[r["train_loss"], r["val_loss"]] for r in records])
 
 
@@ -230,8 +231,8 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     text, tokenizer = (Path(flag.partition("=")[2]) for flag in corpus[:2])
     shutil.copy(text, tmp_path / "other.txt")
     shutil.copytree(tokenizer, tmp_path / "other")
-    shutil.rmtree(again / "checkpoints" / "mlp_softplus" / "12")
-    (again / "summary.json").unlink()
+    shutil.rmtree(again / "mlp_softplus" / "checkpoints" / "12")
+    (again / "mlp_softplus" / "outcome.json").unlink()
     moved = (f"--config.task.corpus={tmp_path / 'other.txt'}", f"--config.task.tokenizer={tmp_path / 'other'}")
     (again / "tokenizer.json").unlink()
     out, _ = finish(start(again, *moved, f"--config.task.cache={tmp_path / 'cache'}", LC_ALL="C", PYTHONUTF8="0"))
@@ -242,26 +243,6 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     with pytest.raises(ConfigError, match="task.seq_len: 16 → 8"):
         config = read_config(again / "config.json")
         config.task.seq_len = 8
-        training.run(config, again)
-
-
-def test_a_damaged_corpus_file_is_made_again_if_the_text_is_the_same(run, corpus, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(run[0], again)
-    before = (again / "corpus.json").read_text(encoding="utf-8")
-    (again / "corpus.json").write_text("{}", encoding="utf-8")
-    (again / "tokenizer.json").write_text("[]", encoding="utf-8")
-    config = read_config(again / "config.json")
-    training.run(config, again)
-    assert (again / "corpus.json").read_text(encoding="utf-8") == before and (again / "corpus.json.damaged").read_text(
-        encoding="utf-8"
-    ) == "{}"
-    assert (again / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
-    (again / "corpus.json").write_text("{}", encoding="utf-8")
-    other = tmp_path / "birds.txt"
-    other.write_text(make_text(160), encoding="utf-8")
-    config.task.corpus = str(other)
-    with pytest.raises(ConfigError, match="the text was another one"):
         training.run(config, again)
 
 

@@ -1,0 +1,151 @@
+"""Malformed and odd command lines: each is refused in one line that names what is wrong, or means what was asked for."""
+
+import ast
+import contextlib
+import io
+import logging
+import math
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loglinear_jax.commands.main import main
+from loglinear_jax.config import describe_settings, flat_settings
+from loglinear_jax.config.files import get_config, load_config_file, read_config_arguments
+from loglinear_jax.runs.training import checked_experiments
+
+BASES = (
+    "mqar", "mqar:released", "selective_copy:smoke", "interleaved:robust", "zoology_mqar:mixture", "state_tracking",
+    "mad:recall",
+)  # fmt: skip
+TEXTS = (
+    "", " ", "word", "None", "true", "no", "λ", "'", "a\nb", "=", ",", "0", "-1", "1", "2", "7", "64", "1.5", "-0.5", "1e3",
+    "1_000", "0x10", "50.0", "1000003", str(2**31), str(10**30), "1e400", "nan", "-inf", "1e38", "[]", "[1, 2]", "{}", "1,2",
+    "lambda: 0", "${HOME}", "\\",
+)  # fmt: skip
+PIECES = (
+    "linear", "mlp_softplus", "fixed", "nope", "mixer=softmax", "lam=rope", "lam_hidden=32", "layers=2", "train", "λ", "=3",
+    "train.learning_rate=0.003", "train.num_seeds=3", "task.seq_len=3", "lam=", "no:Such", "os:path", "heads=x", "",
+)  # fmt: skip
+PRESETS = (
+    "smoke",
+    "robust",
+    "released",
+    "kv=4",
+    "seq=64",
+    "kv=",
+    "kv=-1",
+    "kv=1e3",
+    f"kv={2**63}",
+    "SMOKE",
+    "λ",
+    "",
+    "=",
+)
+# Arguments, and a word that the message has.
+SYNTAX = {
+    "--config": "--config", "--config=": "--config", "--config=/": "config", "--config=nope": "nope",
+    "--config=:smoke": "config", "--config=mqar:smoke:smoke": "smoke:smoke", "--config=task:..": "task",
+    "--noconfig=mqar": "config", "--config.=3": "setting", "--config.train": "train", "--config.train={}": "train",
+    "--config.train.num_steps": "num_steps", "--config.train.num_steps==3": "num_steps",
+    "--config.TRAIN.num_steps=3": "TRAIN", "--config.train[0]=1": "train[0]", "--config.λ=1": "λ",
+    "--config.__class__=1": "__class__", "--config.lock=1": "lock", "--configs=mqar": "--configs",
+    "--config.model.kind=": "model.kind", "--config.task.name=": "task.name", "--wrokdir=x": "--wrokdir", "extra": "extra",
+    "--num_processes=0": "--num_processes", "--process_id=0": "--process_id", "--distributed=yes": "--distributed",
+}  # fmt: skip
+
+
+def ending(*argv):
+    """(exit code, standard error, config and experiments that would be trained, or nothing) of a command line."""
+    accepted, err = [], io.StringIO()
+
+    def instead(config, *_):
+        accepted.extend((config, checked_experiments(config)[0]))
+        raise SystemExit(0)
+
+    with mock.patch("loglinear_jax.runs.run", instead), contextlib.redirect_stderr(err):
+        try:
+            code = main(list(argv), command="train", called="python run.py")
+        except SystemExit:
+            code = 0
+        finally:
+            logging.getLogger("loglinear_jax").handlers = []
+    return code, err.getvalue(), accepted
+
+
+def check_refused(code, err, *names):
+    assert code == 2 and err.count("\n") == 1 and len(err) < 400, err
+    assert any(name in err for name in names), err
+
+
+def means(text, value):
+    """Whether a setting's text can stand for this value."""
+    if value is None:
+        return text in ("", "None")
+    if isinstance(value, bool):
+        return text in (("true", "1") if value else ("no", "0"))
+    if isinstance(value, str):
+        return value == text
+    if isinstance(value, list):
+        return all(map(means, text.split(","), value))
+    for read in (float, lambda text: int(text, 0), ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, OverflowError):
+            return read(text) == value and math.isfinite(value)
+    return False
+
+
+@st.composite
+def one_change(draw):
+    """A config, and one of its settings with some text."""
+    base = draw(st.sampled_from(BASES))
+    name, _, presets = base.partition(":")
+    names = [setting.name for setting in describe_settings(get_config(load_config_file(name), presets))]
+    return base, draw(st.sampled_from(names)), draw(st.sampled_from(TEXTS))
+
+
+few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@few
+@given(one_change())
+def test_a_setting_is_refused_by_name_or_means_what_was_asked(change):
+    base, setting, text = change
+    code, err, accepted = ending(f"--config={base}", f"--config.{setting}={text}")
+    if not accepted:
+        return check_refused(code, err, setting.partition(".")[2] or setting)
+    config, _ = accepted
+    if setting != "variants":
+        section, _, name = setting.partition(".")
+        assert means(text, config[section][name])
+    if setting != "task.name":
+        before, after = flat_settings(read_config_arguments([f"--config={base}"]).config), flat_settings(config)
+        assert {name for name in before if before[name] != after[name]} <= {setting, "variants"}
+
+
+@few
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), st.sampled_from([",", "+", ", ", "++", ":"]))
+def test_variants_are_refused_by_name_or_those_that_were_asked_for(pieces, joint):
+    text = joint.join(pieces)
+    code, err, accepted = ending("--config=mqar:smoke", f"--config.variants={text}")
+    if not accepted:
+        return check_refused(code, err, "variants", *(part for piece in pieces for part in piece.split("=") if part))
+    assert not text or list(accepted[1]) == [name.strip() for name in text.removesuffix(",").split(",")]
+
+
+@few
+@given(st.lists(st.sampled_from(PRESETS), min_size=1, max_size=3))
+def test_presets_are_refused_by_name_or_accepted(presets):
+    code, err, accepted = ending(f"--config=mqar:{','.join(presets)}")
+    if not accepted:
+        check_refused(code, err, "preset", "num_pairs", "seq_len", "vocab_size")
+
+
+@pytest.mark.parametrize("argument", SYNTAX)
+def test_what_is_no_argument_is_one_line(argument):
+    first = (
+        () if argument.startswith(("--config=", "--noconfig=")) or argument == "--config" else ("--config=mqar:smoke",)
+    )
+    code, err, _ = ending(*first, argument)
+    check_refused(code, err, SYNTAX[argument])

@@ -1,0 +1,97 @@
+"""Files of a run's folder."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+
+import pytest
+
+from loglinear_jax.config import ConfigError
+from loglinear_jax.runs import lock
+from loglinear_jax.runs.folders import VariantFolder
+from loglinear_jax.runs.lock import only_process
+from loglinear_jax.runs.writing import CannotWrite, replace_file, writing
+
+
+def record(step):
+    return {"step": step, "val_loss": [0.5, None]}
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped_and_replaced(tmp_path):
+    folder = VariantFolder(tmp_path)
+    folder.append_metrics(record(5))
+    with folder.metrics_file.open("a", encoding="utf-8") as file:
+        file.write('{"step": 1')
+    assert folder.read_metrics() == [record(5)]
+    folder.append_metrics(record(10))
+    assert folder.read_metrics() == [record(5), record(10)]
+
+
+def test_what_is_past_the_checkpoint_is_cut(tmp_path):
+    folder = VariantFolder(tmp_path)
+    folder.cut_metrics(0)  # nothing is there yet
+    for step in (5, 10, 15):
+        folder.append_metrics(record(step))
+    folder.cut_metrics(10)
+    assert folder.read_metrics() == [record(5), record(10)] and folder.read_metrics(until=5) == [record(5)]
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    folder = VariantFolder(tmp_path)
+    folder.append_metrics(record(5))
+    folder.metrics_file.write_bytes(b"\xff\x00\n" + folder.metrics_file.read_bytes())
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1: not a record of a run"):
+        folder.read_metrics()
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    replace_file(path, lambda file: file.write("before"))
+
+    def full(file):
+        file.write("half of")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device \([\d.,]+ MB free in "):
+        replace_file(path, full)
+    assert path.read_text(encoding="utf-8") == "before" and os.listdir(tmp_path) == ["file"]
+
+
+def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
+    # As TensorStore says it: no OSError, but the words of the operating system.
+    with pytest.raises(CannotWrite, match="Disk quota exceeded"), writing(tmp_path, quoted=True):
+        raise ValueError('Error writing "params/0": Failed to write 46208 bytes to file 4: Disk quota exceeded')
+    with pytest.raises(ValueError, match="Not a directory"), writing(tmp_path):
+        raise ValueError("Not a directory: said by somebody's own code")
+
+
+def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+    with pytest.raises(CannotWrite, match=r"metrics\.jsonl can't be written: Disk quota exceeded \("):
+        VariantFolder(tmp_path).append_metrics(record(5))
+
+
+def test_a_process_that_asks_whether_a_variant_is_in_use_is_in_no_runs_way(tmp_path, monkeypatch):
+    """A sweep asks so for every variant, while others begin."""
+    file, waited = tmp_path / "lock", []
+    with file.open("a+", encoding="utf-8") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        # It has its answer while the run waits.
+        monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(fcntl.flock(asking, fcntl.LOCK_UN)))
+        with only_process(file):
+            assert lock.is_held(file)
+    assert waited
+
+
+def test_a_run_is_in_the_way_however_long_another_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    with only_process(tmp_path / "lock"):
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=f"is in use: process {os.getpid()} on"), contextlib.ExitStack() as stack:
+            stack.enter_context(only_process(tmp_path / "lock"))
+        assert time.monotonic() - began >= 0.1
