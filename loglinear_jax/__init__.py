@@ -10,6 +10,7 @@ from loglinear_jax.xla_flags import avoid_faults
 
 if TYPE_CHECKING:
     from loglinear_jax.fenwick import FenwickState, fenwick_level, init_fenwick_state, num_levels, occupied_levels
+    from loglinear_jax.layers import GatedDeltaNetBlock, LogLinearAttention, LogLinearMamba2Block
     from loglinear_jax.ops import (
         bucket_scores,
         fenwick_step,
@@ -30,6 +31,7 @@ except importlib.metadata.PackageNotFoundError:  # a checkout in PYTHONPATH
 # Imported when first used, so that the command line starts without JAX.
 _MODULES = {
     "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels", "occupied_levels"),
+    "layers": ("GatedDeltaNetBlock", "LogLinearAttention", "LogLinearMamba2Block"),
     "ops": (
         "bucket_scores",
         "fenwick_step",
@@ -43,6 +45,9 @@ _MODULES = {
 
 __all__ = [
     "FenwickState",
+    "GatedDeltaNetBlock",
+    "LogLinearAttention",
+    "LogLinearMamba2Block",
     "bucket_scores",
     "fenwick_level",
     "fenwick_step",

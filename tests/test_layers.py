@@ -1,0 +1,44 @@
+"""Drop-in layers: decoding against the full pass, types, and clear errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loglinear_jax import GatedDeltaNetBlock, LogLinearAttention, LogLinearMamba2Block
+
+X = jax.random.normal(jax.random.key(0), (2, 12, 16))
+LAYERS = [
+    LogLinearAttention(16, heads=2, lam="mlp_softplus(hidden=4)", max_length=16),
+    LogLinearAttention(16, heads=2, conv_width=3, lam="content"),
+    LogLinearMamba2Block(16, heads=4, key_groups=1, max_length=16),
+    GatedDeltaNetBlock(16, heads=2, mixer="gated_delta(beta_max=2)"),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}-{layer.lam}")
+def test_decoding_is_the_full_pass(layer):
+    params = jax.jit(layer.init)(jax.random.key(1), X)
+    expected = jax.jit(layer.apply)(params, X)
+    assert expected.shape == X.shape
+    out, cache = jax.jit(lambda x: layer.apply(params, x, max_length=12))(X[:, :7])
+    outs, step = [out], jax.jit(lambda x, cache: layer.apply(params, x, cache))
+    for first, end in ((7, 10), (10, 11), (11, 12)):
+        out, cache = step(X[:, first:end], cache)
+        outs.append(out)
+    np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
+
+
+def test_types_of_activations_and_parameters():
+    layer = LogLinearMamba2Block(16, heads=2, max_length=16, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    out, params = jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), X))
+    assert out.dtype == jnp.bfloat16
+    own = {
+        path: x for path, x in jax.tree_util.tree_leaves_with_path(params) if "lam" not in jax.tree_util.keystr(path)
+    }
+    assert {x.dtype for x in own.values()} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_heads_that_do_not_divide_the_features_are_named():
+    with pytest.raises(ValueError, match="features must be a multiple of heads .*, got features=16, heads=3"):
+        LogLinearAttention(16, heads=3).init(jax.random.key(0), X)
