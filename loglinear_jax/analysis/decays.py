@@ -114,7 +114,10 @@ class InitialDecays(Section):
             for run in self.context.runs
             if run.outcomes and run.task.score.thresholds
             for variant in run.variants
-            if all(find_mixer(m)[0].has_decays for m in parse_pattern(variant_config(run.config, variant).model.mixer))
+            if all(
+                find_mixer(m)[0].has_decays
+                for m in parse_pattern(variant_config(run.config, variant).model.get("mixer", "softmax"))
+            )
         ]
         found = []
         with progress_bar("initial decays", len(asked), unit="variant", shown=bool(asked)) as bar:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2  # noqa: F401  # if it is missing, that shows before anything is made
 import numpy as np
+from ml_collections import ConfigDict
 
 import loglinear_jax.analysis
 from loglinear_jax.analysis.cache import Cache
@@ -160,6 +161,11 @@ def _rates(value: Any) -> str:
     return ", ".join(f"{rate:g}" for rate in (value if has_several(value) else [value]))
 
 
+def _size(model: ConfigDict) -> str:
+    """Layers and width, or the import path of a model of one's own."""
+    return f"{model.layers} × {model.hidden}" if "layers" in model else model.kind
+
+
 def _runs_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
@@ -170,7 +176,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
             {
                 "run": run.name,
                 "task": run.task.describe(),
-                "model": f"{model.layers} × {model.hidden}{setting and f', setting {setting}'}",
+                "model": f"{_size(model)}{setting and f', setting {setting}'}",
                 "seeds": str(train.num_seeds),
                 "steps": f"{train.num_steps:,} of {train.batch_size}, rate {_rates(train.learning_rate)}, {train.precision}",
                 "machine": (summary and summary.device) or "–",

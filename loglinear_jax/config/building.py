@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import MODEL_KINDS, SECTIONS, default_config, with_none
+from loglinear_jax.config.defaults import SECTIONS, default_config, with_none
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
-from loglinear_jax.models import LanguageModel, RecallModel
+from loglinear_jax.models import LanguageModel, OwnModel, OwnSettings, RecallModel, find_kind
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
@@ -25,7 +25,7 @@ class Experiment:
 
     config: ConfigDict
     task: BaseTask
-    model: RecallModel | LanguageModel
+    model: RecallModel | LanguageModel | OwnModel
     train: TrainSettings
 
     @property
@@ -55,7 +55,7 @@ class CheckedSettings(NamedTuple):
                 vocab_size = self.task.vocab_size
         except SettingError as error:
             raise ConfigError(str(error)) from error
-        model = MODEL_KINDS[self.config.model.kind].model(dataclasses.replace(self.model, vocab_size=vocab_size))
+        model = find_kind(self.config.model.kind).model(dataclasses.replace(self.model, vocab_size=vocab_size))
         return Experiment(self.config, self.task, model, self.train)
 
 
@@ -84,7 +84,7 @@ def check_config(config: ConfigDict) -> dict[str, CheckedSettings]:
     programs = [(task, model, train.but_for_rates) for _, task, model, train in variants.values()]
     for name, (_, task, model, train) in variants.items():
         alike = programs.count((task, model, train.but_for_rates))
-        sizes = MODEL_KINDS[config.model.kind].model, model, task, train
+        sizes = find_kind(config.model.kind).model, model, task, train
         check_memory(name, *sizes, rates_at_once(*sizes, alike))
     return variants
 
@@ -93,7 +93,7 @@ def check_variants(config: ConfigDict) -> dict[str, CheckedSettings]:
     """The settings of each variant. Raises ConfigError for invalid sections and settings."""
     check_sections(config)
     try:
-        find_lam(config.model.lam)
+        find_lam(config.model.get("lam", "fixed"))
     except SettingError as error:
         raise ConfigError(f"model.{error}") from error
     return {name: checked_settings(config, name) for name in variant_names(config)}
@@ -167,10 +167,12 @@ def task_of(config: ConfigDict) -> BaseTask:
     return load_task(**with_none(settings, find_task(settings["name"])))
 
 
-def _model_settings(model: ConfigDict, max_seq_len: int, dtype: str) -> MixerSettings:
+def _model_settings(model: ConfigDict, max_seq_len: int, dtype: str) -> MixerSettings | OwnSettings:
     """The model's settings with a vocabulary of one, as it may not be known yet."""
     settings = model.to_dict()
-    settings_class = MODEL_KINDS[settings.pop("kind")].settings
+    settings_class = find_kind(settings["kind"]).settings
+    if settings_class is not OwnSettings:
+        del settings["kind"]
     settings = with_none(settings, settings_class)
     settings["max_length"] = settings["max_length"] or max_seq_len
     return settings_class(vocab_size=1, dtype=dtype, **settings)

@@ -8,42 +8,22 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
+from loglinear_jax.models import find_kind
 from loglinear_jax.settings import SettingError, kind_of, setting_fields, takes_none
 from loglinear_jax.tasks import Task, find_task
 from loglinear_jax.train import TrainSettings
 
-
-@dataclasses.dataclass(frozen=True)
-class ModelKind:
-    """A kind of model: the Linen class, and the class of its settings, a MixerSettings."""
-
-    model: type
-    settings: type
-
-
-MODEL_KINDS = {
-    "recall": ModelKind(RecallModel, RecallSettings),
-    "language": ModelKind(LanguageModel, LanguageSettings),
-}
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
 
 
 SECTIONS = ("task", "model", "train")
 
 
-def model_kind(name: str) -> ModelKind:
-    """The kind of model of that name. Raises SettingError if there is none."""
-    if name not in MODEL_KINDS:
-        raise SettingError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, got {name!r}")
-    return MODEL_KINDS[name]
-
-
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
     """Every setting of an experiment with its default; a file in configs/ changes some of them.
 
-    kind: of model, in MODEL_KINDS. task: a name for `find_task`, whose settings are added. A setting whose default is
-    None is chosen for the user.
+    kind: of model, "recall", "language" or a class by import path. task: a name for `find_task`, whose settings are added. A
+    setting whose default is None is chosen for the user.
     """
     config = ConfigDict()
     config.variants = config_dict.placeholder(str)
@@ -53,7 +33,7 @@ def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
         add_settings(config.task, find_task(task))
     config.model = ConfigDict()
     config.model.kind = kind
-    add_settings(config.model, model_kind(kind).settings)
+    add_settings(config.model, find_kind(kind).settings)
     config.model.max_length = config_dict.placeholder(int)
     config.train = ConfigDict()
     add_settings(config.train, TrainSettings)
@@ -111,7 +91,7 @@ def has_several(value: Any) -> bool:
 
 
 # Of models: from the task, and from train.precision; and one for evaluation alone.
-NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels")
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels", "kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +113,14 @@ VARIANTS_MEANING = (
 def settings_classes(config: ConfigDict) -> dict[str, type]:
     """The class of each section's settings. Raises SettingError for a task or a kind of model that does not exist."""
     task = find_task(config.task.name) if config.task.get("name") else Task
-    return {"task": task, "model": model_kind(config.model.kind).settings, "train": TrainSettings}
+    return {"task": task, "model": find_kind(config.model.kind).settings, "train": TrainSettings}
 
 
 def describe_settings(config: ConfigDict) -> list[Setting]:
     """Every setting of a config with its meaning, as the classes that it sets say it."""
     extra = {
         "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",
-        "model.kind": "`recall` or `language`: see loglinear_jax.models",
+        "model.kind": "`recall`, `language`, or a class of your own, as `my_module:MyModel(width=64)`",
         "model.max_length": "longest sequence that λ has levels for; None: the task's seq_len",
     }
     found = [Setting("variants", config.variants, VARIANTS_MEANING)]

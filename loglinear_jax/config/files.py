@@ -8,16 +8,18 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.config.defaults import default_config
 from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.overrides import override
 from loglinear_jax.files import why_not_local
+from loglinear_jax.models import is_own
 from loglinear_jax.settings import SettingError
 
 PACKAGE = Path(__file__).parents[1]
@@ -95,7 +97,21 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     config = get_config(load_config_file(filename), presets)
     config.lock()
     given = frozenset(override(config, argument) for argument in arguments if not _chooses(argument))
+    if "model.kind" in given and is_own(config.model.kind):
+        _leave_out_settings_of_other_models(config, given)
     return ChosenConfig(config, shell_safe(Path(filename).stem + (f"-{presets}" if presets else "")), given)
+
+
+def _leave_out_settings_of_other_models(config: ConfigDict, given: Collection[str]) -> None:
+    """Of the model those that were given stay, for `check_sections` to refuse."""
+    try:
+        known = default_config(config.model.kind).model
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
+    with config.unlocked():
+        for name in set(config.model) - set(known):
+            if f"model.{name}" not in given:
+                del config.model[name]
 
 
 def shell_safe(name: str) -> str:

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 
 from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.models import OwnSettings
 from loglinear_jax.models.params import param_shapes
 from loglinear_jax.models.recall import MOST_LOGITS
 from loglinear_jax.models.settings import MixerSettings
@@ -19,6 +20,7 @@ from loglinear_jax.train import TrainSettings
 
 # Of each parameter training always holds its value, the best one so far, and Adam's two moments.
 COPIES = 4
+SIZES = ("layers", "hidden", "heads", "head_dim", "key_dim")  # of a model, which decide its parameters
 # Where rates_at_once is None: the share of the memory that programs may take, by an estimate. In it are the outputs of so many
 # layers for each layer, as backpropagation and operations hold them (25 to 50 on a CPU), and logits so many times. 96 seeds of
 # Zoology's MQAR with width 64 took 49.5 GiB of an H200 at most, where the estimate is 60.9.
@@ -44,6 +46,8 @@ def rates_at_once(
         return min(rates, train.rates_at_once or rates)
     params, sequences, _ = (part.num_bytes for part in parts_of(model_class, model, task, train))
     tokens = train.num_seeds * train.batch_size // train.grad_accumulation * task.trained_on.longest
+    if isinstance(model, OwnSettings):  # what its layers hold is not known
+        return 1
     width = 2 if train.precision == "bfloat16" else 4
     outputs = OUTPUTS_OF_A_LAYER * model.layers * tokens * max(model.hidden, model.heads * model.head_dim) * width
     logits = COPIES_OF_LOGITS * 4 * min(tokens * model.vocab_size, train.num_seeds * MOST_LOGITS)
@@ -86,8 +90,8 @@ def parts_of(
     at_rates = seeds if rates == 1 else seeds | {"train.rates_at_once": rates}
     replicas = train.num_seeds * rates
     holders, of_holders = (train.num_seeds, seeds) if rates_share_data() else (replicas, at_rates)
-    sizes = {f"model.{name}": getattr(model, name) for name in ("layers", "hidden", "heads", "head_dim", "key_dim")}
-    if "lam_hidden" not in model.unread:
+    sizes = {f"model.{name}": getattr(model, name) for name in SIZES if hasattr(model, name)}
+    if "lam_hidden" not in model.unread and hasattr(model, "lam_hidden"):
         sizes["model.lam_hidden"] = model.lam_hidden
     if not task.STREAMED:  # otherwise the text decides it
         sizes["task.vocab_size"] = model.vocab_size
@@ -116,8 +120,7 @@ def parts_of(
             at_once = {"train.eval_batch_size": train.eval_batch_size}
     params = sum(math.prod(shape) for shape in param_shapes(model_class(model)).values())
     length = {"task.seq_len": task.seq_len}
-    values = model.heads * model.head_dim
-    return [
+    parts = [
         Part(
             "the parameters",
             replicas * COPIES * 4 * params,
@@ -125,15 +128,12 @@ def parts_of(
         ),
         # Token ids and targets, int32.
         Part("the sequences", holders * round(held) * 8, sequences | length | of_holders),
-        Part(
-            "the activations of one layer",
-            replicas * tokens * max(model.hidden, values) * width,
-            at_once
-            | length
-            | at_rates
-            | {name: sizes[name] for name in ("model.hidden", "model.heads", "model.head_dim")},
-        ),
     ]
+    if isinstance(model, OwnSettings):
+        return parts
+    of_layer = {name: sizes[name] for name in ("model.hidden", "model.heads", "model.head_dim")}
+    activations = replicas * tokens * max(model.hidden, model.heads * model.head_dim) * width
+    return [*parts, Part("the activations of one layer", activations, at_once | length | at_rates | of_layer)]
 
 
 def rates_share_data() -> bool:

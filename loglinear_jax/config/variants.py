@@ -9,10 +9,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
-from loglinear_jax.config.defaults import MODEL_KINDS, PAPERS_VARIANTS, SWEPT, has_several
+from loglinear_jax.config.defaults import PAPERS_VARIANTS, SWEPT, has_several
 from loglinear_jax.config.errors import ConfigError
 from loglinear_jax.config.overrides import override
 from loglinear_jax.lam import LAMS, find_lam
+from loglinear_jax.models import find_kind, is_own
 from loglinear_jax.settings import SettingError
 
 
@@ -47,9 +48,11 @@ def variants_at_rates(config: ConfigDict) -> list[list[str]]:
 def named_variants(config: ConfigDict) -> list[str]:
     """`variant_names` as they are named, each once for all values of a setting of SWEPT. Not checked."""
     variants = config.variants
+    if variants is None and is_own(config.model.kind):
+        return [f"kind={config.model.kind}"]
     if variants is None:
         lam = config.model.lam
-        variants = PAPERS_VARIANTS if lam == MODEL_KINDS[config.model.kind].settings.lam else lam
+        variants = PAPERS_VARIANTS if lam == find_kind(config.model.kind).settings.lam else lam
     return [name.strip() for name in split_outside(variants.removesuffix(","), ",")]
 
 
@@ -98,7 +101,7 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
             raise ConfigError(f"variants: {setting!r}: there is no setting {path} of the model or of training")
         if field in ("num_seeds", "first_seed"):
             raise ConfigError(f"variants: {setting!r}: all variants are trained with the same seeds")
-        if path == "model.kind":
+        if path == "model.kind" and not (is_own(text) and is_own(config.model.kind)):
             raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
         if path in settings:
             raise ConfigError(f"variants: {variant!r} sets {path} twice")

@@ -15,20 +15,27 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
 from loglinear_jax.models.language import LanguageModel
+from loglinear_jax.models.own import OwnSettings
 
 
 def param_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, by its path, such as "layer_0/mixer/skip"."""
     m = model.settings
+    if isinstance(m, OwnSettings):
+        return {path: x.shape for path, x in _initial_shapes(model).items()}
     # Layers whose mixers are alike have the same parameters, in every form of the attention.
     few = type(model)(dataclasses.replace(m, layers=min(m.layers, len(m.pattern)), implementation=None))
-    token = jax.ShapeDtypeStruct((1, 1), np.int32)
-    shapes = flatten_dict(jax.eval_shape(few.init, jax.random.key(0), token)["params"], sep="/")
+    shapes = _initial_shapes(few)
     found = {path: x.shape for path, x in shapes.items()}
     for index in range(len(m.pattern), m.layers):
         like = f"layer_{index % len(m.pattern)}/"
         found |= {f"layer_{index}/{p.removeprefix(like)}": x.shape for p, x in shapes.items() if p.startswith(like)}
     return found
+
+
+def _initial_shapes(model: nn.Module) -> dict[str, jax.ShapeDtypeStruct]:
+    token = jax.ShapeDtypeStruct((1, 1), np.int32)
+    return flatten_dict(jax.eval_shape(model.init, jax.random.key(0), token)["params"], sep="/")
 
 
 def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:

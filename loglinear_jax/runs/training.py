@@ -216,7 +216,7 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
         try:
             sizes[variant] = describe_size(experiment.model, experiment.task.trained_on.longest)
         except UnsupportedError as error:
-            implementation = experiment.config.model.implementation
+            implementation = experiment.config.model.get("implementation")
             raise ConfigError(f"{variant}: model.implementation={implementation}: {error}") from error
     return experiments, sizes
 

@@ -1,0 +1,96 @@
+"""A model of one's own, by import path: `--config.model.kind='my_model:Tiny(width=64)'`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from loglinear_jax.components import Call, find_class, instantiate, module_of, parse_call
+from loglinear_jax.losses import token_losses
+from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.settings import INT32_MAX, SettingError
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSettings:
+    """Settings of an OwnModel. Its own are the arguments in `kind`; it also gets `vocab_size`, `max_length` and `dtype`, if it
+    has such fields."""
+
+    vocab_size: int
+    max_length: int
+    kind: str = ""
+    dtype: str = "float32"
+
+    # What nothing is known of: λ, states and the form of an attention.
+    has_lam = has_decays = has_states = takes_pallas = False
+    longest = implementation = lam_levels = None
+    unread = frozenset()
+
+    @property
+    def own_modules(self) -> set[str]:
+        """The module that the model is taken from."""
+        module = module_of(self.kind)
+        return set() if module is None else {module}
+
+    def extended(self):
+        """The settings as they are: nothing is known of a longest sequence."""
+        return self
+
+    def make(self) -> nn.Module:
+        """The user's module. Raises SettingError for a path at which there is none, and for arguments that it does not take."""
+        call = parse_call(self.kind)
+        module = find_class(call.name, {}, "model.kind", "my_module:MyModel", nn.Module)
+        given = {"vocab_size": self.vocab_size, "max_length": self.max_length, "dtype": jnp.dtype(self.dtype)}
+        return instantiate(module, Call(call.name, call.arguments), "model.kind", given, parent=None)
+
+    def check(self) -> None:
+        """Raises SettingError naming the first invalid setting."""
+        if not 1 <= self.max_length <= INT32_MAX:
+            raise SettingError(f"model.max_length must be from 1 to {INT32_MAX:,}, got {self.max_length}")
+        self.make()
+
+
+class OwnModel(nn.Module):
+    """A user's module, from tokens [B, T] to logits [B, T, vocab_size], with the losses that training needs. Its parameters are
+    the module's own."""
+
+    settings: OwnSettings
+
+    def setup(self):
+        self.model = self.settings.make()
+        nn.share_scope(self, self.model)
+
+    def __call__(
+        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
+    ) -> Float[Array, "B P vocab"]:
+        """Logits in float32 at `positions` (all T)."""
+        logits = self.model(tokens)
+        expected = (*tokens.shape, self.settings.vocab_size)
+        if getattr(logits, "shape", None) != expected:
+            got = f"shape {logits.shape}" if hasattr(logits, "shape") else f"a {type(logits).__name__}"
+            raise SettingError(
+                f"model.kind={self.settings.kind!r} returns {got}: expected logits [B, T, vocab_size] = {expected}"
+            )
+        return at_positions(logits, positions).astype(jnp.float32)
+
+    def token_losses(
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: Positions = slice(None),
+    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+        """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
+        return token_losses(self(tokens, positions), at_positions(targets, positions))
+
+    def summed_loss(
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        targets: Int[Array | np.ndarray, "B T"],
+        positions: Positions = slice(None),
+    ) -> Float[Array, ""]:
+        """The sum of `token_losses`, for training."""
+        return jnp.sum(self.token_losses(tokens, targets, positions)[0])
