@@ -16,6 +16,7 @@ from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config.building import checked_settings
+from loglinear_jax.models import OwnSettings
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
@@ -50,6 +51,8 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
         at_rates = without_rates(run.config, run.outcomes)
         for variant, at_best in of_run.items():
             model = checked_settings(run.config, next(iter(at_rates[variant]))).model
+            if isinstance(model, OwnSettings):
+                continue  # nothing says what it keeps
             sizes, states = of_task.setdefault(variant, {}), f"{model.heads} × {model.key_dim} × {model.head_dim}"
             if len(at_best.shown) > (len(sizes[states].at_best.shown) if states in sizes else 0):
                 sizes[states] = AtSize(model.numbers_kept(run.task.max_seq_len), states, at_best)

@@ -21,6 +21,7 @@ from loglinear_jax.config import (
     check_effects,
     config_differences,
     describe_settings,
+    read_config,
     sizes,
     variant_config,
     variant_names,
@@ -580,6 +581,37 @@ def test_a_mixer_of_ones_own_and_patterns_of_mixers(monkeypatch):
     config.variants = "mixer=gated_delta(beta_max=3)"
     with pytest.raises(ConfigError, match=r"model.mixer=gated_delta\(beta_max=3\): beta_max must be at most 2, got 3"):
         check_config(config)
+
+
+class TinyModel(nn.Module):
+    vocab_size: int
+    width: int = 32
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(self.vocab_size)(nn.Embed(self.vocab_size, self.width)(tokens))
+
+
+def test_a_model_of_ones_own(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "my_models", types.SimpleNamespace(TinyModel=TinyModel))
+    kind = "my_models:TinyModel(width=8)"
+    arguments = ["--config=mqar", f"--config.model.kind={kind}"]
+    config = read_config_arguments(arguments).config
+    check_effects(config)
+    assert config.model.to_dict() == {"kind": kind, "max_length": None} and variant_names(config) == [f"kind={kind}"]
+    model = build(config, f"kind={kind}").model
+    params = model.init(jax.random.key(0), np.zeros((1, 4), np.int32))["params"]
+    assert params["Embed_0"]["embedding"].shape == (128, 8) and model.settings.own_modules == {"my_models"}
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert read_config(tmp_path / "config.json").to_dict() == config.to_dict()
+    for more, message in (
+        ("--config.model.hidden=8", "does not go with this config, whose model has hidden"),
+        ("--config.variants=kind=my_models:TinyModel(depth=2)", "has no argument depth: it has vocab_size, width"),
+        ("--config.variants=kind=my_models:Large", "the module my_models has no class Large"),
+        ("--config.variants=kind=recall", "all variants are of one kind of model"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_effects(read_config_arguments([*arguments, more]).config)
 
 
 def test_the_former_name_of_a_mixer_is_taken_with_one_warning():
