@@ -606,7 +606,7 @@ def test_a_model_of_ones_own(monkeypatch, tmp_path):
     assert read_config(tmp_path / "config.json").to_dict() == config.to_dict()
     for more, message in (
         ("--config.model.hidden=8", "does not go with this config, whose model has hidden"),
-        ("--config.variants=kind=my_models:TinyModel(depth=2)", "has no argument depth: it has vocab_size, width"),
+        ("--config.variants=kind=my_models:TinyModel(depth=2)", "has no argument depth: did you mean width"),
         ("--config.variants=kind=my_models:Large", "the module my_models has no class Large"),
         ("--config.variants=kind=recall", "all variants are of one kind of model"),
     ):
