@@ -48,8 +48,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import matplotlib  # noqa: F401  # for the curves: if it is missing, that shows before training
-
+    # With what is drawn and printed at the end: if something is missing for it, that shows before training.
+    import loglinear_jax.analysis.curves  # noqa: F401
+    from loglinear_jax.analysis.outcomes import outcome_table
     from loglinear_jax.config import check_effects
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main, leave_without_others
@@ -69,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
         called = [argument for argument in args.called if not argument.startswith("--only")]
         result = train(chosen.config, workdir, called, args.only)
         if result.interrupted_at is None and is_main():
-            from loglinear_jax.analysis.outcomes import outcome_table
-
             print(outcome_table(result.summary.variants))
             _draw_curves(RunFolder(workdir), again=result.trained)
     except (SettingError, NoReadableCheckpoint) as error:
