@@ -243,7 +243,10 @@ class RunFolder:
         They are read from the variants' folders, and from summary.json where a variant has no folder. Raises ConfigError for
         a file that can't be read.
         """
-        found = [] if (written := self.read_summary_file()) is None else [written]
+        found = []
+        if (written := self.read_summary_file()) is not None:
+            alone = {name: one for name, one in written.variants.items() if not self.variant(name).path.exists()}
+            found = [dataclasses.replace(written, variants=alone)] if alone else []
         names = variant_names(read_config(self.config_file)) if self.config_file.exists() else []
         for name in names:
             folders = self.variant(name), *self.added_seeds(name).values()
