@@ -67,10 +67,11 @@ def _cross_entropy(logits, targets, *, vocab: int):
     losses = jax.ShapeDtypeStruct((rows,), jnp.float32)
     if _jax_triton_version() < (0, 4):
         out_shape = [losses, jax.ShapeDtypeStruct(logits.shape, logits.dtype)]
-        return jax_triton.triton_call(
+        losses, gradients = jax_triton.triton_call(
             logits, targets, vocab,
             kernel=with_aliased_output, out_shape=out_shape, input_output_aliases={0: 1}, **sizes,
         )  # fmt: skip
+        return losses, gradients
     gradients = jax.new_ref(logits)
     losses = jax_triton.triton_call(gradients, targets, vocab, kernel=loss_and_gradient, out_type=losses, **sizes)
     return losses, jax.freeze(gradients)
