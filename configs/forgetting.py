@@ -10,8 +10,8 @@ updates=0 is Zoology's MQAR without updates.
 
 Ours: results/content.md and results/delta.md, at 128 tokens, 16 pairs, 8 updates, vocabulary 128, with 10,000 training
 sequences, preset robust and 4,000 steps. With state=16, 64 seeds of a variant took 37 to 85 s of one H200 in TF32 with their
-compilation (results/forgetting); those with the delta rule 62 to 91 s, while two runs shared the GPU
-(results/forgetting-state16-delta).
+compilation (results/forgetting/runs); those with the delta rule 62 to 91 s, while two runs shared the GPU
+(results/forgetting/runs).
 
 Presets, joined by commas: pairs=N, updates=N, seq=N tokens, state=N (keys and values of one head so wide), robust (the model
 that nearly every seed learns MQAR with), smoke (a small instance that learns in under a minute on two CPU cores).

@@ -7,8 +7,8 @@ looking at its input. Here, with 24 pairs in 128 tokens, 51 % of the answers are
 The default model has one head with keys and values of 16: fewer dimensions than there are pairs.
 
 Ours: results/content.md and results/delta.md. With 24 pairs, state=16, preset robust and 4,000 steps, 64 seeds of a variant
-took 35 to 62 s of one H200 in TF32 with their compilation (results/interleaved); those with the delta rule 66 to 73 s, while
-two runs shared the GPU (results/interleaved-state16-delta).
+took 35 to 62 s of one H200 in TF32 with their compilation; those with the delta rule 66 to 73 s, while two runs shared the GPU
+(results/interleaved/runs).
 
 Presets, joined by commas: pairs=N, seq=N tokens, state=N (keys and values of one head so wide), robust (the model that nearly
 every seed learns MQAR with), smoke (a small instance that learns in under a minute on two CPU cores).

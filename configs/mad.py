@@ -37,7 +37,7 @@ Chosen here, and different:
   other than the test's, choose the parameters.
 
 So our accuracies compare mixers with each other. Do not compare them with the scores above.
-Ours, of these five at the baseline: results/recall-suite.md.
+Ours, of these five at the baseline: results/mad.
 
 Time, measured: one H200 with 32 seeds takes 0.40 ms a seed and step of recall with λ linear in bfloat16, 0.55 with
 --config.train.precision=tf32; with λ content 0.45 and 0.68. So 20,000 steps of a seed take 8 to 14 s. At the baseline, recall

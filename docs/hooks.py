@@ -15,7 +15,10 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 # What pages link to outside of docs/: pages of results, figures, tables, and files that are shown as they are.
-PATTERNS = ("results/*.*", "results/*/*.*", "configs/*.py", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+PATTERNS = (
+    "results/*.*", "results/*/*.*", "results/*/runs/*.md", "examples/*.py", "configs/*.py", "CHANGELOG.md", "CITATION.cff",
+    "LICENSE",
+)  # fmt: skip
 LINK = re.compile(r"(?<=\]\()(?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?(?=\))")
 
 
@@ -36,7 +39,7 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
         if not (ROOT / target).exists():  # no link, or one that mkdocs will name
             return match[0]
         if (ROOT / target).is_dir():  # the repository lists a folder, the site does not
-            target += "/summary.json"
+            target += "/README.md"
         target = "docs/index.md" if target == "README.md" else target
         relative = os.path.relpath(target.removeprefix("docs/"), posixpath.dirname(site) or ".")
         return relative + (match["anchor"] or "")

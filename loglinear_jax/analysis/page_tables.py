@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,11 @@ def _points(difference: Sequence[float]) -> str:
     return with_interval(*difference, sign="+").replace("-", "−")
 
 
+def beside(run: Run, file: str) -> Path:
+    """A table of the report that is kept beside a run's record."""
+    return run.workdir.with_name(f"{run.name}-{file}")
+
+
 @table(accuracies=False)
 def lengths(runs: Runs) -> Rows:
     """Accuracy in % (seeds at ≥ 90 %) or perplexity at the trained length and beyond, mean ± std; from lengths.csv."""
@@ -340,7 +346,7 @@ def lengths(runs: Runs) -> Rows:
     one_task = all(run.config.task == runs[0].config.task for run in runs)
     for run in runs:
         evaluated: dict[tuple[str, str], list[dict[str, str]]] = {}  # a line a seed
-        with (run.workdir / "lengths.csv").open(encoding="utf-8") as file:
+        with beside(run, "lengths.csv").open(encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 evaluated.setdefault((line["variant"], line["length"]), []).append(line)
         for (variant, length), lines in evaluated.items():
@@ -373,7 +379,7 @@ def saved(runs: Runs, file: str, seeds: str = "", without: str = "") -> Rows:
     seeds: only of rows whose column of seeds begins so. without: a variant that is left out."""
     rows = []
     for run in runs:
-        lines = [x for x in (run.workdir / file).read_text(encoding="utf-8").splitlines() if x.startswith("|")]
+        lines = [x for x in beside(run, file).read_text(encoding="utf-8").splitlines() if x.startswith("|")]
         header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         for row in (dict(zip(header, cells, strict=True)) for cells in body):
             if row["seeds"].startswith(seeds) and row["variant"] != without:
@@ -409,7 +415,7 @@ def memory_at_start(rows: dict[str, Chosen]) -> Rows:
     found = []
     for label, chosen in rows.items():
         for variant in chosen.variants or chosen.runs[0].outcomes:
-            row = {"setting": label, "λ": "–" if variant == "mixer=linear" else variant}
+            row = {"setting": label, "λ": "–" if variant == "mixer=gated_linear" else variant}
             for run in (run for run in chosen.runs if variant in run.outcomes):
                 reached = np.array(run.outcomes[variant].reached(CONVERGED_ACCURACY))
                 by_layer = initial_memory(run, variant).max(2).T

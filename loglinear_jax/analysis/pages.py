@@ -19,8 +19,8 @@ The page must then contain that piece with the numbers filled in; where its line
 The accuracies of a table, or of a piece of prose, are those on the test sets if all of its runs have them, else those in
 validation. A line below the table says which, unless none of its runs has a test.
 
-A folder's pages are its *.md, its tables are in tables.toml, and its runs are its <name>/summary.json. Of a folder that has a
-folder results, such as the repository, tables and runs are in results, and pages also in docs and results.
+Pages are README.md and all *.md in docs and results, tables are in results/tables.toml, and runs are the records
+results/STUDY/runs/NAME.json, which are named without their study.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Results:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.names = sorted((path.parent.name for path in folder.glob("*/summary.json")), key=_natural)
+        self.paths = {path.stem: path for path in folder.glob("*/runs/*.json")}
+        self.names = sorted(self.paths, key=_natural)
         self._read: dict[str, Run] = {}
 
     def matching(self, patterns: str) -> Runs:
@@ -70,7 +71,7 @@ class Results:
             if not (found := fnmatch.filter(self.names, pattern)):
                 raise ConfigError(f"no run in {self.folder} matches {pattern!r}")
             names |= dict.fromkeys(found)
-        self._read |= {name: read_run(self.folder / name) for name in names if name not in self._read}
+        self._read |= {name: read_run(self.paths[name]) for name in names if name not in self._read}
         return Runs(self._read[name] for name in names)
 
     def on_one_set(self, runs: Iterable[Run]) -> tuple[Results, VariantOutcome | None]:
@@ -102,8 +103,8 @@ class Pages:
     """
 
     def __init__(self, folder: Path, slow: bool = False):
-        runs = folder / "results" if (folder / "results").is_dir() else folder
-        patterns = ("*.md",) if runs == folder else ("*.md", "docs/*.md", "results/*.md")
+        runs = folder / "results"
+        patterns = ("*.md", "docs/**/*.md", "results/**/*.md")
         self.pages = [page for pattern in patterns for page in sorted(folder.glob(pattern))]
         if not self.pages:
             raise ConfigError(f"{folder} has no pages (*.md)")

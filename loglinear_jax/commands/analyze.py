@@ -1,7 +1,7 @@
 """Figures, tables and a report of one or several runs.
 
   loglinear_jax analyze --workdir=runs/mqar-kv=8 --workdir=runs/mqar-kv=32 --out=analysis
-  loglinear_jax analyze --workdir='results/mqar-*' --out=analysis --sections=tables,decays
+  loglinear_jax analyze --workdir='results/mqar/runs/*.json' --out=analysis --sections=tables,decays
 
 Runs may have been trained on any machine. A run that can't be read is named, and the others are reported.
 """
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=path_pattern,
         required=True,
-        help="a run, or a pattern such as 'runs/*'; may be given several times",
+        help="a run, a record of one (NAME.json), or a pattern such as 'runs/*'; may be given several times",
     )
     parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
@@ -133,8 +133,8 @@ def _check_any_run(workdirs: list[str]) -> None:
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    """The folders that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
-    found = [sorted(filter(os.path.isdir, glob.glob(p))) or [p] for p in patterns]
+    """The runs that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
+    found = [sorted(x for x in glob.glob(p) if os.path.isdir(x) or x.endswith(".json")) or [p] for p in patterns]
     return [path for paths in found for path in paths]
 
 

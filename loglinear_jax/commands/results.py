@@ -3,7 +3,7 @@
   loglinear_jax results --check
   loglinear_jax results --write --all
 
-A page (README.md, docs/*.md, results/*.md) names its tables in comments, and results/tables.toml says what each is made from;
+A page (README.md, in docs and results) names its tables in comments, and results/tables.toml says what each is made from;
 loglinear_jax/analysis/pages.py says how.
 """
 
@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=path,
         default=Path("."),
-        help="where pages (*.md), tables.toml and runs (<name>/summary.json) are; default: the repository, with "
-        "README.md, docs and results",
+        help="a folder with README.md, docs, and results with tables.toml and STUDY/runs/NAME.json (default: this one)",
     )
 
 

@@ -1,7 +1,7 @@
 """Train every cell of a grid file, on this machine's GPUs or under SLURM, or go on with them.
 
-  loglinear_jax sweep results/experiments.toml --list
-  loglinear_jax sweep results/experiments.toml --only='mqar-seq128-*'
+  loglinear_jax sweep results/mqar/grid.toml --list
+  loglinear_jax sweep results/mqar/grid.toml --only='mqar-seq128-*'
   loglinear_jax sweep grid.toml --out=shared/runs --cluster=slurm --partition=gpu --time=240
 
 Each cell is what `loglinear_jax train` would run with its arguments; its variants are trained each in a process of its own.

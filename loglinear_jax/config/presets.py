@@ -61,7 +61,7 @@ def released_config(config: ConfigDict) -> None:
 
 def robust_config(config: ConfigDict) -> None:
     """A model that nearly every seed learns with: convolution, pre-norm, unit q and k, slow decays, larger initial weights."""
-    # 64 seeds reach 99 % in MQAR in 1,022 of 1,024 runs (results/robust.md). Without slow decays a tenth fails at 4 pairs,
+    # 64 seeds reach 99 % in MQAR in 1,022 of 1,024 runs (results/mqar/robust.md). Without slow decays a tenth fails at 4 pairs,
     # those with the fastest decays; without larger weights a quarter stops short of 99 % at 8 pairs, 44 % at 16.
     config.model.update(conv_width=4, norm="pre", qk_norm=True, dt_max=0.01, weight_std=0.125, embed_std=1.0)
 

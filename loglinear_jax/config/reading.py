@@ -72,12 +72,9 @@ def _warn_of_former_names(config: ConfigDict, own: Mapping[str, Mapping[str, Any
         warnings.warn(f"the mixer {now} now; the old name is still accepted", FutureWarning, stacklevel=3)
 
 
-# Values that have another name today.
-RENAMED = {"model": {"init_scheme": {"paper": "text"}}}
-
-
 def read_config(path: Path) -> ConfigDict:
-    """The config that a run was started with; a setting that is newer than the run has its default.
+    """The config that a run was started with, from its config.json or from its record, which also has the outcomes; a setting
+    that is newer than the run has its default.
 
     Raises ConfigError if the file can't be read, or is not a config of this project.
     """
@@ -85,19 +82,15 @@ def read_config(path: Path) -> ConfigDict:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as a config: {error}") from error
+    if isinstance(given, dict):
+        given = given.get("config", given)
     if not isinstance(given, dict) or any(not isinstance(given.get(name), dict) for name in SECTIONS):
         raise ConfigError(f"{path} is not a config of a run: expected task, model and train in it")
     try:
         known = default_config(given["model"].get("kind", "recall"), given["task"].get("name"))
         classes = settings_classes(known)
-        score = classes["task"].score
-        if given["train"].get("metric") == score.metric:  # once a setting, now the task's
-            del given["train"]["metric"]
         for section in ("model", "train"):
             values = given[section]
-            for name, names_today in RENAMED.get(section, {}).items():
-                if name in values:
-                    values[name] = names_today.get(values[name], values[name])
             if unknown := sorted(set(values) - set(known[section])):
                 raise ConfigError(f"there is no setting {section}.{unknown[0]}")
             known[section].update(with_none(values, classes[section]))

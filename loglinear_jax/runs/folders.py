@@ -102,7 +102,9 @@ class VariantFolder:
 
 
 class RunFolder:
-    """One run's folder. writes: whether this process writes; of several processes of one run only one does."""
+    """One run's folder, or the record of a finished run: one file that has its config and outcomes (`write_record`).
+
+    writes: whether this process writes; of several processes of one run only one does."""
 
     def __init__(self, path: str | os.PathLike, writes: bool = True):
         self.path = local_path(path, "workdir").absolute()
@@ -111,6 +113,8 @@ class RunFolder:
         self.corpus_file = self.path / "corpus.json"
         self.tokenizer_file = self.path / "tokenizer.json"
         self.summary_file = self.path / "summary.json"
+        if self.path.suffix == ".json" and self.path.is_file():
+            self.config_file = self.summary_file = self.path
         self.curves_file = self.path / "learning_curves.png"
 
     def variant(self, name: str) -> VariantFolder:
@@ -297,6 +301,14 @@ class RunFolder:
         """The manifest of the text that the run was started with; None if there is none. Raises ConfigError if it can't be
         read."""
         return _read_json(self.corpus_file)
+
+
+def write_record(path: Path, config: ConfigDict, summary: RunSummary) -> None:
+    """Replaces the record of a finished run: its config and outcomes in one file, each list in one line. Raises CannotWrite."""
+    text = to_json({"config": config.to_dict(), **summary.to_json()}, indent=2)
+    lists = re.compile(r"\[\n\s*([^\[\]{}]*?)\n\s*\]")
+    text = lists.sub(lambda found: "[" + re.sub(r"\n\s*", " ", found[1]) + "]", text)
+    replace_file(path, lambda file: file.write(text + "\n"))
 
 
 def train_settings(config: ConfigDict, variant: str) -> TrainSettings:

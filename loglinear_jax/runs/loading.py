@@ -52,8 +52,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The workdir's own name."""
-        return self.workdir.name
+        """The workdir's own name, or the record's."""
+        return self.workdir.name.removesuffix(".json")
 
     @property
     def variants(self) -> list[str]:
@@ -74,7 +74,8 @@ class Run:
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """What a run wrote besides checkpoints. Raises ConfigError if there is none, or a file of it can't be read."""
+    """What a run wrote besides checkpoints, from its workdir or from the record that a sweep keeps of it. Raises ConfigError if
+    there is none, or a file of it can't be read."""
     folder = RunFolder(workdir, writes=False)
     config = _read_config(folder)
     variant_names(config)

@@ -1,6 +1,6 @@
 """A grid file: which cells it stands for.
 
-    keep_in = "."                        # finished cells leave config.json and summary.json in this folder, beside the file
+    keep_in = "runs"                     # finished cells leave NAME.json, config and outcomes, in this folder beside the file
 
     [values]                             # texts used in several grids, as {paper}
     paper = "fixed,linear,mlp_softmax"
@@ -65,7 +65,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What a file stands for. keep_in: the folder in which finished cells leave config.json and summary.json."""
+    """What a file stands for. keep_in: the folder in which finished cells leave their config and outcomes as NAME.json."""
 
     cells: list[Cell]
     keep_in: Path | None = None

@@ -19,10 +19,10 @@ from loglinear_jax.config import (
 )
 from loglinear_jax.config.files import read_config_arguments, shell_safe
 from loglinear_jax.runs.errors import RunFailed
-from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings
+from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings, write_record
 from loglinear_jax.runs.lock import one_at_a_time
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.writing import write_json, writing
+from loglinear_jax.runs.writing import writing
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.best_rates import best_variants, check_reports, swept_settings
 from loglinear_jax.sweep.grid import Cell, Grid
@@ -41,8 +41,8 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TrackedCell:
-    """A cell with its config. workdir: where it is trained. kept: the folder where its config and outcomes are left once all
-    of it is finished."""
+    """A cell with its config. workdir: where it is trained. kept: the file where its config and outcomes are left once all of
+    it is finished."""
 
     cell: Cell
     config: ConfigDict
@@ -86,17 +86,16 @@ class TrackedCell:
         summary = self.read_summary()
         if self.kept is None or summary is None or summary.variants.keys() != set(variant_names(self.config)):
             return ""
-        kept, trained = RunFolder(self.kept), RunFolder(self.workdir)
         try:
-            with writing(kept.path):
-                kept.path.mkdir(parents=True, exist_ok=True)
-            with one_at_a_time(kept.path):
+            with writing(self.kept.parent):
+                self.kept.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(self.kept.parent):
+                kept = RunFolder(self.kept)
                 _check_kept(kept, self.config)
-                there = kept.read_summary() if kept.config_file.exists() else None
+                there = kept.read_summary()
                 if there is None or there.variants != summary.variants:
-                    written = trained.read_summary_file() or summary
-                    write_json(kept.config_file, self.config.to_dict())
-                    write_json(kept.summary_file, dataclasses.replace(written, variants=summary.variants).to_json())
+                    written = RunFolder(self.workdir).read_summary_file() or summary
+                    write_record(self.kept, self.config, dataclasses.replace(written, variants=summary.variants))
         except (ConfigError, RunFailed) as error:
             return f"not kept: {error}"
         return ""
@@ -166,7 +165,7 @@ def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] =
 
 def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) -> list[Tracked]:
     cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
-    workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / cell.name
+    workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / f"{cell.name}.json"
     try:
         waits = False
         if cell.best_of:
@@ -192,11 +191,6 @@ def _check_folders(of: TrackedCell, given: frozenset[str], but_variants: bool) -
     """
     variant_names(of.config)
     run, *kept = of.folders
-    if kept and kept[0].summary_file.exists() and not kept[0].config_file.exists():
-        raise ConfigError(
-            f"{of.kept} has a {kept[0].summary_file.name} without the {kept[0].config_file.name} that it was made with: "
-            "expected both: put that file back, or move the folder away"
-        )
     if not any(folder.config_file.exists() for folder in of.folders):
         check_effects(of.config, given)
     if run.config_file.exists() and not but_variants and (found := run.differences(of.config)):
@@ -268,7 +262,8 @@ def _choosing_run(
     are finished. Raises SettingError."""
     named = next((cell for cell in grid.cells if cell.name == name), None)
     if named is None:
-        return _finished_run([folder / name for folder in (grid.keep_in, out) if folder is not None])
+        kept = [] if grid.keep_in is None else [grid.keep_in / f"{name}.json"]
+        return _finished_run([*kept, out / name])
     if named.best_of:
         raise ConfigError("that cell has a best_of itself: expected one that is trained at several rates")
     of = track(grid, [named], out, changes)[0].of

@@ -2,7 +2,6 @@
 
 import html.parser
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from loglinear_jax.analysis import html as report_html
 from loglinear_jax.analysis.style import new_figure, save, wrap
 from loglinear_jax.analysis.table import Table
 
-RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'">&lt;|`${x}"""
 
 

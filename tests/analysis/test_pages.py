@@ -15,15 +15,16 @@ from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import read_run
 from tests.analysis.made_runs import made_run
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT, RUNS = Path(__file__).parents[2], "results/copying/runs"
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A copy of two runs with one page about them."""
+    (tmp_path / RUNS).mkdir(parents=True)
     for name in ("copy-seq1024", "copy-released-seq1024"):
-        shutil.copytree(RESULTS / name, tmp_path / name)
-    (tmp_path / "tables.toml").write_text(
+        shutil.copy(ROOT / RUNS / f"{name}.json", tmp_path / RUNS)
+    (tmp_path / "results/tables.toml").write_text(
         '[text]\ntable = "of_variants"\nruns = "copy-seq1024"\ncolumns = ["mean", "converged"]\n', encoding="utf-8"
     )
     (tmp_path / "page.md").write_text(
@@ -55,10 +56,10 @@ def test_written_tables_are_in_agreement(folder):
         ("page.md", "{mean copy", "{means copy", "there is no 'means'"),
         ("page.md", "{mean copy-released-seq1024 linear}", "{mean copy-released-seq1024}", "missing 1 required"),
         ("page.md", "<!-- end table -->", "", "1 tables begin, 0 of them end"),
-        ("tables.toml", '"copy-seq1024"', '"copy-seq2048"', "no run in"),
-        ("tables.toml", '"converged"', '"konverged"', "there is no column 'konverged'"),
-        ("tables.toml", "runs =", "run =", "missing a required argument: 'runs'"),
-        ("tables.toml", "of_variants", "of_variant", "there is no 'of_variant'"),
+        ("results/tables.toml", '"copy-seq1024"', '"copy-seq2048"', "no run in"),
+        ("results/tables.toml", '"converged"', '"konverged"', "there is no column 'konverged'"),
+        ("results/tables.toml", "runs =", "run =", "missing a required argument: 'runs'"),
+        ("results/tables.toml", "of_variants", "of_variant", "there is no 'of_variant'"),
     ],
 )
 def test_what_disagrees_is_named_with_the_first_difference(folder, file, old, new, found):
@@ -67,22 +68,19 @@ def test_what_disagrees_is_named_with_the_first_difference(folder, file, old, ne
     assert found in problem
 
 
-def test_pages_of_a_repository_are_checked_against_its_results(folder, tmp_path):
-    repository = tmp_path / "repository"
-    (repository / "docs").mkdir(parents=True)
-    shutil.copytree(folder, repository / "results", ignore=shutil.ignore_patterns("repository"))
-    for page in (repository / "README.md", repository / "docs/page.md"):
-        shutil.copy(folder / "page.md", page)
-        assert Pages(repository).check() == []
-        replace(page, "| 93.7 ", "| 93.8 ")
-        [problem] = Pages(repository).check()
-        assert problem.startswith(f"{page}:8: '| linear")
-        assert Pages(repository).write() == ([page], [])
+@pytest.mark.parametrize("name", ["docs/page.md", "results/copying/README.md"])
+def test_pages_in_docs_and_results_are_checked(folder, name):
+    (folder / "docs").mkdir()
+    page = shutil.copy(folder / "page.md", folder / name)
+    replace(folder / name, "| 93.7 ", "| 93.8 ")
+    [problem] = Pages(folder).check()
+    assert problem.startswith(f"{page}:8: '| linear")
+    assert Pages(folder).write() == ([page], [])
 
 
 def give_test(folder, *names):
     """Every accuracy on the test set is half of that in validation."""
-    for path in (folder / name / "summary.json" for name in names):
+    for path in (folder / RUNS / f"{name}.json" for name in names):
         summary = json.loads(path.read_text(encoding="utf-8"))
         for outcome in summary["variants"].values():
             outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
@@ -95,7 +93,7 @@ def test_accuracies_are_of_one_set_in_each_table_and_piece_of_prose(folder):
     assert Pages(folder).write()[1] == []  # the prose also names a run without a test, and still holds
     text = page.read_text(encoding="utf-8")
     assert "| 46.9 ± 0.5 " in text and "Accuracy: on each seed's test set" in text
-    replace(folder / "tables.toml", '"copy-seq1024"', '"copy*1024"')
+    replace(folder / "results/tables.toml", '"copy-seq1024"', '"copy*1024"')
     Pages(folder).write()
     text = page.read_text(encoding="utf-8")
     assert "| 93.7 ± 1.0 " in text and "Accuracy: each seed's best in validation." in text
@@ -119,7 +117,7 @@ def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
 
 
 def runs_in_results(*names):
-    return Runs(read_run(RESULTS / name) for name in names)
+    return Runs(read_run(ROOT / RUNS / f"{name}.json") for name in names)
 
 
 def test_gains_are_paired_by_seed_across_runs():

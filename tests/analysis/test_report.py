@@ -21,7 +21,6 @@ from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from tests.analysis.made_runs import made_run, made_variant
 
-RESULTS = Path(__file__).parents[2] / "results"
 TASKS = Path(tasks.__file__).parent
 
 

@@ -287,14 +287,14 @@ def test_a_bug_in_the_analysis_keeps_its_traceback(error, tmp_path, monkeypatch)
         raise error("a bug")
 
     monkeypatch.setattr("loglinear_jax.analysis.report.make_report", make_report)
-    run = next((ROOT / "results").glob("*/summary.json")).parent
+    run = next((ROOT / "results").glob("*/runs/*.json"))
     with pytest.raises(error, match="a bug"):
         main(["analyze", f"--workdir={run}", f"--out={tmp_path}"])
 
 
 def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    run = next((ROOT / "results").glob("*/summary.json")).parent
+    run = next((ROOT / "results").glob("*/runs/*.json"))
     assert main(["analyze", f"--workdir={run}", f"--out={tmp_path / 'file'}"]) == 2
     assert "--out: " in (err := capsys.readouterr().err) and "is a file, expected a folder" in err
     arguments = ["train", "--config=mqar:smoke", "--config.variants=linear", f"--workdir={tmp_path / 'file'}"]

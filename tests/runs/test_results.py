@@ -1,4 +1,4 @@
-"""That what results/ holds is what results/experiments.toml runs, and what its recorded commands say."""
+"""That what results/ holds is what its grids run, and what its recorded commands say."""
 
 import contextlib
 import functools
@@ -15,79 +15,64 @@ from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.states import track
 
 ROOT = Path(__file__).parents[2]
-RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/summary.json"))
+RECORDS = {path.stem: path for path in sorted(ROOT.glob("results/*/runs/*.json"))}
 
 
 @functools.cache
-def listed_commands(file: str = "experiments.toml") -> dict[str, list[str]]:
-    """run.py's arguments by the name of the experiment."""
+def listed_commands() -> dict[str, list[str]]:
+    """run.py's arguments by the name of the run, of the grids of all studies; without rates where they are not chosen yet."""
+    found = {}
     with contextlib.chdir(ROOT):
-        grid = read_grid(Path("results") / file)
-        cells = [cell for cell in grid.cells if cell.best_of]
-        chosen = {tracked.of.cell.name: tracked.of.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
-    return {cell.name: list(chosen.get(cell.name, cell).arguments) for cell in grid.cells}
-
-
-def planned_commands() -> dict[str, list[str]]:
-    """The same of what is not run yet, or not to its end; without rates where they are not chosen yet."""
-    return listed_commands("planned.toml")
+        for path in sorted(Path("results").glob("*/grid.toml")):
+            grid = read_grid(path)
+            cells = [cell for cell in grid.cells if cell.best_of]
+            chosen = {tracked.of.cell.name: tracked.of.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
+            found |= {cell.name: list(chosen.get(cell.name, cell).arguments) for cell in grid.cells}
+    return found
 
 
 @functools.cache
-def summary_of(name):
-    return json.loads((ROOT / "results" / name / "summary.json").read_text(encoding="utf-8"))
-
-
-def kept_config(name):
-    return read_config(ROOT / "results" / name / "config.json")
+def record_of(name):
+    return json.loads(RECORDS[name].read_text(encoding="utf-8"))
 
 
 def differences(name, arguments):
-    found = config_differences(kept_config(name), read_config_arguments(arguments).config)
+    found = config_differences(read_config(RECORDS[name]), read_config_arguments(arguments).config)
     # The tokenizer's folder may be another one on another machine.
     return [line for line in found if not line.startswith("task.tokenizer: ")]
 
 
-def test_every_experiment_has_its_results():
-    assert sorted(listed_commands()) == [name for name in RESULTS if name not in planned_commands()]
-
-
-def test_planned_experiments_can_be_built_and_lack_results(monkeypatch):
+def test_every_run_is_of_a_grid_and_what_is_not_run_yet_can_be_built(monkeypatch):
     monkeypatch.chdir(ROOT)
-    for name, arguments in planned_commands().items():
-        config = read_config_arguments(arguments).config
-        assert name not in RESULTS or len(summary_of(name)["variants"]) < len(variant_names(config))
-        if config.task.name != "text":  # which may have to be downloaded
-            for name in variant_names(config):
-                build(config, name)
+    assert len(RECORDS) == len(list(ROOT.glob("results/*/runs/*.json"))) and RECORDS.keys() <= listed_commands().keys()
+    for name in listed_commands().keys() - RECORDS.keys():
+        config = read_config_arguments(listed_commands()[name]).config
+        for variant in variant_names(config) if config.task.name != "text" else ():  # which may have to be downloaded
+            build(config, variant)
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_results_are_of_the_settings_that_the_grids_give(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert not differences(name, (planned_commands() | listed_commands())[name])
-    kept, summary = kept_config(name), summary_of(name)
-    variants = variant_names(kept)
-    if name in planned_commands():  # some are there, in their order
-        variants = [variant for variant in variants if variant in summary["variants"]]
-    assert list(summary["variants"]) == variants
-    for outcome in summary["variants"].values():
+    assert not differences(name, listed_commands()[name])
+    kept, variants = read_config(RECORDS[name]), record_of(name)["variants"]
+    assert list(variants) == variant_names(kept)
+    for outcome in variants.values():
         assert outcome["seeds"] == list(range(kept.train.first_seed, kept.train.first_seed + kept.train.num_seeds))
         assert len(outcome["best_accuracy"]) == kept.train.num_seeds
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_the_recorded_command_gives_the_recorded_config(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    summary = summary_of(name)
-    program, script, *arguments = shlex.split(summary.get("command_today", summary["command"]))
+    record = record_of(name)
+    program, script, *arguments = shlex.split(record.get("command_today", record["command"]))
     assert (program, script) == ("python", "run.py")
     assert not differences(name, arguments)
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_the_recorded_hash_is_that_of_the_config(name):
-    config = json.loads((ROOT / "results" / name / "config.json").read_text(encoding="utf-8"))
-    provenance = summary_of(name)["provenance"]
-    assert provenance["config_sha256"] == config_sha256(config)
+    provenance = record_of(name)["provenance"]
+    assert provenance["config_sha256"] == config_sha256(record_of(name)["config"])
     assert provenance["commit"] != "not recorded" or provenance["added_by"]

@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, variant_names
-from loglinear_jax.runs.folders import read_lines
+from loglinear_jax.runs.folders import read_lines, write_record
+from loglinear_jax.runs.loading import read_run
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import write_json
@@ -123,8 +124,8 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypa
     assert out.endswith("3 variant(s): 1 finished, 2 failed\n")
     assert "\nshort linear: running (here)\n" in err and "\nshort linear: finished after " in err
     assert refused in Path(re.findall("    log: (.*)", out)[1]).read_text(encoding="utf-8")
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["short"]
-    summary = json.loads((tmp_path / "kept" / "short" / "summary.json").read_text(encoding="utf-8"))
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["short.json"]
+    summary = read_json(tmp_path / "kept", "short.json")
     assert summary["command"].startswith("python run.py --config=mqar ")
     assert summary["variants"]["linear"]["last_step"] == 20
 
@@ -141,7 +142,7 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypa
     assert capsys.readouterr().out == "2 variant(s): 2 finished\n"
     first, again, second, third = starts(runs / "long-killed")
     assert first == 0 and again >= 100 and second == reached - 100 and third >= reached and third % 5 == 0
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed", "short"]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed.json", "short.json"]
 
     before = (runs / "long-killed" / "linear" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short", f"--report={tmp_path / 'report'}") == 0
@@ -189,7 +190,7 @@ def test_a_cell_that_was_too_young_to_hear_the_signal_does_not_begin(tmp_path):
 
 def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path, capsys):
     """Several at a time; what is finished is listed as such, and what is missing is trained."""
-    grid, runs, kept = grid_file(tmp_path, "short"), tmp_path / "runs" / "short", tmp_path / "kept" / "short"
+    grid, runs, kept = grid_file(tmp_path, "short"), tmp_path / "runs" / "short", tmp_path / "kept"
     variants = 'variants = "mlp_softplus,fixed"\nmodel.lam_hidden = 8'  # which fixed, by itself, does not read
     grid.write_text(grid.read_text(encoding="utf-8").replace('variants = "linear"', variants), encoding="utf-8")
     assert sweep(grid, "--workers=2", f"--report={tmp_path / 'report'}") == 0
@@ -198,10 +199,12 @@ def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path
     assert "analysis:" not in err and (tmp_path / "report" / "curves-short.png").exists()
     summary = read_json(runs, "summary.json")
     assert list(summary["variants"]) == ["mlp_softplus", "fixed"] and "--only" not in summary["command"]
-    assert read_json(kept, "summary.json") == summary and read_json(kept, "config.json") == read_json(
-        runs, "config.json"
+    assert read_json(kept, "short.json") == {"config": read_json(runs, "config.json")} | summary
+    assert [path.name for path in kept.iterdir()] == ["short.json"]
+    assert (
+        read_run(kept / "short.json").outcomes == read_run(runs).outcomes
+        and read_run(kept / "short.json").name == "short"
     )
-    assert sorted(path.name for path in kept.iterdir()) == ["config.json", "summary.json"]
 
     shutil.rmtree(kept)
     (runs / "fixed" / "outcome.json").unlink()
@@ -216,14 +219,14 @@ def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path
     assert sweep(grid) == 0
     processes = [len(read_lines(runs / name / "processes.jsonl")) for name in ("mlp_softplus", "fixed")]
     assert processes == [1, 1]  # its last checkpoint was there
-    assert list(read_json(kept, "summary.json")["variants"]) == ["mlp_softplus", "fixed"]
+    assert list(read_json(kept, "short.json")["variants"]) == ["mlp_softplus", "fixed"]
 
     shutil.rmtree(runs)  # what is kept is enough; a longer grid trains the rest
     longer = grid.read_text(encoding="utf-8").replace('"mlp_softplus,fixed"', '"mlp_softplus,fixed,linear"')
     grid.write_text(longer, encoding="utf-8")
     assert sweep(grid) == 0
     assert [path.name for path in runs.iterdir() if path.is_dir()] == ["linear"]
-    assert list(read_json(kept, "summary.json")["variants"]) == ["mlp_softplus", "fixed", "linear"]
+    assert list(read_json(kept, "short.json")["variants"]) == ["mlp_softplus", "fixed", "linear"]
 
 
 def test_what_another_sweep_finishes_meanwhile_is_kept(tmp_path):
@@ -233,7 +236,7 @@ def test_what_another_sweep_finishes_meanwhile_is_kept(tmp_path):
     (tracked,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
     tracked.state = State.INTERRUPTED  # as it was when the other began
     assert not supervise([tracked], LocalJobs([tracked], tmp_path / "runs", train, [None]))
-    assert tracked.state is State.FINISHED and (tmp_path / "kept" / "short" / "summary.json").exists()
+    assert tracked.state is State.FINISHED and (tmp_path / "kept" / "short.json").exists()
 
 
 def test_the_list_has_what_differs_and_fits_the_terminal(tmp_path, capsys, monkeypatch):
@@ -262,7 +265,8 @@ def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_see
 
 
 def keep(tracked, config, outcomes):
-    write_run(tracked.of.kept, config, outcomes)
+    tracked.of.kept.parent.mkdir(exist_ok=True)
+    write_record(tracked.of.kept, config, RunSummary(outcomes))
 
 
 def write_run(folder, config, outcomes):
@@ -288,13 +292,13 @@ def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "4 variant(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
     chosen = []
-    outcomes = json.loads((kept / "short-rates" / "summary.json").read_text(encoding="utf-8"))["variants"]
+    outcomes = read_json(kept, "short-rates.json")["variants"]
     for variant in ("linear", "fixed"):
         means = {
             rate: np.mean(outcomes[f"{variant}+train.learning_rate={rate}"]["best_accuracy"]) for rate in (0.001, 0.01)
         }
         chosen.append(f"{variant}+train.learning_rate={max(means, key=means.get)}")
-    best = json.loads((kept / "short-best" / "summary.json").read_text(encoding="utf-8"))
+    best = read_json(kept, "short-best.json")
     assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
     assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
     # Of a file without the cell that chose, what is kept says as much.
@@ -395,7 +399,7 @@ def test_a_run_beside_the_file_chooses_if_all_of_it_is_there(tmp_path):
     text = grid.read_text(encoding="utf-8")
     grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"no such cell in the file, and in .*kept/short-rates 3 of 4 variants are fin"
+        ConfigError, match=r"no such cell in the file, and in .*kept/short-rates.json 3 of 4 variants are fin"
     ):
         track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
     write_run(both.of.workdir, config, made)
@@ -424,26 +428,13 @@ def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
     assert best_variants(run.config, run.outcomes) == [rates[2]]
 
 
-def test_an_outcome_that_is_kept_without_its_config_is_one_line(tmp_path, capsys):
-    grid = grid_file(tmp_path, "short")
-    kept = tmp_path / "kept" / "short"
-    kept.mkdir(parents=True)
-    write_json(kept / "summary.json", RunSummary({}).to_json())
-    assert sweep(grid) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"cell short: {kept} has a summary.json without the config.json that it was made with: expected both" in line
-    assert not (tmp_path / "runs" / "short").exists()
-
-
 def test_what_is_kept_of_another_config_is_not_overwritten(tmp_path, capsys):
     grid = grid_file(tmp_path, "short")
-    (config,) = [tracked.of.config for tracked in track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")]
-    config.train.num_steps = 30
-    write_run(tmp_path / "kept" / "short", config, {})
+    (tracked,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+    tracked.of.config.train.num_steps = 30
+    keep(tracked, tracked.of.config, {})
     assert sweep(grid) == 2
-    expected = (
-        f"{tmp_path}/kept/short keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
-    )
+    expected = "/kept/short.json keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings"
     assert expected in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
