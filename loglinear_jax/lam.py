@@ -179,7 +179,7 @@ class ContentMlpLam(nn.Module):
         return softmax_of_occupied(scale[:, None] * scores + of_token, occupied)
 
 
-def _mlp_weights(levels: int, width: int, init_scheme: str, start: float) -> tuple[Array | np.ndarray, ...]:
+def _mlp_weights(levels: int, width: int, init_scheme: str, start: float) -> tuple[Any, ...]:
     """W1, b1, W2, b2 of the MLP, inside a compact method; b2 starts at `start`."""
     text = init_scheme == "text"
     hidden_init = nn.initializers.xavier_uniform() if text else released_weights
@@ -326,8 +326,12 @@ class LamTraits:
 def lam_traits(lam: str) -> LamTraits:
     """The traits of the λ called `lam`. Raises SettingError as `make_lam` does."""
     module = make_lam(lam, parent=None)  # inside another module it would become a part of it
-    traits = dataclasses.fields(LamTraits)
-    return LamTraits(**{trait.name: getattr(module, trait.name, trait.default) for trait in traits})
+    own = {
+        trait.name: getattr(module, trait.name)
+        for trait in dataclasses.fields(LamTraits)
+        if hasattr(module, trait.name)
+    }
+    return LamTraits(**own)
 
 
 LAM_PARAMS = ("lam", "lam_log_scale")  # λ's module in a model, and the parameter that some models multiply λ by

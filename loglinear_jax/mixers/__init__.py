@@ -6,6 +6,7 @@ pattern names several, which take turns over the layers of a model: "log_linear,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from loglinear_jax.components import Call, find_class, instantiate, parse_call, split_outside
@@ -40,7 +41,7 @@ def former_names(pattern: str) -> list[str]:
     return [name for name in names if name in FORMER_NAMES]
 
 
-def find_mixer(mixer: str) -> tuple[type[TokenMixer], Call]:
+def find_mixer(mixer: str) -> tuple[Callable[..., TokenMixer], Call]:
     """The class that `mixer` names, one of `MIXERS` or a TokenMixer by import path, and the call with its arguments.
 
     Raises SettingError for a name that there is not, and for text that is no such call.

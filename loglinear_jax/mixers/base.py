@@ -23,7 +23,8 @@ MixerCache = Any
 
 
 class TokenMixer(nn.Module):
-    """Mixes tokens by attention, after the projections. The base of all mixers; a mixer of one's own is a subclass.
+    """Mixes tokens by attention, after the projections. The base of all mixers; a mixer of one's own is a subclass, with a
+    `mix` of its own.
 
     A mixer is called as
 
@@ -51,6 +52,29 @@ class TokenMixer(nn.Module):
     # The layer of a language model that it belongs in, one of `loglinear_jax.layers.LAYERS`.
     layer: ClassVar[str] = "attention"
 
+    @nn.compact
+    def __call__(
+        self,
+        q: Float[Array, "B T G K"],
+        k: Float[Array, "B T G K"],
+        v: Float[Array, "B T H V"],
+        *,
+        cache: MixerCache | None = None,
+        max_length: int | None = None,
+        **inputs: Float[Array, "B T _"],
+    ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
+        if max_length is not None and q.shape[1] > max_length:
+            raise ValueError(
+                f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
+            )
+        if self.dtype is not None:
+            q, k, v = (x.astype(self.dtype) for x in (q, k, v))
+        return self.mix(q, k, v, cache=cache, max_length=max_length, **inputs)
+
+    def mix(self, q, k, v, *, cache, max_length, **inputs):
+        """What a call returns, of q, k and v in the mixer's dtype; the place of its parameters and submodules."""
+        raise NotImplementedError(f"{type(self).__name__} has no method mix(q, k, v, *, cache, max_length, ...)")
+
     @property
     def inputs(self) -> dict[str, int]:
         """Projections of the tokens that it takes beside q, k and v: by keyword, the number of features of each head."""
@@ -64,7 +88,7 @@ class TokenMixer(nn.Module):
     @property
     def unused(self) -> set[str]:
         """Fields that change nothing, given the others."""
-        return set()
+        return {"chunk_size"} if getattr(self, "implementation", None) in ("parallel", "recurrent") else set()
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         """How many numbers it remembers of a sequence of `length` tokens while decoding."""
@@ -72,22 +96,19 @@ class TokenMixer(nn.Module):
 
     def check(self) -> None:
         """Raises SettingError naming the first field with an impossible value."""
-
-    def _check_forms(self) -> None:
-        """Raises SettingError for an impossible chunk_size or implementation."""
         try:
             check_attention_settings(getattr(self, "chunk_size", None), getattr(self, "implementation", None))
         except ValueError as error:
             raise SettingError(str(error)) from error
 
-    def _check_room(self, q: Array, max_length: int | None) -> None:
-        if max_length is not None and q.shape[1] > max_length:
-            raise ValueError(
-                f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
-            )
 
-    def _converted(self, *arrays: Array) -> tuple[Array, ...]:
-        return arrays if self.dtype is None else tuple(x.astype(self.dtype) for x in arrays)
+class OneState(TokenMixer):
+    """A mixer that remembers one state, [B, H, K, V], which is its cache."""
+
+    chunk_size: int | None = None
+
+    def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
+        return heads * key_dim * value_dim
 
 
 class DecayingMixer(TokenMixer):
@@ -108,16 +129,39 @@ class DecayingMixer(TokenMixer):
         return {"dt": 1}
 
     def check(self) -> None:
+        super().check()
         if self.dt_min > self.dt_max:
             raise SettingError(f"dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 
     def _decays(self, dt: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
-        """(log decays, step sizes); inside a compact method."""
+        """(log decays, step sizes); for `mix`."""
         heads = dt.shape[2:3]
         a_log = self.param("a_log", init_a_log, heads, self.param_dtype)
         dt_bias = self.param("dt_bias", init_dt_bias(self.dt_min, self.dt_max), heads, self.param_dtype)
         step_size = nn.softplus(dt.astype(jnp.float32) + dt_bias)
         return -jnp.exp(a_log) * step_size, step_size
+
+
+class Mamba2Mixer(DecayingMixer):
+    """A mixer of Mamba-2's layer.
+
+    scale_values: multiply each token's value by its step size, as in Mamba-2. qk_norm: divide q and k by their lengths.
+    """
+
+    scale_values: bool = False
+    qk_norm: bool = False
+
+    layer: ClassVar[str] = "mamba2"
+
+    def _prepared(self, q, k, v, dt: Float[Array, "B T H"]) -> tuple[Array, Array, Array, Array]:
+        """(q, k, v, log decays) as the attention takes them; for `mix`."""
+        if self.qk_norm:
+            q, k = unit(q), unit(k)
+        log_decay, step_size = self._decays(dt)
+        if self.scale_values:
+            v = (v * step_size[..., None]).astype(v.dtype)
+        sow(self, queries=q, keys=k, log_decay=log_decay)
+        return q, k, v, log_decay
 
 
 def init_a_log(key, shape, dtype=jnp.float32):
@@ -134,11 +178,6 @@ def init_dt_bias(dt_min, dt_max):
         return dt + jnp.log(-jnp.expm1(-dt))
 
     return init
-
-
-def scaled(v: Float[Array, "B T H V"], factor: Float[Array, "B T H"]) -> Float[Array, "B T H V"]:
-    """The values, each multiplied by its token's factor."""
-    return (v * factor[..., None]).astype(v.dtype)
 
 
 def unit(x: Float[Array, "... K"]) -> Float[Array, "... K"]:

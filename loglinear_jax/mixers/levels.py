@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from loglinear_jax.fenwick import FenwickState, capacity, num_levels, occupied_levels
 from loglinear_jax.lam import MlpLam, lam_arguments, lam_traits, make_lam
 from loglinear_jax.mixers.base import DecayingMixer, MixerCache, sow, unit
-from loglinear_jax.ops import bucket_scores
+from loglinear_jax.ops import Implementation, bucket_scores
 from loglinear_jax.settings import SettingError
 
 
@@ -52,7 +52,7 @@ class LevelMixer(DecayingMixer):
     lam_head_slope: float = 0.0
     lam_levels: int | None = None
     chunk_size: int | None = None
-    implementation: str | None = None
+    implementation: Implementation | None = None
 
     has_lam: ClassVar[bool] = True
 
@@ -71,15 +71,14 @@ class LevelMixer(DecayingMixer):
     def unused(self) -> set[str]:
         of_lam = {"lam_hidden": "hidden", "lam_activation": "activation", "init_scheme": "init_scheme"}
         unread = {name for name, argument in of_lam.items() if argument not in lam_arguments(self.lam)}
-        return unread | ({"chunk_size"} if self.implementation in ("parallel", "recurrent") else set())
+        return unread | super().unused
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return heads * num_levels(length) * key_dim * (value_dim + lam_traits(self.lam).needs_scores)
 
     def check(self) -> None:
-        self._check_forms()
-        self.lam_module(parent=None)
         super().check()
+        self.lam_module(parent=None)
         traits = lam_traits(self.lam)
         if self.lam_levels is not None and (self.lam_levels < 1 or traits.needs_scores):
             raise SettingError(
@@ -170,17 +169,16 @@ class LevelMixer(DecayingMixer):
     def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None):
         """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
         sums = None if before is None else before.key_sums
-        remember = before is not None or max_length is not None
         found = bucket_scores(
             unit(q), unit(k), log_decay,
-            num_levels=levels, initial_state=sums, return_state=remember,
+            num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
             implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
         )  # fmt: skip
-        scores, key_sums = found if remember else (found, None)
+        scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
         first = 0 if sums is None else sums.position
         occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]
-        if sums is not None:
+        if sums is not None and key_sums is not None:
             return scores, occupied, key_sums.replace(levels=key_sums.levels[:, :, : sums.levels.shape[2]])
         return scores, occupied, None if key_sums is None else _with_room(key_sums, max_length)
 
@@ -203,6 +201,7 @@ class LevelMixer(DecayingMixer):
         return self.lam_head_slope * heads[:, None] * levels
 
 
-def _with_room(state: FenwickState, max_length: int) -> FenwickState:
+def _with_room(state: FenwickState, max_length: int | None) -> FenwickState:
     """The state without the levels that max_length tokens don't need, which hold nothing yet, and never will."""
+    assert max_length is not None  # where there is no cache yet
     return state.replace(levels=state.levels[:, :, : num_levels(max_length)])

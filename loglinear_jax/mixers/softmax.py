@@ -5,10 +5,9 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from loglinear_jax.mixers.base import TokenMixer, unit
-from loglinear_jax.ops.softmax import KeyValueCache, attend_to_cache, key_value_cache, softmax_attention
+from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache, softmax_attention
 from loglinear_jax.settings import SettingError
 
 
@@ -25,6 +24,7 @@ class SoftmaxMixer(TokenMixer):
     qk_norm: bool = False
 
     def check(self) -> None:
+        super().check()
         whole = isinstance(self.window, int) and not isinstance(self.window, bool)
         if self.window is not None and not (whole and self.window >= 1):
             raise SettingError(f"window must be None or a whole number from 1 on, got {self.window!r}")
@@ -32,18 +32,7 @@ class SoftmaxMixer(TokenMixer):
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return min(length, self.window or length) * (groups * key_dim + heads * value_dim)
 
-    @nn.compact
-    def __call__(
-        self,
-        q: Float[Array, "B T G K"],
-        k: Float[Array, "B T G K"],
-        v: Float[Array, "B T H V"],
-        *,
-        cache: KeyValueCache | None = None,
-        max_length: int | None = None,
-    ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], KeyValueCache]:
-        self._check_room(q, max_length)
-        q, k, v = self._converted(q, k, v)
+    def mix(self, q, k, v, *, cache, max_length):
         if self.qk_norm:
             q, k = unit(q), unit(k)
             log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3], self.param_dtype)

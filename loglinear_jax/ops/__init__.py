@@ -5,13 +5,14 @@ Beside them is what they share: `checks` of arguments, the choice of a form in `
 """
 
 from loglinear_jax.ops.bucket_scores import bucket_scores
-from loglinear_jax.ops.checks import check_attention_settings
+from loglinear_jax.ops.checks import Implementation, check_attention_settings
 from loglinear_jax.ops.delta import gated_delta_attention, log_linear_delta_attention, log_linear_delta_step
 from loglinear_jax.ops.gated_linear import gated_linear_attention
 from loglinear_jax.ops.log_linear import fenwick_step, log_linear_attention
 from loglinear_jax.ops.softmax import softmax_attention
 
 __all__ = [
+    "Implementation",
     "bucket_scores",
     "check_attention_settings",
     "fenwick_step",

@@ -39,7 +39,8 @@ class StreamedData:
     """
 
     def __init__(self, seeds: ManySeeds, first_step: int):
-        self._seeds, task = seeds, seeds.trainer.task
+        self._seeds = seeds
+        task: Any = seeds.trainer.task
         batches = task.batches(seeds.trainer.settings.batch_size, seeds.seeds_of_data)
         self._batches = batches.iterate(first_step)
         self.validation = {"validation": (place_windows(seeds, task.windows("validation")),)}

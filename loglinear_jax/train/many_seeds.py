@@ -34,8 +34,8 @@ def device_mesh(num_seeds: int, batch_size: int = 1, devices: Sequence[jax.Devic
         (s, b) for s in range(1, count + 1) for b in range(1, count // s + 1) if num_seeds % s == batch_size % b == 0
     ]
     over_seeds, over_batch = max(ways, key=lambda way: (way[0] * way[1], way[0]))
-    devices = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
-    return jax.sharding.Mesh(devices, ("seed", "batch"))
+    used = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
+    return jax.sharding.Mesh(used, ("seed", "batch"))
 
 
 _SEED = PartitionSpec("seed")
@@ -96,6 +96,8 @@ class ManySeeds:
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(jax.vmap(trainer.init), _SEED)
+        self._draw: Callable
+        self._draw_test: Callable
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
             self._draw, self._draw_test = other._draw, other._draw_test
         else:
@@ -135,9 +137,11 @@ class ManySeeds:
                 state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
                 return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
 
-            takes = _SEED, {name: DATA_SPECS[name] for name in data}, _SEED, _SEED
-            function, takes = (steps, takes) if rows is None else (steps_of_rows, (*takes, _SEED))
-            self._train_steps[key] = self._jit(function, *takes, donate=True)
+            takes = [_SEED, {name: DATA_SPECS[name] for name in data}, _SEED, _SEED]
+            if rows is None:
+                self._train_steps[key] = self._jit(steps, *takes, donate=True)
+            else:
+                self._train_steps[key] = self._jit(steps_of_rows, *takes, _SEED, donate=True)
         return self._train_steps[key](state, data, self._rates, self.rows_of_data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
@@ -164,7 +168,8 @@ class ManySeeds:
         """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
         parameters: `SeedTrainer.test`, by what evaluates validation. Every process must ask."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
-        loss, accuracy = means(*sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces))
+        total: Any = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
+        loss, accuracy = means(*total)
         return loss.astype(np.float32), accuracy.astype(np.float32)
 
     def abstract_state(self) -> SeedState:

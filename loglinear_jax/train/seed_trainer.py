@@ -29,8 +29,7 @@ Parts = tuple[Sequences, ...]  # of a task's mixture
 _INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA = range(5)
 
 
-@flax.struct.dataclass
-class SeedState:
+class SeedState(flax.struct.PyTreeNode):
     """One seed's training so far: parameters, optimiser, best evaluation. With many seeds every leaf has a leading seed axis.
 
     loss_sum is over the steps since the last evaluation, nan once the seed stopped. best_step is the evaluated step with the
@@ -64,7 +63,8 @@ def scored_sums(
     """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are, or how
     many there are in each sequence."""
     tokens, targets = batch
-    losses, right = model.apply(params, tokens, targets, _positions(targets, scored), method="token_losses")
+    found: Any = model.apply(params, tokens, targets, _positions(targets, scored), method="token_losses")
+    losses, right = found
     return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
 
@@ -79,8 +79,8 @@ def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int =
     scored: as in `scored_sums`.
     """
     tokens, targets = batch
-    positions = _positions(targets, scored)
-    return model.apply(params, tokens, targets, positions, method="summed_loss") / jnp.maximum(_num_scored(batch), 1)
+    total: Any = model.apply(params, tokens, targets, _positions(targets, scored), method="summed_loss")
+    return total / jnp.maximum(_num_scored(batch), 1)
 
 
 def _num_scored(batch: Batch) -> Int[Array, ""]:
@@ -115,10 +115,9 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
     rates: of one replica, maybe traced, in place of those of the settings. Whether there is a weight decay at all, the settings
     say.
     """
-    peak, decay = settings.learning_rate, settings.weight_decay
-    if rates is not None:
-        peak, decay = rates.learning_rate, rates.weight_decay
-    rate = peak
+    of = settings if rates is None else rates
+    peak: Any = of.learning_rate
+    rate: Any = peak
     if settings.schedule == "cosine":
         start = 0.0 if settings.warmup_steps else 1.0
         share = optax.warmup_cosine_decay_schedule(start, 1.0, settings.warmup_steps, settings.num_steps)
@@ -130,7 +129,7 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
     if not settings.weight_decay:
         return optax.chain(clip, optax.adam(rate))
     mask = None if settings.decay_all else decayed_matrices
-    return optax.chain(clip, optax.adamw(rate, weight_decay=decay, mask=mask))
+    return optax.chain(clip, optax.adamw(rate, weight_decay=of.weight_decay, mask=mask))
 
 
 def decayed_matrices(params: Any) -> Any:
@@ -148,7 +147,8 @@ def _padded(data: Sequences, count: int) -> Sequences:
     """So many sequences, by further ones in which nothing is scored."""
     fill = count - data[0].shape[-2]
     pads = *((0, 0) for _ in data[0].shape[:-2]), (0, fill), (0, 0)
-    return tuple(jnp.pad(x, pads, constant_values=value) for x, value in zip(data, (0, -1), strict=True))
+    tokens, targets = data
+    return jnp.pad(tokens, pads), jnp.pad(targets, pads, constant_values=-1)
 
 
 class SeedTrainer:
@@ -215,13 +215,12 @@ class SeedTrainer:
         count, size = self.task.evaluated_on.pieces(self.settings.num_test, self.settings.num_validation)
         sizes = self.task.evaluated_on.split(size)
         padded = [_padded(part, count * size) for part, size in zip(drawn, sizes, strict=True)]
-        return [
-            tuple(
-                tuple(x[index * size : (index + 1) * size] for x in part)
-                for part, size in zip(padded, sizes, strict=True)
-            )
-            for index in range(count)
-        ]
+
+        def piece(index: int) -> Parts:
+            ends = [slice(index * size, (index + 1) * size) for size in sizes]
+            return tuple((tokens[at], targets[at]) for (tokens, targets), at in zip(padded, ends, strict=True))
+
+        return [piece(index) for index in range(count)]
 
     def draws_as(self, other: SeedTrainer) -> bool:
         """Whether the other's data is the same."""
@@ -233,7 +232,8 @@ class SeedTrainer:
     def _batch(self, state: SeedState, data: dict[str, Parts], part: int, row: Int[Array, ""] | None) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:
-            return self.task.trained_on.parts[part].sample(key, self.settings.batch_size)
+            drawn: Any = self.task.trained_on.parts[part]
+            return drawn.sample(key, self.settings.batch_size)
         sequences = data["train"][part]
         drawn = jax.random.randint(key, (self.settings.batch_size,), 0, sequences[0].shape[-2])
         return _at(sequences, drawn, row)

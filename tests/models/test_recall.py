@@ -333,16 +333,16 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(1, 20, 2, 16)), jnp.float32) for _ in range(3))
     dt, b = (jnp.asarray(rng.normal(size=(1, 20, 2)), jnp.float32) for _ in range(2))
-    inputs = q, 5 * k, v, dt, b  # keys that are much too long, unless they are normalised
+    inputs = {"q": q, "k": 5 * k, "v": v, "dt": dt, "b": b}  # keys that are much too long, unless they are normalised
     mixer = make_mixer("gated_delta", implementation=implementation)
     with pallas_kernels.interpret(), jax.default_matmul_precision("highest"):
-        params = mixer.init(jax.random.key(0), *inputs)
-        whole = mixer.apply(params, *inputs)
-        out, cache = mixer.apply(params, *(x[:, :18] for x in inputs), max_length=20)
+        params = mixer.init(jax.random.key(0), **inputs)
+        whole = mixer.apply(params, **inputs)
+        out, cache = mixer.apply(params, **{name: x[:, :18] for name, x in inputs.items()}, max_length=20)
         outs = [out]
         for token in (18, 19):
-            one = (x[:, token : token + 1] for x in inputs)
-            out, cache = mixer.apply(params, *one, cache=cache)
+            one = {name: x[:, token : token + 1] for name, x in inputs.items()}
+            out, cache = mixer.apply(params, **one, cache=cache)
             outs.append(out)
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)
 

@@ -39,6 +39,13 @@ def bucket_scores(
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
+@overload
+def bucket_scores(
+    q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
+
+
 @pallas_kernels.with_standard_promotion
 def bucket_scores(
     q: Float[Array, "B T G K"],

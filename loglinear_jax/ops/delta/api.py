@@ -38,6 +38,13 @@ def log_linear_delta_attention(
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
+@overload
+def log_linear_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
+
+
 @pallas_kernels.with_standard_promotion
 def log_linear_delta_attention(
     q: Float[Array, "B T G K"],
@@ -161,6 +168,13 @@ def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
     initial_state: Array | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...  # fmt: skip
+
+
+@overload
+def gated_delta_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
+) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
 
 @pallas_kernels.with_standard_promotion

@@ -32,6 +32,14 @@ def gated_linear_attention(
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
 
+@overload
+def gated_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, *,
+    initial_state: Array | None = ..., return_state: bool,
+    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+) -> Array | tuple[Array, Array]: ...  # fmt: skip
+
+
 @with_standard_promotion
 def gated_linear_attention(
     q: Float[Array, "B T G K"],

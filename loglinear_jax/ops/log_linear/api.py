@@ -39,6 +39,13 @@ def log_linear_attention(
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
+@overload
+def log_linear_attention(
+    q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
+
+
 @pallas_kernels.with_standard_promotion
 def log_linear_attention(
     q: Float[Array, "B T G K"],
