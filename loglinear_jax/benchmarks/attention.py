@@ -168,12 +168,7 @@ DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), tuple(DELTA_RULES)
 
 
 def time_jax(
-    name: str,
-    preset: dict,
-    length: int,
-    repeats: int = 10,
-    max_scores: int = MAX_SCORES,
-    profile: bool = False,
+    name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES, profile: bool = False
 ) -> dict[str, Any]:
     """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
     A preset's chunk_size, if it has one, is for those that are CHUNKED. Raises Skip if it can't be timed here."""

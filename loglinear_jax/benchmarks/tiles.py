@@ -142,11 +142,7 @@ def hopper_candidates(sizes: triton.AttentionSizes, tried: Tried) -> Iterator[Ca
 
 
 def time_candidates(
-    sizes: triton.AttentionSizes,
-    tried: Tried,
-    only: Sequence[str] = (),
-    input_sets: int = 3,
-    backend: str = "triton",
+    sizes: triton.AttentionSizes, tried: Tried, only: Sequence[str] = (), input_sets: int = 3, backend: str = "triton"
 ) -> dict[str, list[tuple[float, Any]]]:
     """kernel -> (milliseconds, settings), the fastest first; what does not compile is named and left out.
 

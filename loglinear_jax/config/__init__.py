@@ -27,13 +27,7 @@ from loglinear_jax.config.presets import (
     set_state,
     smoke_config,
 )
-from loglinear_jax.config.reading import (
-    check_effects,
-    config_differences,
-    differing_names,
-    flat_settings,
-    read_config,
-)
+from loglinear_jax.config.reading import check_effects, config_differences, differing_names, flat_settings, read_config
 from loglinear_jax.config.variants import named_variants, variant_config, variant_names, variants_at_rates
 
 __all__ = [

@@ -12,14 +12,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
 from loglinear_jax.config.building import check_variants
-from loglinear_jax.config.defaults import (
-    SECTIONS,
-    SWEPT,
-    default_config,
-    has_several,
-    settings_classes,
-    with_none,
-)
+from loglinear_jax.config.defaults import SECTIONS, SWEPT, default_config, has_several, settings_classes, with_none
 from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.variants import variant_names, variant_settings
 from loglinear_jax.mixers import FORMER_NAMES, former_names

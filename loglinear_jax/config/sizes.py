@@ -121,11 +121,7 @@ def parts_of(
     params = sum(math.prod(shape) for shape in param_shapes(model_class(model)).values())
     length = {"task.seq_len": task.seq_len}
     parts = [
-        Part(
-            "the parameters",
-            replicas * COPIES * 4 * params,
-            sizes | at_rates,
-        ),
+        Part("the parameters", replicas * COPIES * 4 * params, sizes | at_rates),
         # Token ids and targets, int32.
         Part("the sequences", holders * round(held) * 8, sequences | length | of_holders),
     ]

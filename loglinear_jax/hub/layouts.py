@@ -273,10 +273,7 @@ LAYOUTS = {
         _LOG_LINEAR_MAMBA,
         model_type="hattention",
         fields=_MAMBA_FIELDS
-        | {
-            "key_groups": Field("n_groups"),
-            "norm_epsilon": Field("layer_norm_epsilon", 1e-5, also="norm_eps"),
-        },
+        | {"key_groups": Field("n_groups"), "norm_epsilon": Field("layer_norm_epsilon", 1e-5, also="norm_eps")},
         fixed=_LOG_LINEAR_MAMBA.fixed | {"norm_groups": 1},
     ),
     "HGatedDeltaNetForCausalLM": dataclasses.replace(

@@ -32,15 +32,7 @@ from loglinear_jax.files import local_path
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.lock import is_held, one_at_a_time
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.writing import (
-    CannotWrite,
-    append_line,
-    refusal,
-    replace_file,
-    to_json,
-    write_json,
-    writing,
-)
+from loglinear_jax.runs.writing import CannotWrite, append_line, refusal, replace_file, to_json, write_json, writing
 from loglinear_jax.train import TrainSettings
 
 if TYPE_CHECKING:

@@ -16,14 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import (
-    ConfigError,
-    build,
-    read_config,
-    some_of,
-    task_of,
-    variant_names,
-)
+from loglinear_jax.config import ConfigError, build, read_config, some_of, task_of, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings

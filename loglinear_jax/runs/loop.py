@@ -26,15 +26,7 @@ from loglinear_jax.runs.idle_seeds import IdleSeeds
 from loglinear_jax.runs.live import DivergedSeeds, Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.signals import StopOnSignal
-from loglinear_jax.train import (
-    ManySeeds,
-    SeedState,
-    SeedTrainer,
-    TrainSettings,
-    device_mesh,
-    measure_test,
-    open_data,
-)
+from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
 
 log = logging.getLogger(__name__)
 
@@ -324,12 +316,7 @@ class Program:
         are_all = len(records) == -(-last_step // self.settings.eval_every)
         seconds = sum(record["seconds"] for record in records) if are_all else None
         return outcome_of(
-            member.end,
-            self.task.score.metric,
-            num_steps=self.settings.num_steps,
-            seconds=seconds,
-            **rates,
-            **tested,
+            member.end, self.task.score.metric, num_steps=self.settings.num_steps, seconds=seconds, **rates, **tested
         )
 
 

@@ -68,10 +68,7 @@ class Jobs(abc.ABC):
         # Cells that compile the same program do so once.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str((out / ".sweep" / "compiled").absolute()))
         shortest = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-        self.environment = {
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": shortest,
-        }
+        self.environment = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": shortest}
 
     @abc.abstractmethod
     def start(self) -> list[Tracked]:

@@ -150,12 +150,7 @@ def _counted(blocks: Iterator[str], bar: tqdm) -> Iterator[str]:
 
 
 def _tokenise(
-    blocks: Iterator[str],
-    name: str,
-    split: str,
-    encoder: tokenizers.Tokenizer,
-    about: dict[str, Any],
-    path: Path,
+    blocks: Iterator[str], name: str, split: str, encoder: tokenizers.Tokenizer, about: dict[str, Any], path: Path
 ) -> dict[str, Any]:
     """Writes the token ids of a split; returns their number, with the SHA-256 of the lines that were kept."""
     digest, num_tokens = hashlib.sha256(), 0

@@ -18,15 +18,7 @@ class SeedBatches:
     only on the seed and the step. Batches continue over the ends of epochs.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        *,
-        seq_len: int,
-        target_offset: int,
-        batch_size: int,
-        seeds: Sequence[int],
-    ):
+    def __init__(self, tokens: np.ndarray, *, seq_len: int, target_offset: int, batch_size: int, seeds: Sequence[int]):
         """Raises CorpusError for settings that admit no window, or fewer windows than a batch has."""
         _check(seq_len, target_offset)
         self.num_windows = max(0, len(tokens) - target_offset) // seq_len

@@ -85,10 +85,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
             ["attention", "--preset=delta", "--peers=xla"],
             "--peers: xla is not a peer of --preset=delta: expected some of log_linear_delta, gated_delta, ",
         ),
-        (
-            ["attention", "--preset=delta", "--chunk_size=24"],
-            "argument --chunk_size: expected a power of two, got 24",
-        ),
+        (["attention", "--preset=delta", "--chunk_size=24"], "argument --chunk_size: expected a power of two, got 24"),
         (
             ["attention", "--peers=jla_delta"],
             "--peers: jla_delta is not a peer of --preset=small: expected some of flash, ",

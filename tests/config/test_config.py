@@ -58,8 +58,7 @@ def presets_of(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"),
-    [(n, p) for n in (*RECALL, "wikitext2", "wikitext103") for p in presets_of(n)],
+    ("name", "preset"), [(n, p) for n in (*RECALL, "wikitext2", "wikitext103") for p in presets_of(n)]
 )
 def test_every_preset_builds(name, preset):
     config = get_config(name, preset)
@@ -672,10 +671,7 @@ def test_a_section_can_not_be_replaced_as_a_whole(section, missing):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            dict(implementation="cuda"),
-            r"model.implementation must be one of 'parallel', .* or None, got 'cuda'$",
-        ),
+        (dict(implementation="cuda"), r"model.implementation must be one of 'parallel', .* or None, got 'cuda'$"),
         (dict(lam_hidden=-4), "model.lam_hidden must be a whole number from 1 on, or None .* got -4"),
         (dict(lam_activation="relu"), "model.lam_activation must be one of gelu, identity, got 'relu'"),
         (dict(chunk_size=3), "model.chunk_size must be a power of two"),

@@ -242,10 +242,7 @@ def test_what_another_sweep_finishes_meanwhile_is_kept(tmp_path):
 def test_the_list_has_what_differs_and_fits_the_terminal(tmp_path, capsys, monkeypatch):
     grid = grid_file(tmp_path, "short", "long-b")
     assert sweep(grid, "--list") == 0
-    listed = [
-        "not started  short linear   train.num_steps=20",
-        "not started  long-b linear  train.num_steps=1200",
-    ]
+    listed = ["not started  short linear   train.num_steps=20", "not started  long-b linear  train.num_steps=1200"]
     assert capsys.readouterr().out.splitlines()[:2] == listed
     monkeypatch.setenv("COLUMNS", str(len(listed[0])))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
