@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import math
 import os
-import sys
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +34,21 @@ EXTRAS = {
     "sweep": ("submitit",),
 }  # fmt: skip
 
-Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that choose and change a config, each as one "--config=..." or "--config.field=...", and all others."""
+    own: list[str] = []
+    others: list[str] = []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if not re.match(r"--?(no)?config(\.|=|$)", argument):
+            others.append(argument)
+            continue
+        if "=" not in argument and rest and not rest[0].startswith("--"):
+            argument += "=" + rest.pop(0)
+        own.append(argument)
+    return own, others
 
 
 def one_line(error: object) -> str:
@@ -74,45 +88,26 @@ class Failed(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, which raises BadInput instead of printing its usage.
-
-    set_aside: takes some arguments out before the others are read, as (set aside, others); they become `args.aside`.
-    more_help: text that follows the usual help, made from the arguments set aside.
-    """
+    """argparse without abbreviations, which raises BadInput instead of printing its usage."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | kwargs
         super().__init__(*args, **kwargs)
-        self.set_aside: Split | None = None
-        self.more_help: Callable[[list[str]], str] | None = None
-        self._aside: list[str] = []
 
     def parse_known_args(self, args=None, namespace=None):
-        args = list(sys.argv[1:] if args is None else args)
-        if self.set_aside is not None:
-            self._aside, args = self.set_aside(args)
         namespace, rest = super().parse_known_args(args, namespace)
+        if rest and not rest[0].startswith("-"):
+            self.error(f"unexpected argument {rest[0]!r}")
         if rest:
-            self.error(self._unknown(rest[0]))
-        if self.set_aside is not None:
-            namespace.aside = self._aside
+            close = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized argument {rest[0]}" + (f" (did you mean {close[0]}?)" if close else ""))
         return namespace, rest
-
-    def _unknown(self, argument: str) -> str:
-        if not argument.startswith("-"):
-            return f"unexpected argument {argument!r}"
-        name = argument.partition("=")[0]
-        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
-        return f"unrecognized argument {argument}" + (f" (did you mean {close[0]}?)" if close else "")
-
-    def format_help(self) -> str:
-        return super().format_help() + ("" if self.more_help is None else self.more_help(self._aside))
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
 
 
-# --- Types ------------------------------------------------------------------------------------------------------------
+# Types of arguments: what each reads, or ArgumentTypeError.
 
 
 def whole_number(text: str, least: int = 0) -> int:
@@ -189,9 +184,6 @@ def path(text: str) -> Path:
     return Path(path_pattern(text))
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 def read_text(file: Path, name: str) -> str:
     """The content of the file that the argument `name` gives, without a byte order mark. Raises BadInput if it can't be read,
     or is not UTF-8."""
@@ -205,9 +197,9 @@ def read_text(file: Path, name: str) -> str:
 
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
+    if path.is_file():
+        raise BadInput(f"{name}: {path} is a file, expected a folder")
     try:
-        if path.is_file():
-            raise BadInput(f"{name}: {path} is a file, expected a folder")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error

@@ -50,29 +50,22 @@ def check_fields(settings: Any, section: str) -> None:
         or_none = " or None" if takes_none(types[name]) else ""
         if value is None and or_none:
             continue
+        must = None
         if kind in _PLAIN and not (isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)):
-            raise SettingError(f"{section}.{name} must be {in_words(kind)}{or_none}, got {value!r}")
-        if kind is int and value > limits["most"]:
+            must = f"be {in_words(kind)}{or_none}"
+        elif kind is int and value > limits["most"]:
             raise SettingError(f"{section}.{name} must be at most {limits['most']:,}, got {value:,}")
-        if limits["choices"] is not None and value not in limits["choices"]:
-            raise SettingError(f"{section}.{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
-        not_finite = kind is float and not abs(value) <= FLOAT32_MAX
-        if not_finite or (limits["above"] is not None and not value > limits["above"]):
-            raise SettingError(f"{section}.{name} must be finite{_also(limits)}, got {value}")
-        if limits["least"] is not None and value < limits["least"]:
-            of_floats = isinstance(limits["least"], float)
-            must = f"be finite{_also(limits)}" if of_floats else _least(limits["least"])
-            raise SettingError(f"{section}.{name} must {must}, got {value}")
-
-
-def _least(least: int) -> str:
-    return "not be negative" if least == 0 else f"be at least {least}"
-
-
-def _also(limits: Any) -> str:
-    if limits["above"] == 0:
-        return " and positive"
-    return " and not negative" if limits["least"] == 0 else ""
+        elif limits["choices"] is not None and value not in limits["choices"]:
+            must = f"be one of {', '.join(limits['choices'])}"
+        elif kind is float:
+            above, least = limits["above"], limits["least"]
+            fits = abs(value) <= FLOAT32_MAX and (above is None or value > above) and (least is None or value >= least)
+            also = " and positive" if above == 0 else " and not negative" if least == 0 else ""
+            must = None if fits else f"be finite{also}"
+        elif limits["least"] is not None and value < limits["least"]:
+            must = "not be negative" if limits["least"] == 0 else f"be at least {limits['least']}"
+        if must:
+            raise SettingError(f"{section}.{name} must {must}, got {value!r}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
 from loglinear_jax.command_line import BadInput, check_folder, path, read_text, size
@@ -113,9 +112,3 @@ def _write(folder: Path, subject: str, spans, whole, origin) -> None:
     if shown := [span for span in spans if max(span.perplexity, span.high) <= MOST_DRAWN]:
         save(draw_perplexity_by_position(shown, subject), folder / "perplexity")
     print(f"Written to {folder}")
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="evaluate", called="python -m loglinear_jax.commands.evaluate"))

@@ -6,7 +6,6 @@ loglinear_jax export --workdir=runs/wikitext2 --variant=linear --out=my-model
 from __future__ import annotations
 
 import argparse
-import sys
 
 from loglinear_jax.command_line import BadInput, check_folder, path
 from loglinear_jax.commands.logs import quiet_libraries
@@ -59,9 +58,3 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--out: {args.out} can't be written: {error.strerror}") from error
     print(f"Written to {args.out}")
     return 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="export", called="python -m loglinear_jax.commands.export"))

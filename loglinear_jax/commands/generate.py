@@ -10,7 +10,6 @@ import argparse
 import functools
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -162,9 +161,3 @@ def _unicode(name: str, text: str) -> str:
         raise BadInput(
             f"--{name}: byte {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
         ) from error
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="generate", called="python -m loglinear_jax.commands.generate"))

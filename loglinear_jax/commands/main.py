@@ -2,7 +2,8 @@
 
 A command is a file here with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
 BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
-`loglinear_jax --help` is quick.
+`loglinear_jax --help` is quick. With TAKES_CONFIG it takes --config and --config.section.setting, which are set aside as
+`args.config_arguments`; `more_help(config_arguments)` is what its help then ends with.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from loglinear_jax.command_line import (
     Parser,
     how_to_install,
     one_line,
+    split_arguments,
 )
 
 
@@ -62,10 +64,15 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         parser.set_defaults(run=known[command].run)
         name = called.split()[-1].removeprefix("loglinear_jax.")
     try:
+        config_arguments, others = split_arguments(argv)
+        if not getattr(known.get(command), "TAKES_CONFIG", False):
+            config_arguments, others = [], argv
         if chosen is not None:
             known[command].add_arguments(chosen)
-        args = parser.parse_args(argv)
-        args.called = [*called.split(), *argv]
+            if {"-h", "--help"} & set(others) and hasattr(known[command], "more_help"):
+                chosen.epilog = known[command].more_help(config_arguments)
+        args = parser.parse_args(others)
+        args.called, args.config_arguments = [*called.split(), *argv], config_arguments
         return args.run(args)
     except (BadInput, Failed) as error:
         print(f"{name}:", one_line(error), file=sys.stderr)
@@ -101,7 +108,3 @@ def _why_no_device() -> str | None:
         why = f" ({error})" if str(error) else ""
         return f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such device here{why}: expected another, such as cpu"
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

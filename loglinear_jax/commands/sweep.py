@@ -18,16 +18,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, Parser, check_folder, comma_separated, path, size
+from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, check_folder, comma_separated, path, size
 
 HELP = "train every cell of a grid file, here or under SLURM"
 EXTRA = "sweep"
+TAKES_CONFIG = True
 
 
-def add_arguments(parser: Parser) -> None:
-    from loglinear_jax.config.files import split_arguments
-
-    parser.set_aside = split_arguments
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=path, help="a grid file, in TOML")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every cell")
     parser.add_argument("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.sweep.states import State, Tracked, track
     from loglinear_jax.sweep.supervise import counts, end_report, supervise
 
-    changes = args.aside
+    changes = args.config_arguments
     if any(change.partition("=")[0].lstrip("-") == "config" for change in changes):
         raise BadInput("--config is each cell's own: expected settings alone, --config.section.setting=value")
     if args.report is not None:
@@ -154,9 +152,3 @@ def _report(finished: list, out: Path) -> None:
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
     print(f"Report: {page}")
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="sweep", called="python -m loglinear_jax.commands.sweep"))

@@ -12,25 +12,21 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loglinear_jax.command_line import INTERRUPTED, BadInput, Failed, Parser, path, size, whole_number
+from loglinear_jax.command_line import INTERRUPTED, BadInput, Failed, path, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries, show_log
 
 if TYPE_CHECKING:
     from loglinear_jax.runs.folders import RunFolder
 
 HELP = "train what a config says, or go on with it"
+TAKES_CONFIG = True
 
 
-def add_arguments(parser: Parser) -> None:
-    from loglinear_jax.config.files import split_arguments
-
-    parser.set_aside = split_arguments
-    parser.more_help = _config_help
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="what to train")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
     parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
@@ -60,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.settings import SettingError
 
     try:
-        chosen = read_config_arguments(args.aside)
+        chosen = read_config_arguments(args.config_arguments)
         _join_others(args)
         workdir = args.workdir or Path("runs") / chosen.name
         if not RunFolder(workdir).config_file.exists():  # a run goes on with what it was started with
@@ -122,7 +118,7 @@ def _join_others(args: argparse.Namespace) -> None:
             raise BadInput(f"--distributed: {none}{error}") from error
 
 
-def _config_help(arguments: list[str]) -> str:
+def more_help(arguments: list[str]) -> str:
     """The configs there are; of the config that the arguments choose: its docstring, presets and settings."""
     from loglinear_jax.config import ConfigError, describe_settings
     from loglinear_jax.config.files import chosen_file, config_names, load_config_file, read_config_arguments
@@ -150,9 +146,3 @@ def _definitions(items: list[tuple[str, str]]) -> str:
     return "".join(
         f"  {term}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 100), ' ' * 8)}\n" for term, text in items
     )
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="train", called="python -m loglinear_jax.commands.train"))

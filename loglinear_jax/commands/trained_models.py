@@ -90,7 +90,7 @@ def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.settings import SettingError
     from loglinear_jax.text import CorpusError, load_tokenizer
-    from loglinear_jax.text.tokenizer import file_of_ids, holds_tokenizer, tokenizer_size
+    from loglinear_jax.text.tokenizer import holds_tokenizer, tokenizer_size
     from pallas_kernels import runs_on_gpu
 
     for name in ("variant", "model_seed"):
@@ -111,11 +111,11 @@ def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
     if (ids := tokenizer_size(tokenizer)) > settings.vocab_size:
         most = settings.vocab_size - 1
         raise SettingError(
-            f"--tokenizer: that of {file_of_ids(where)} has ids up to {ids - 1:,}: expected at most {most:,}, as in the model"
+            f"--tokenizer: that of {where} has ids up to {ids - 1:,}: expected at most {most:,}, as in the model"
         )
     if ids < ENOUGH_IDS * settings.vocab_size:
         log.warning(
             "--tokenizer: that of %s has only %s ids of the %s in the model's vocabulary: is it another model's?",
-            file_of_ids(where), f"{ids:,}", f"{settings.vocab_size:,}",
+            where, f"{ids:,}", f"{settings.vocab_size:,}",
         )  # fmt: skip
     return Trained(LanguageModel(settings), params, tokenizer, ends)

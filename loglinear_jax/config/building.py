@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import SECTIONS, default_config, with_none
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.errors import ConfigError, naming
 from loglinear_jax.config.sizes import check_memory, rates_at_once
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
@@ -37,24 +36,28 @@ class Experiment:
         return rates_at_once(type(self.model), self.model.settings, self.task, self.train, rates)
 
 
-class CheckedSettings(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class CheckedSettings:
     """The settings of one variant, of which nothing is opened yet: a text's vocabulary counts as one token.
 
     config: with the variant's own settings applied."""
 
     config: ConfigDict
     task: BaseTask
-    model: MixerSettings
+    model: MixerSettings | OwnSettings
     train: TrainSettings
+
+    @property
+    def sizes(self) -> tuple:
+        """What the memory that training takes follows from, as `check_memory` takes it."""
+        return find_kind(self.config.model.kind).model, self.model, self.task, self.train
 
     def build(self, vocab_size: int | None = None) -> Experiment:
         """What the settings stand for. vocab_size: see `build`."""
-        try:
-            if vocab_size is None:
+        if vocab_size is None:
+            with naming():
                 self.task.open(self.train.batch_size, self.train.seeds)
                 vocab_size = self.task.vocab_size
-        except SettingError as error:
-            raise ConfigError(str(error)) from error
         model = find_kind(self.config.model.kind).model(dataclasses.replace(self.model, vocab_size=vocab_size))
         return Experiment(self.config, self.task, model, self.train)
 
@@ -81,21 +84,17 @@ def check_config(config: ConfigDict) -> dict[str, CheckedSettings]:
     this machine has too little memory.
     """
     variants = check_variants(config)
-    programs = [(task, model, train.but_for_rates) for _, task, model, train in variants.values()]
-    for name, (_, task, model, train) in variants.items():
-        alike = programs.count((task, model, train.but_for_rates))
-        sizes = find_kind(config.model.kind).model, model, task, train
-        check_memory(name, *sizes, rates_at_once(*sizes, alike))
+    programs = [(one.task, one.model, one.train.but_for_rates) for one in variants.values()]
+    for (name, one), program in zip(variants.items(), programs, strict=True):
+        check_memory(name, *one.sizes, rates_at_once(*one.sizes, programs.count(program)))
     return variants
 
 
 def check_variants(config: ConfigDict) -> dict[str, CheckedSettings]:
     """The settings of each variant. Raises ConfigError for invalid sections and settings."""
     check_sections(config)
-    try:
+    with naming("model."):
         find_lam(config.model.get("lam", "fixed"))
-    except SettingError as error:
-        raise ConfigError(f"model.{error}") from error
     return {name: checked_settings(config, name) for name in variant_names(config)}
 
 
@@ -103,15 +102,11 @@ def check_sections(config: ConfigDict) -> None:
     """Raises ConfigError unless every section is there, with the settings that belong to it."""
     for section in SECTIONS:
         if not isinstance(config.get(section), ConfigDict):
-            raise ConfigError(
-                f"{section} must be a section of the config, as in default_config(), got {config.get(section)!r}"
-            )
-    try:
+            raise ConfigError(f"{section} must be a section of the config, as in default_config()")
+    if "variants" not in config or not config.task.get("name"):
+        raise ConfigError("task.name or variants is missing: start from default_config(task=...)")
+    with naming():
         expected = default_config(config.model.get("kind", "recall"), config.task.get("name"))
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
-    if "variants" not in config:
-        raise ConfigError("variants is missing: start from default_config()")
     for section in SECTIONS:
         if unknown := sorted(set(config[section]) - set(expected[section])):
             if section == "model":
@@ -120,45 +115,32 @@ def check_sections(config: ConfigDict) -> None:
                 )
             raise ConfigError(f"there is no setting {section}.{unknown[0]}")
         if missing := sorted(set(expected[section]) - set(config[section])):
+            path = f"{section}.{missing[0]}"
             raise ConfigError(
-                f"{section}.{missing[0]} is missing: set single fields, such as --config.{section}.{missing[0]}=..., not "
-                f"{section} as a whole"
+                f"{path} is missing: set single fields, such as --config.{path}=..., not {section} as a whole"
             )
 
 
 def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
     """The settings of one variant. Raises ConfigError naming an impossible setting."""
     config = variant_config(config, variant)
-    try:
+    with naming():
         train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
         train.check()
         task = task_of(config)
-        _check_parts(task, train)
-        settings = _model_settings(
-            config.model, task.max_seq_len, "bfloat16" if train.precision == "bfloat16" else "float32"
-        )
-        if not task.STREAMED:
-            settings = dataclasses.replace(settings, vocab_size=task.vocab_size)
-        settings.check()
-        if settings.max_length < task.max_seq_len:
+        for name, mixture in (
+            ("num_train", task.trained_on), ("num_validation", task.evaluated_on), ("num_test", task.evaluated_on)
+        ):  # fmt: skip
+            if 0 < getattr(train, name) < len(mixture.parts):
+                raise SettingError(f"train.{name} must be at least {len(mixture.parts)}, one of each {mixture.names}")
+        model = _model_settings(config.model, task, "bfloat16" if train.precision == "bfloat16" else "float32")
+        model.check()
+        if model.max_length < task.max_seq_len:
             longest = f"task.seq_len={task.seq_len}"
             if task.max_seq_len > task.seq_len:
                 longest = f"the longest sequences of the task, which have {task.max_seq_len} tokens"
-            raise ConfigError(f"model.max_length={settings.max_length} is shorter than {longest}")
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
-    return CheckedSettings(config, task, settings, train)
-
-
-def _check_parts(task: BaseTask, train: TrainSettings) -> None:
-    """Raises SettingError if a set of sequences is too small for one of each part that the task has there."""
-    for name, mixture in (
-        ("num_train", task.trained_on),
-        ("num_validation", task.evaluated_on),
-        ("num_test", task.evaluated_on),
-    ):
-        if 0 < getattr(train, name) < len(mixture.parts):
-            raise SettingError(f"train.{name} must be at least {len(mixture.parts)}, one of each {mixture.names}")
+            raise SettingError(f"model.max_length={model.max_length} is shorter than {longest}")
+    return CheckedSettings(config, task, model, train)
 
 
 def task_of(config: ConfigDict) -> BaseTask:
@@ -167,12 +149,11 @@ def task_of(config: ConfigDict) -> BaseTask:
     return load_task(**with_none(settings, find_task(settings["name"])))
 
 
-def _model_settings(model: ConfigDict, max_seq_len: int, dtype: str) -> MixerSettings | OwnSettings:
-    """The model's settings with a vocabulary of one, as it may not be known yet."""
-    settings = model.to_dict()
-    settings_class = find_kind(settings["kind"]).settings
+def _model_settings(model: ConfigDict, task: BaseTask, dtype: str) -> MixerSettings | OwnSettings:
+    """The model's settings; of a text with a vocabulary of one, as it may not be known yet."""
+    settings_class = find_kind(model.kind).settings
+    settings = with_none(model.to_dict(), settings_class)
     if settings_class is not OwnSettings:
         del settings["kind"]
-    settings = with_none(settings, settings_class)
-    settings["max_length"] = settings["max_length"] or max_seq_len
-    return settings_class(vocab_size=1, dtype=dtype, **settings)
+    settings["max_length"] = settings["max_length"] or task.max_seq_len
+    return settings_class(vocab_size=1 if task.STREAMED else task.vocab_size, dtype=dtype, **settings)

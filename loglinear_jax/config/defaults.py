@@ -14,9 +14,16 @@ from loglinear_jax.tasks import Task, find_task
 from loglinear_jax.train import TrainSettings
 
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
-
-
 SECTIONS = ("task", "model", "train")
+# Settings of training that take several values, each of which makes a variant of every variant: see `variant_names`.
+SWEPT = ("learning_rate", "weight_decay")
+# Of models: from the task, and from train.precision; and one for evaluation alone.
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels", "kind")
+VARIANTS_MEANING = (
+    "what is trained side by side with the same seeds and data, comma-separated: each a λ, or settings joined by `+`, such as "
+    "`mixer=softmax`, `lam=mlp_softplus+lam_hidden=32`, `linear+train.learning_rate=0.003`; None: the paper's "
+    f"`{PAPERS_VARIANTS}`, or model.lam alone if it is not the default"
+)
 
 
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
@@ -49,19 +56,9 @@ def language_config() -> ConfigDict:
     """
     config = default_config("language", "text")
     config.train.update(
-        num_seeds=1,
-        num_steps=40_000,
-        batch_size=8,
-        learning_rate=3e-4,
-        warmup_steps=500,
-        schedule="cosine",
-        weight_decay=0.1,
-        eval_every=500,
-        eval_batch_size=64,
-        checkpoint_every=2_000,
-        precision="bfloat16",
-        stop_at=None,
-    )
+        num_seeds=1, num_steps=40_000, batch_size=8, learning_rate=3e-4, warmup_steps=500, schedule="cosine",
+        weight_decay=0.1, eval_every=500, eval_batch_size=64, checkpoint_every=2_000, precision="bfloat16", stop_at=None,
+    )  # fmt: skip
     return config
 
 
@@ -81,17 +78,9 @@ def add_settings(section: ConfigDict, settings_class: type) -> None:
         section[field.name] = config_dict.FieldReference(field.default, field_type=kind)
 
 
-# Settings of training that take several values, each of which makes a variant of every variant: see `variant_names`.
-SWEPT = ("learning_rate", "weight_decay")
-
-
 def has_several(value: Any) -> bool:
     """Whether that is the value of a setting of SWEPT that has several."""
     return isinstance(value, (list, tuple))
-
-
-# Of models: from the task, and from train.precision; and one for evaluation alone.
-NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels", "kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +90,6 @@ class Setting:
     name: str
     default: Any
     meaning: str
-
-
-VARIANTS_MEANING = (
-    "what is trained side by side with the same seeds and data, comma-separated: each a λ, or settings joined by `+`, such as "
-    "`mixer=softmax`, `lam=mlp_softplus+lam_hidden=32`, `linear+train.learning_rate=0.003`; None: the paper's "
-    f"`{PAPERS_VARIANTS}`, or model.lam alone if it is not the default"
-)
 
 
 def settings_classes(config: ConfigDict) -> dict[str, type]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from loglinear_jax.settings import SettingError
 
 
 class ConfigError(SettingError):
     """An invalid config or run; the message is one line that names what is wrong."""
+
+
+@contextlib.contextmanager
+def naming(where: str = "") -> Iterator[None]:
+    """Raises ConfigError, with `where` before its message, for a SettingError inside."""
+    try:
+        yield
+    except SettingError as error:
+        raise ConfigError(f"{where}{error}") from error
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.command_line import split_arguments
 from loglinear_jax.config.defaults import default_config
-from loglinear_jax.config.errors import ConfigError, some_of
+from loglinear_jax.config.errors import ConfigError, naming, some_of
 from loglinear_jax.config.overrides import override
 from loglinear_jax.files import why_not_local
 from loglinear_jax.models import is_own
-from loglinear_jax.settings import SettingError
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -56,28 +54,13 @@ class ChosenConfig:
     given: frozenset[str]
 
 
-def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments that choose and change a config, each as one "--config=..." or "--config.field=...", and all others."""
-    own, others = [], []
-    rest = list(argv)
-    while rest:
-        argument = rest.pop(0)
-        if not re.match(r"--?(no)?config(\.|=|$)", argument):
-            others.append(argument)
-            continue
-        if "=" not in argument and rest and not rest[0].startswith("--"):
-            argument += "=" + rest.pop(0)
-        own.append(argument)
-    return own, others
-
-
-def chosen_file(arguments: Sequence[str]) -> str | None:
-    """What follows --config= in the first part of `split_arguments`: a config file, and its presets after a colon. Raises
-    ConfigError for a second one."""
+def chosen_file(arguments: Sequence[str]) -> str:
+    """What follows --config=: a config file, and its presets after a colon; '' if it is not given. Raises ConfigError for a
+    second one."""
     given = [argument.partition("=")[2] for argument in arguments if _chooses(argument)]
     if len(given) > 1:
         raise ConfigError(f"--config is given {len(given)} times, as {some_of(given)}: expected it once")
-    return given[0] if given else None
+    return given[0] if given else ""
 
 
 def _chooses(argument: str) -> bool:
@@ -90,28 +73,21 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
     Raises ConfigError for an unreadable config file, an unknown preset or setting, and a value of the wrong type.
     """
     arguments, _ = split_arguments(argv)
-    filename, colon, presets = (chosen_file(arguments) or "").partition(":")
+    chosen = chosen_file(arguments)
+    filename, _, presets = chosen.partition(":")
     if not filename:
-        before = f"--config={colon}{presets} names no config file before the colon" if colon else "name a config"
+        before = f"--config={chosen} names no config file before the colon" if chosen else "name a config"
         raise ConfigError(f"{before}: --config=selective_copy:smoke; there are {', '.join(config_names())}")
     config = get_config(load_config_file(filename), presets)
     config.lock()
     given = frozenset(override(config, argument) for argument in arguments if not _chooses(argument))
-    if "model.kind" in given and is_own(config.model.kind):
-        _leave_out_settings_of_other_models(config, given)
+    if "model.kind" in given and is_own(config.model.kind):  # which has no settings but its arguments
+        with naming(), config.unlocked():
+            known = default_config(config.model.kind).model
+            for name in set(config.model) - set(known):
+                if f"model.{name}" not in given:  # those that are, `check_sections` refuses
+                    del config.model[name]
     return ChosenConfig(config, shell_safe(Path(filename).stem + (f"-{presets}" if presets else "")), given)
-
-
-def _leave_out_settings_of_other_models(config: ConfigDict, given: Collection[str]) -> None:
-    """Of the model those that were given stay, for `check_sections` to refuse."""
-    try:
-        known = default_config(config.model.kind).model
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
-    with config.unlocked():
-        for name in set(config.model) - set(known):
-            if f"model.{name}" not in given:
-                del config.model[name]
 
 
 def shell_safe(name: str) -> str:
@@ -126,18 +102,14 @@ def find_config_file(name: str) -> Path:
     """
     if problem := why_not_local(name):
         raise ConfigError(f"the config {problem}")
-    path = Path(name).expanduser()
+    path, names = Path(name).expanduser(), config_names()
     try:
-        is_file, is_folder = path.is_file(), path.is_dir()
+        if path.is_file():
+            return path
     except OSError as error:  # too long a name
         raise ConfigError(f"the config {name} can't be read: {error.strerror}") from error
-    names = config_names()
-    if is_file:
-        return path
     if name in names:
         return configs_folder() / f"{name}.py"
-    if is_folder:
-        raise ConfigError(f"the config {name} is a folder: expected a file in it, or one of {', '.join(names)}")
     close = difflib.get_close_matches(name, names, n=1)
     hint = f": did you mean {close[0]}?" if close else ""
     raise ConfigError(f"there is no config file {name}, and the configs by name are {', '.join(names)}{hint}")
@@ -146,7 +118,14 @@ def find_config_file(name: str) -> Path:
 def load_config_file(name: str) -> ConfigFile:
     """Executes a config file. Raises ConfigError if it can't be read, or defines no get_config."""
     path = find_config_file(name)
-    module = _execute(path)
+    module = ModuleType(f"loglinear_jax_config_{path.stem}")
+    module.__file__ = str(path)
+    try:
+        code = compile(path.read_bytes(), str(path), "exec")
+    except (OSError, SyntaxError, ValueError) as error:  # also of another encoding, or with zero bytes
+        raise ConfigError(f"the config {path} can't be read: {error}") from error
+    sys.modules[module.__name__] = module
+    exec(code, module.__dict__)  # what it raises is its own, and keeps its traceback
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"the config {path} has no function get_config")
     return ConfigFile(path, inspect.getdoc(module) or "", getattr(module, "PRESETS", {}), module.get_config)
@@ -159,25 +138,9 @@ def get_config(file: ConfigFile, presets: str = "") -> ConfigDict:
         inspect.signature(file.get_config).bind(*arguments)
     except TypeError:
         raise ConfigError(f"the config {file.path} {'takes no' if presets else 'needs'} presets") from None
-    try:
+    with naming():
         config = file.get_config(*arguments)
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
     if not isinstance(config, ConfigDict):
-        raise ConfigError(
-            f"the config {file.path}: get_config returns a {type(config).__name__}, expected a ConfigDict"
-        )
+        kind = type(config).__name__
+        raise ConfigError(f"the config {file.path}: get_config returns a {kind}, expected a ConfigDict")
     return config
-
-
-def _execute(path: Path) -> ModuleType:
-    name = f"loglinear_jax_config_{path.stem}"
-    loader = SourceFileLoader(name, str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    try:
-        code = loader.get_code(name)
-    except (OSError, SyntaxError, ValueError) as error:  # also of another encoding, or with zero bytes
-        raise ConfigError(f"the config {path} can't be read: {error}") from error
-    sys.modules[name] = module
-    exec(code, module.__dict__)  # what it raises is its own, and keeps its traceback
-    return module

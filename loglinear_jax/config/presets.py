@@ -20,38 +20,28 @@ def apply_presets(
     another one would undo stand after it. one_of: names of which no two go together.
     Raises ConfigError for an unknown name, for two of one_of, and for a value that is not a whole number or negative.
     """
-    values = {}
+    values: dict[str, list[int]] = {}
     for item in filter(None, (argument or "").split(",")):
         name, equals, value = item.partition("=")
         if name + equals not in presets:
             known = ", ".join(key + ("N" if key.endswith("=") else "") for key in presets)
             raise ConfigError(f"no preset {item!r}: there are {known}")
-        values[name + equals] = _read_number(item, value) if equals else None
+        if equals and not value.isdecimal():
+            raise ConfigError(f"preset {item!r}: expected a whole number that is not negative")
+        values[name + equals] = [int(value)] if equals else []
     if len(chosen := [name for name in values if name in one_of]) > 1:
         raise ConfigError(f"presets {chosen[0]!r} and {chosen[1]!r} exclude each other")
     for name in sorted(values, key=list(presets).index):
-        presets[name](config, *([values[name]] if name.endswith("=") else []))
+        presets[name](config, *values[name])
     return config
-
-
-def _read_number(item: str, value: str) -> int:
-    if not value.isdecimal():
-        raise ConfigError(f"preset {item!r}: expected a whole number that is not negative")
-    return int(value)
 
 
 def smoke_config(config: ConfigDict) -> None:
     """Shrinks training to what two CPU cores do in under three minutes; the task must be shrunk to match."""
     config.train.update(
-        num_seeds=4,
-        num_steps=800,
-        batch_size=32,
-        learning_rate=2e-3,
-        num_validation=250,
-        eval_every=50,
-        checkpoint_every=200,
-        steps_per_dispatch=25,
-    )
+        num_seeds=4, num_steps=800, batch_size=32, learning_rate=2e-3, num_validation=250, eval_every=50,
+        checkpoint_every=200, steps_per_dispatch=25,
+    )  # fmt: skip
 
 
 def released_config(config: ConfigDict) -> None:

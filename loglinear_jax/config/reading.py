@@ -31,30 +31,25 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     own = {name: variant_settings(config, name) for name in variants}
     _warn_of_former_names(config, own)
     unread = {}
-    for name, (_, task, model, train) in variants.items():
-        sections = {"task": task, "model": model, "train": train}
-        unread[name] = {f"{section}.{field}" for section in sections for field in sections[section].unread}
-        if train.warmup_steps > train.num_steps:
-            raise ConfigError(
-                f"train.warmup_steps={train.warmup_steps} must not be more than train.num_steps={train.num_steps}"
-            )
+    for name, one in variants.items():
+        sections = {"task": one.task, "model": one.model, "train": one.train}
+        unread[name] = {f"{section}.{field}" for section, read in sections.items() for field in read.unread}
+        if one.train.warmup_steps > one.train.num_steps:
+            steps = f"train.num_steps={one.train.num_steps}"
+            raise ConfigError(f"train.warmup_steps={one.train.warmup_steps} must not be more than {steps}")
         if vain := sorted(set(own[name]) & unread[name]):
             raise ConfigError(f"variants: {name!r} sets {vain[0]}, which has no effect there")
-    default = default_config(config.model.kind, config.task.name)
-    classes = settings_classes(config)
-    for section in SECTIONS:
-        values, usual = (with_none(c[section].to_dict(), classes[section]) for c in (config, default))
-        for field, value in values.items():
-            path = f"{section}.{field}"
-            if value == usual.get(field, value) or (given is not None and path not in given):
+    usual = _values(default_config(config.model.kind, config.task.name))
+    for path, value in _values(config).items():
+        if value == usual.get(path, value) or (given is not None and path not in given):
+            continue
+        for one in value if has_several(value) else [value]:
+            if any(own[name].get(path, one) == one and path not in unread[name] for name in variants):
                 continue
-            for one in value if has_several(value) else [value]:
-                if any(own[name].get(path, one) == one and path not in unread[name] for name in variants):
-                    continue
-                instead = f": set variants={value}" if path == "model.lam" else ""
-                raise ConfigError(
-                    f"{path}={one} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
-                )
+            instead = f": set variants={value}" if path == "model.lam" else ""
+            raise ConfigError(
+                f"{path}={one} has no effect: every variant ({', '.join(variants)}) has its own or reads none{instead}"
+            )
 
 
 def _warn_of_former_names(config: ConfigDict, own: Mapping[str, Mapping[str, Any]]) -> None:
@@ -83,10 +78,9 @@ def read_config(path: Path) -> ConfigDict:
         known = default_config(given["model"].get("kind", "recall"), given["task"].get("name"))
         classes = settings_classes(known)
         for section in ("model", "train"):
-            values = given[section]
-            if unknown := sorted(set(values) - set(known[section])):
+            if unknown := sorted(set(given[section]) - set(known[section])):
                 raise ConfigError(f"there is no setting {section}.{unknown[0]}")
-            known[section].update(with_none(values, classes[section]))
+            known[section].update(with_none(given[section], classes[section]))
     except (SettingError, TypeError) as error:
         raise ConfigError(f"{path} is not a config of this version: {error}") from error
     if not isinstance(given.get("variants") or "", str):
@@ -103,12 +97,17 @@ NOT_COMPARED = ("task.cache", "task.source", "train.eval_batch_size", "train.rat
 def flat_settings(config: ConfigDict) -> dict[str, Any]:
     """Every setting by its dotted name but NOT_COMPARED, as it is meant: variants spelled out, None for what 0 or '' stands
     for."""
-    flat: dict[str, Any] = {"variants": ",".join(variant_names(config))}
-    for section, settings_class in settings_classes(config).items():
-        for name, value in with_none(config[section].to_dict(), settings_class).items():
-            if (path := f"{section}.{name}") not in NOT_COMPARED:
-                flat[path] = value
-    return flat
+    values = {path: value for path, value in _values(config).items() if path not in NOT_COMPARED}
+    return {"variants": ",".join(variant_names(config))} | values
+
+
+def _values(config: ConfigDict) -> dict[str, Any]:
+    """Every setting of the sections by its dotted name, with None for what 0 or '' stands for."""
+    return {
+        f"{section}.{name}": value
+        for section, settings_class in settings_classes(config).items()
+        for name, value in with_none(config[section].to_dict(), settings_class).items()
+    }
 
 
 ABSENT = "(absent)"

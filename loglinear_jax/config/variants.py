@@ -10,11 +10,10 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
 from loglinear_jax.config.defaults import PAPERS_VARIANTS, SWEPT, has_several
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.errors import ConfigError, naming
 from loglinear_jax.config.overrides import override
 from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.models import find_kind, is_own
-from loglinear_jax.settings import SettingError
 
 
 def variant_names(config: ConfigDict) -> list[str]:
@@ -81,17 +80,13 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
     changed = copy.deepcopy(config).lock()
     for setting in split_outside(variant, "+"):
         path, *rest = split_outside(setting, "=")
-        equals, text = bool(rest), "=".join(rest)
+        text = "=".join(rest)
         if not setting:
-            raise ConfigError(
-                f"variants: {variant!r} has an empty part: expected a λ, or settings, joined by single '+'"
-            )
-        if not equals:
+            raise ConfigError(f"variants: {variant!r} has an empty part: expected a λ, or settings, joined by '+'")
+        if not rest:
             if setting.partition("(")[0] not in LAMS and ":" not in setting:
-                raise ConfigError(
-                    f"variants: {setting!r} is not a λ ({', '.join(LAMS)}, or my_module:MyLam), nor a setting such as "
-                    "mixer=softmax"
-                )
+                known = f"({', '.join(LAMS)}, or my_module:MyLam)"
+                raise ConfigError(f"variants: {setting!r} is not a λ {known}, nor a setting such as mixer=softmax")
             path, text = "lam", setting
         if not path or not text:
             raise ConfigError(f"variants: {setting!r} has no {'value' if path else 'name'}: expected name=value")
@@ -105,18 +100,9 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
             raise ConfigError(f"variants: {setting!r}: all variants are of one kind of model, that of the config")
         if path in settings:
             raise ConfigError(f"variants: {variant!r} sets {path} twice")
-        try:
+        with naming(f"variants: {setting!r}: "):
             override(changed, f"--config.{path}={text}")
-        except ConfigError as error:
-            raise ConfigError(f"variants: {setting!r}: {error}") from error
+            if path == "model.lam":
+                find_lam(text)
         settings[path] = changed[section][field]
-        _check_component(setting, path, text)
     return settings
-
-
-def _check_component(setting: str, path: str, text: str) -> None:
-    try:
-        if path == "model.lam":
-            find_lam(text)
-    except SettingError as error:
-        raise ConfigError(f"variants: {setting!r}: {error}") from error

@@ -18,7 +18,6 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,9 @@ def open_corpus(
         manifest = _finished(folder, made_from)
         if manifest is None:
             root.mkdir(parents=True, exist_ok=True)
-            with _hold_lock(folder, text.name):
-                manifest = _finished(folder, made_from)  # another process may have made it meanwhile
-                if manifest is None:
-                    manifest = _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
+            with _hold_lock(folder, text.name):  # another process may have made it meanwhile
+                manifest = _finished(folder, made_from)
+                manifest = manifest or _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
         raise CorpusError(f"cache: {root} can't be written ({error}): expected another folder as task.cache") from error
     tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
@@ -126,14 +124,13 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
+    manifest: dict[str, Any] = about | {"splits": {}, "tokens_sha256": {}}
     try:
-        counts, tokens_sha256 = {}, {}
         with progress_bar(f"tokenising {text.name}", None, unit="B", unit_scale=True) as bar:
             for split in SPLITS:
                 file = partial / f"{split}.bin"
-                counts[split] = _tokenise(_counted(text.blocks(split), bar), text.name, split, encoder, about, file)
-                tokens_sha256[split] = file_sha256(file)
-        manifest = about | {"splits": counts, "tokens_sha256": tokens_sha256}
+                manifest["splits"][split] = _tokenise(text, split, encoder, about, file, bar)
+                manifest["tokens_sha256"][split] = file_sha256(file)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.rename(folder)
     except BaseException:
@@ -142,26 +139,20 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
     return manifest
 
 
-def _counted(blocks: Iterator[str], bar: tqdm) -> Iterator[str]:
-    """The blocks, with the progress bar moved past each once it is dealt with."""
-    for block in blocks:
-        yield block
-        bar.update(len(block.encode()))
-
-
 def _tokenise(
-    blocks: Iterator[str], name: str, split: str, encoder: tokenizers.Tokenizer, about: dict[str, Any], path: Path
+    text: Source, split: str, encoder: tokenizers.Tokenizer, about: dict[str, Any], path: Path, bar: tqdm
 ) -> dict[str, Any]:
     """Writes the token ids of a split; returns their number, with the SHA-256 of the lines that were kept."""
     digest, num_tokens = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for block in blocks:
+        for block in text.blocks(split):
             pieces = kept_pieces(block)
             ids = [encoding.ids for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False)]
-            check_returned(encoder, pieces, ids, name=about["tokenizer"], where=f"the {split} split of {name}")
+            check_returned(encoder, pieces, ids, name=about["tokenizer"], where=f"the {split} split of {text.name}")
             file.write(np.fromiter(itertools.chain.from_iterable(ids), about["dtype"]).data)
             num_tokens += sum(map(len, ids))
             digest.update("".join(pieces).encode())
+            bar.update(len(block.encode()))
     if not num_tokens:
-        raise CorpusError(f"corpus: the {split} split of {name} is empty: it has only blank lines")
+        raise CorpusError(f"corpus: the {split} split of {text.name} is empty: it has only blank lines")
     return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import itertools
 from collections.abc import Iterator
@@ -49,17 +48,15 @@ def read_blocks(file: BinaryIO, name: str | Path, stop: int) -> Iterator[str]:
 
 def decode(data: bytes, argument: str, name: str | Path, position: int = 0) -> str:
     """The text of UTF-8 bytes found at that position of a file. Raises CorpusError, naming the byte, for anything else."""
-    convert = " (it looks like UTF-16: convert it)"
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        has_mark = position == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raise CorpusError(
-            f"{argument}: {name} is not UTF-8 text: byte {data[error.start]:#04x} at position {position + error.start}"
-            + (convert if has_mark else "")
-        ) from error
+        at = f"byte {data[error.start]:#04x} at position {position + error.start}"
+        raise CorpusError(f"{argument}: {name} is not UTF-8 text: {at}; convert it, if it is UTF-16") from error
     if data.count(0) > len(data) // 4:  # UTF-16 without a mark: every second byte of Latin letters is zero
-        raise CorpusError(f"{argument}: {name} is not UTF-8 text: it is full of zero bytes{convert}")
+        raise CorpusError(
+            f"{argument}: {name} is not UTF-8 text: it is full of zero bytes; convert it, if it is UTF-16"
+        )
     return text
 
 

@@ -67,9 +67,8 @@ def split_files(folder: Path) -> dict[str, Path]:
         fits = [path for path in files if set(re.split(r"[._-]", path.name.lower())) & set(names)]
         if len(fits) != 1:
             got = ", ".join(path.name for path in fits) or "none"
-            raise CorpusError(
-                f"corpus: folder {folder}: expected one text file for {split}, such as {names[0]}.txt; got {got}"
-            )
+            expected = f"expected one text file for {split}, such as {names[0]}.txt"
+            raise CorpusError(f"corpus: folder {folder}: {expected}; got {got}")
         found[split] = fits[0]
     return found
 

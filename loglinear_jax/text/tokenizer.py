@@ -26,13 +26,9 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
     Raises CorpusError if neither can be had or the files can't be read, and SettingError as `local_path`.
     """
     folder = local_path(where, "tokenizer")
-    try:
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except OSError as error:
-        raise CorpusError(f"tokenizer: {where!r} can't be read: {error.strerror}") from error
-    if where and is_folder:
+    if where and folder.is_dir():
         return _read_folder(folder)
-    if not where or exists or where.startswith((".", "/", "~")):
+    if not where or folder.exists() or where.startswith((".", "/", "~")):
         raise CorpusError(f"tokenizer: {where!r} is not a folder: expected one with {FILES}, or a name on the hub")
     return _read(hub_tokenizer(where))
 
@@ -44,22 +40,17 @@ def holds_tokenizer(folder: Path) -> bool:
     )
 
 
-def file_of_ids(where: str) -> str:
-    """The file that has the token ids of `load_tokenizer`; a name on the hub as it is."""
-    folder = local_path(where, "tokenizer")
-    if not folder.is_dir():
-        return where
-    return str(folder / ("tokenizer.json" if (folder / "tokenizer.json").exists() else "vocab.json"))
-
-
 def tokenizer_sha256(tokenizer: tokenizers.Tokenizer) -> str:
     """The hash of everything that decides the token ids; the same vocabulary in another file format may have another."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def tokenizer_size(tokenizer: tokenizers.Tokenizer) -> int:
-    """One more than the largest token id: the rows that an embedding needs."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    """One more than the largest token id: the rows that an embedding needs. Raises ValueError for a vocabulary without ids."""
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise ValueError("the vocabulary is empty")
+    return max(ids) + 1
 
 
 def check_returned(
@@ -111,9 +102,10 @@ def _read_folder(folder: Path) -> tokenizers.Tokenizer:
         _text(path)
     with _named(f"{vocab} and {merges} are not a byte-level BPE"):
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
+        tokenizer_size(tokenizer)  # there is none without ids
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return _checked(tokenizer, folder)
+    return tokenizer
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
@@ -121,14 +113,9 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     text = _text(path)
     with _named(f"{path} can't be read as a tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer_size(tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return _checked(tokenizer, path)
-
-
-def _checked(tokenizer: tokenizers.Tokenizer, where: Path) -> tokenizers.Tokenizer:
-    if not tokenizer.get_vocab_size():
-        raise CorpusError(f"tokenizer: the vocabulary of {where} is empty")
     return tokenizer
 
 
@@ -142,10 +129,7 @@ def _named(problem: str) -> Iterator[None]:
     """Raises CorpusError for whatever the tokenizers library finds wrong with a file."""
     try:
         yield
-    except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
-        ):  # Rust's; it can't be imported
+    except BaseException as error:  # also Rust's PanicException, which can't be imported
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        reason = str(error).strip().split("\n")[0]
-        raise CorpusError(f"tokenizer: {problem}: {reason}") from error
+        raise CorpusError(f"tokenizer: {problem}: {str(error).strip().partition(chr(10))[0]}") from error

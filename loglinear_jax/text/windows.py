@@ -20,7 +20,6 @@ class SeedBatches:
 
     def __init__(self, tokens: np.ndarray, *, seq_len: int, target_offset: int, batch_size: int, seeds: Sequence[int]):
         """Raises CorpusError for settings that admit no window, or fewer windows than a batch has."""
-        _check(seq_len, target_offset)
         self.num_windows = max(0, len(tokens) - target_offset) // seq_len
         if self.num_windows < batch_size:
             raise CorpusError(
@@ -67,7 +66,6 @@ def evaluation_windows(
     The last window is filled up with token 0 and target -1. limit: only this many windows, from 1 on.
     Raises CorpusError if there is no token to predict.
     """
-    _check(seq_len, target_offset)
     num_targets = len(tokens) - target_offset
     if num_targets < 1:
         raise CorpusError(f"seq_len={seq_len}: {len(tokens)} tokens have no targets {target_offset} later")
@@ -80,10 +78,3 @@ def evaluation_windows(
     inputs[:num_targets] = tokens[:num_targets]
     targets[:num_targets] = tokens[target_offset : target_offset + num_targets]
     return inputs.reshape(-1, seq_len), targets.reshape(-1, seq_len)
-
-
-def _check(seq_len: int, target_offset: int) -> None:
-    if seq_len < 1:
-        raise CorpusError(f"seq_len={seq_len}: expected at least 1")
-    if target_offset < 0:
-        raise CorpusError(f"target_offset={target_offset}: expected 0 or more")

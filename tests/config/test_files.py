@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from loglinear_jax.command_line import split_arguments
 from loglinear_jax.config import ConfigError
 from loglinear_jax.config.files import (
     config_names,
     find_config_file,
     load_config_file,
     read_config_arguments,
-    split_arguments,
 )
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,46 +30,20 @@ def cache(tmp_path):
     return str(tmp_path / "cache")
 
 
-@pytest.fixture
-def count_blocks(monkeypatch):
-    """A list that grows with every block that is tokenised."""
-    calls = []
-    kept_pieces = corpus.kept_pieces
-    monkeypatch.setattr(corpus, "kept_pieces", lambda block: calls.append(block) or kept_pieces(block))
-    return calls
-
-
 def test_folder_of_splits_round_trip(folder, texts, bpe, cache):
     opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     assert opened.vocab_size == 300
     for part, tokens in [("train", opened.train), ("valid", opened.validation), ("test", opened.test)]:
         assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16 and not tokens.flags.writeable
         assert opened.tokenizer.decode(tokens) == without_blank(texts[part])
-    train = opened.manifest["splits"]["train"]
-    assert train["tokens"] == len(opened.train)
-    assert train["text_sha256"] == hashlib.sha256(without_blank(texts["train"]).encode()).hexdigest()
-    assert opened.manifest["source_sha256"]["test.txt"] == hashlib.sha256(texts["test"].encode()).hexdigest()
-
-
-def test_an_interrupt_while_tokenising_ends_it_and_leaves_nothing(folder, bpe, cache, monkeypatch):
-    kept_pieces = corpus.kept_pieces
-
-    def interrupted(block):
-        os.kill(os.getpid(), signal.SIGINT)
-        return kept_pieces(block)
-
-    monkeypatch.setattr(corpus, "kept_pieces", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    assert not [path for path in Path(cache).iterdir() if path.is_dir()]
-    monkeypatch.setattr(corpus, "kept_pieces", kept_pieces)
-    assert len(open_corpus(str(folder), tokenizer=bpe, cache=cache).train)
-
-
-def test_lines_are_tokenised_one_by_one(folder, texts, bpe, cache):
-    opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     lines = without_blank(texts["valid"]).splitlines(keepends=True)
     assert [i for line in lines for i in opened.tokenizer.encode(line).ids] == opened.validation.tolist()
+    manifest = json.loads((opened.train.filename.parent / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest == opened.manifest
+    assert (manifest["tokenizer"], manifest["dtype"], manifest["vocab_size"]) == (bpe, "uint16", 300)
+    text_sha256 = hashlib.sha256(without_blank(texts["train"]).encode()).hexdigest()
+    assert manifest["splits"]["train"] == {"tokens": len(opened.train), "text_sha256": text_sha256}
+    assert manifest["source_sha256"]["test.txt"] == hashlib.sha256(texts["test"].encode()).hexdigest()
 
 
 def test_one_file_is_split_by_its_lines(tmp_path, bpe, cache):
@@ -102,11 +75,10 @@ def test_cuts_of_a_long_line_do_not_change_its_tokens(folder, bpe, cache, monkey
     assert opened.train.tolist() == opened.tokenizer.encode(line).ids
 
 
-def test_tokens_are_made_once(folder, bpe, cache, count_blocks):
+def test_tokens_are_made_once(folder, bpe, cache, monkeypatch):
     first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    count_blocks.clear()
+    monkeypatch.setattr(corpus, "kept_pieces", None)
     again = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    assert not count_blocks
     assert again.train.filename == first.train.filename and again.manifest == first.manifest
 
 
@@ -168,22 +140,6 @@ def test_a_single_character_that_is_lost_is_found_wherever_it_stands(folder, bpe
         open_corpus(str(folder), tokenizer=str(folder), cache=cache)
 
 
-def test_kill_leaves_nothing_that_looks_finished(folder, bpe, cache, tmp_path):
-    code = f"""
-import os
-from loglinear_jax.text import corpus
-calls = []
-real = corpus.kept_pieces
-corpus.kept_pieces = lambda block: os._exit(9) if len(calls) == 2 else calls.append(1) or real(block)
-corpus.open_corpus({str(folder)!r}, tokenizer={bpe!r}, cache={cache!r})
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    (partial,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert partial.suffix == ".partial" and not (partial / "manifest.json").exists()
-    opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    assert len(opened.test) and not partial.exists()
-
-
 def test_failure_leaves_nothing(folder, bpe, cache, tmp_path):
     (folder / "test.txt").write_bytes(b"fine\n\xff\n")
     with pytest.raises(CorpusError, match="test.txt is not UTF-8"):
@@ -191,6 +147,7 @@ def test_failure_leaves_nothing(folder, bpe, cache, tmp_path):
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
+@pytest.mark.slow
 def test_one_process_tokenises_and_the_others_wait_and_say_so(folder, bpe, cache):
     """The first is killed in the middle: one that waits does the work, and the last finds it done."""
     code = f"""
@@ -234,9 +191,7 @@ print(len(opened.train), int(opened.train.sum()))
         (None, "is none of wikitext-103-raw, .* and there is no such file or folder"),
         (b"", "is empty"),
         (b"one line only\n", "x.txt has too few lines in its 14 bytes: .* left for validation and test; .* train.txt,"),
-        (b"a\n" * 20, "nothing is left for test; expected more lines"),
-        ("some lines\n".encode("utf-16") * 99, "is not UTF-8 text: byte 0xff at position 0 .it looks like UTF-16"),
-        ("without a mark\n".encode("utf-16-le") * 99, "full of zero bytes .it looks like UTF-16"),
+        ("without a mark\n".encode("utf-16-le") * 99, "full of zero bytes; convert it, if it is UTF-16"),
         (b"\xfe\xff" * 9 + b"\n" * 300, "is not UTF-8 text: byte 0xfe at position 0"),
         (b"text\n" * 10 + b" \n" * 300, "the validation split of x is empty: it has only blank lines"),
     ],
@@ -280,12 +235,10 @@ def test_bad_arguments(folder, bpe, cache, tmp_path):
 
 
 @pytest.mark.parametrize("argument", ["corpus", "tokenizer", "cache", "source"])
-@pytest.mark.parametrize("path", ["s3://bucket/x", "~nobody-here/x"])
-def test_paths_that_are_not_on_this_machine_are_named(folder, bpe, cache, argument, path):
-    corpus = "wikitext-2" if argument == "source" else str(folder)
-    with pytest.raises(SettingError, match=f"^{argument}: {path}"):
-        open_corpus(**{"corpus": corpus, "tokenizer": bpe, "cache": cache} | {argument: path})
-    assert not Path("~nobody-here").exists()
+def test_paths_that_are_not_on_this_machine_are_named(folder, bpe, cache, argument):
+    given = {"corpus": "wikitext-2" if argument == "source" else str(folder), "tokenizer": bpe, "cache": cache}
+    with pytest.raises(SettingError, match=f"^{argument}: s3://bucket/x is an address"):
+        open_corpus(**given | {argument: "s3://bucket/x"})
 
 
 def test_others_can_read_the_cache_as_the_umask_says(folder, bpe, cache):
@@ -297,10 +250,3 @@ def test_others_can_read_the_cache_as_the_umask_says(folder, bpe, cache):
     kept = opened.train.filename.parent
     assert {oct(path.stat().st_mode)[-3:] for path in (kept.parent, kept)} == {"750"}
     assert {oct(path.stat().st_mode)[-3:] for path in kept.iterdir()} == {"640"}
-
-
-def test_manifest_is_a_file_to_read(folder, bpe, cache):
-    opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    written = json.loads((opened.train.filename.parent / "manifest.json").read_text(encoding="utf-8"))
-    assert written == opened.manifest
-    assert written["tokenizer"] == bpe and written["dtype"] == "uint16" and written["vocab_size"] == 300

@@ -27,20 +27,13 @@ SMALL = (
     "--config=configs/wikitext2.py",
     "--config.variants=mlp_softplus",
     "--config.task.seq_len=16",
-    "--config.model.hidden=16",
-    "--config.model.layers=1",
-    "--config.model.head_dim=8",
-    "--config.model.key_dim=8",
-    "--config.model.implementation=parallel",
-    "--config.train.num_seeds=2",
-    "--config.train.num_steps=12",
-    "--config.train.learning_rate=0.01",
-    "--config.train.warmup_steps=2",
-    "--config.train.eval_every=4",
-    "--config.train.checkpoint_every=4",
-    "--config.train.steps_per_dispatch=2",
-    "--config.train.eval_batch_size=16",
-    "--config.train.precision=float32",
+    *(
+        f"--config.model.{name}"
+        for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8", "implementation=parallel")
+    ),
+    *(f"--config.train.{name}" for name in ("num_seeds=2", "num_steps=12", "learning_rate=0.01", "warmup_steps=2")),
+    *(f"--config.train.{name}" for name in ("eval_every=4", "checkpoint_every=4", "steps_per_dispatch=2")),
+    *(f"--config.train.{name}" for name in ("eval_batch_size=16", "precision=float32")),
 )
 
 
@@ -78,6 +71,7 @@ def run(corpus, tmp_path_factory):
     return workdir, out, err
 
 
+@pytest.mark.slow
 def test_what_a_run_says_and_writes(run):
     workdir, out, err = run
     assert "are λ's" in err and "perplexity" in err
@@ -95,6 +89,7 @@ def test_what_a_run_says_and_writes(run):
     assert "validation perplexity" in out and f"{shown:.2f}" in out
 
 
+@pytest.mark.slow
 def test_perplexity_is_over_every_token_once(run):
     """From the checkpoint, window by window, without the code that trains."""
     workdir, *_ = run
@@ -110,6 +105,7 @@ def test_perplexity_is_over_every_token_once(run):
     np.testing.assert_allclose(losses.mean(), curves(workdir)[-1, 1, 1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_going_on_is_exact_to_the_batch(run, corpus, tmp_path):
     """Another process goes on where one was stopped early: it must read the batches that come next, and no other."""
     workdir, *_ = run
@@ -123,6 +119,7 @@ def test_going_on_is_exact_to_the_batch(run, corpus, tmp_path):
     np.testing.assert_array_equal(curves(again), curves(workdir))
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
     """Two over the seeds, two over each batch."""
     workdir, *_ = run
@@ -131,6 +128,7 @@ def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
     np.testing.assert_allclose(curves(tmp_path / "four"), curves(workdir), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
     """One seed, shared out by its batch. (By seed: four devices, in one process.)"""
     workdir, *_ = run
@@ -151,6 +149,7 @@ def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, two)
 
 
+@pytest.mark.slow
 def test_generating_from_a_run(run, tmp_path):
     """On a machine that does not have the text."""
     workdir = tmp_path / "moved"
@@ -166,6 +165,7 @@ def test_generating_from_a_run(run, tmp_path):
     assert done.returncode == 2 and "has levels for 16;" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
     config = read_config(run[0] / "config.json")
     config.variants = "mixer=gated_delta+conv_bias=False,mlp_softplus"
@@ -186,28 +186,18 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
         assert main(["generate", *model, "--prompt= the heron", "--num_tokens=5", "--temperature=0"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    other = tmp_path / "other"
     for arguments, message in (
-        (
-            [f"--variant={first}", f"--out={tmp_path / 'mine'}"],
-            "mine holds a tokenizer.json already: expected another folder",
-        ),
-        (
-            [f"--variant={second}", f"--out={tmp_path / 'other'}"],
-            "settings have mixer='log_linear', lam='mlp_softplus'",
-        ),
-        (
-            [f"--variant={first}", "--architecture=Llama", f"--out={tmp_path / 'other'}"],
-            "architecture is 'Llama': expected",
-        ),
+        ([f"--variant={second}", f"--out={other}"], "settings have mixer='log_linear', lam='mlp_softplus'"),
+        ([f"--variant={first}", "--architecture=Llama", f"--out={other}"], "architecture is 'Llama': expected"),
         ([f"--variant={first}", f"--out={workdir}"], "run holds a config.json already: expected another folder"),
     ):
         assert main([*export, *arguments]) == 2
         error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1 and not (tmp_path / "other").exists()
+        assert message in error and error.count("\n") == 1 and not other.exists()
 
 
+@pytest.mark.slow
 def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
     workdir, *_ = run
     shutil.copytree(workdir, tmp_path / "run")
@@ -222,6 +212,7 @@ def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
         training.run(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     """To another folder, under another name, with the tokenizer and the cache, where the locale has ASCII alone; the run can be
     read from there afterwards."""
@@ -254,12 +245,12 @@ def test_settings_are_checked_before_the_text_is_read(tmp_path):
         build(config, "linear")
 
 
-def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe):
+def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
     flags = f"--config.task.corpus={tmp_path / 'none.txt'}", f"--config.task.tokenizer={bpe}"
-    process = start(tmp_path / "run", *flags)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and "none.txt" in err and len(err.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
+    assert main(["train", *SMALL, *flags, f"--workdir={tmp_path / 'run'}"]) == 2
+    err = capsys.readouterr().err
+    assert "none.txt" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
@@ -274,16 +265,20 @@ def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
         build(config, "linear")
 
 
-def test_a_test_split_shorter_than_the_window(bpe, tmp_path, monkeypatch):
-    """Has no losses at the later positions; the run is finished, and stays so."""
+def test_a_run_whose_test_split_is_shorter_than_the_window(bpe, tmp_path, monkeypatch, capsys):
+    """It has no losses at the later positions; the run is finished, stays so, and is read back."""
     monkeypatch.chdir(ROOT)
-    text = make_text(150)
+    text, workdir = make_text(150), tmp_path / "run"
     for split, part in (("train", text), ("valid", text), ("test", text[:60])):
         (tmp_path / f"{split}.txt").write_text(part, encoding="utf-8")
-    config = tmp_path, f"--config.task.tokenizer={bpe}", f"--config.task.cache={tmp_path / 'cache'}"
-    given = "train", *SMALL, "--config.task.seq_len=128", f"--config.task.corpus={config[0]}", *config[1:]
+    given = f"--config.task.tokenizer={bpe}", f"--config.task.cache={tmp_path / 'cache'}", "--config.train.num_steps=4"
+    given += "--config.task.seq_len=128", f"--config.task.corpus={tmp_path}"
     for _ in range(2):
-        assert main([*given, "--config.train.num_steps=4", f"--workdir={tmp_path / 'run'}"]) == 0
-    outcome = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["variants"]["mlp_softplus"]
+        assert main(["train", *SMALL, *given, f"--workdir={workdir}"]) == 0
+        out, err = capsys.readouterr()
+        assert "validation perplexity" in out
+    outcome = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))["variants"]["mlp_softplus"]
     assert list(outcome["test_loss_from_position"]) == ["0", "1", "2", "4", "8", "16"]
     assert all(np.isfinite(losses).all() for losses in outcome["test_loss_from_position"].values())
+    np.testing.assert_allclose(outcome["best_loss"], curves(workdir)[:, 1].min(axis=0), rtol=1e-6)
+    assert load_run(workdir).params(1, "last").keys() == {"params"}

@@ -17,7 +17,7 @@ import pytest
 
 from loglinear_jax.text import CorpusError, downloads, open_corpus
 from loglinear_jax.text.files import SPLITS
-from loglinear_jax.text.sources import WIKITEXT, wikitext_files
+from loglinear_jax.text.sources import wikitext_files
 from tests.text.conftest import without_blank
 
 
@@ -56,8 +56,14 @@ def refusal(*args, **kwargs):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("write", [write_plain, write_zip, write_parquet])
-@pytest.mark.parametrize(("name", "suffix"), [("wikitext-103-raw", "raw"), ("wikitext-2", "tokens")])
+@pytest.mark.parametrize(
+    ("write", "name", "suffix"),
+    [
+        (write_plain, "wikitext-2", "tokens"),
+        (write_zip, "wikitext-103-raw", "raw"),
+        (write_parquet, "wikitext-2", "tokens"),
+    ],
+)
 def test_sources(tmp_path, texts, bpe, write, name, suffix):
     folder = tmp_path / "files"
     folder.mkdir()
@@ -88,11 +94,7 @@ def test_sources_that_lack_something(tmp_path, texts, bpe):
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:],
-        lambda data: data[:60] + bytes(30) + data[90:],
-    ],
+    [lambda data: data[: len(data) // 2], lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:]],
 )
 def test_a_damaged_zip_is_named(tmp_path, texts, bpe, damage):
     write_zip(tmp_path, texts, "wikitext-2", "tokens")
@@ -155,13 +157,6 @@ def test_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeyp
     assert not list((tmp_path / "cache").glob("wikitext-2-*/manifest.json"))
 
 
-def test_download_that_is_not_there(tmp_path, bpe, monkeypatch):
-    with server(tmp_path) as address:
-        use_server(monkeypatch, address, b"")
-        message = refusal(tmp_path, bpe)
-    assert "can't be downloaded" in message and "404" in message and "give the folder as `source`" in message
-
-
 @pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
 def test_no_network(tmp_path, bpe, monkeypatch, silent):
     with socket.socket() as bound:
@@ -173,10 +168,7 @@ def test_no_network(tmp_path, bpe, monkeypatch, silent):
         assert "Without a network, fetch wikitext-2-v1.zip elsewhere" in refusal(tmp_path, bpe)
 
 
-def test_published_checksums():
-    assert len({sha256 for _, sha256 in downloads.WIKITEXT_ARCHIVES.values()}) == len(WIKITEXT) == 4
-
-
+@pytest.mark.slow
 def test_no_tensorflow():
     code = "import sys, loglinear_jax.text, tensorflow_datasets; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,10 +1,8 @@
 import contextlib
 import hashlib
 import http.server
-import json
 import socket
 import threading
-from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
@@ -49,19 +47,13 @@ def test_no_tokenizer_of_that_name(name):
     ("files", "message"),
     [
         ({}, "holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"),
-        ({"vocab.json": b"{}"}, "holds no tokenizer"),
         ({"tokenizer.json": b"{}"}, "tokenizer.json can't be read as a tokenizer"),
-        ({"tokenizer.json": b'{"version": "1.0", "mod'}, "tokenizer.json can't be read as a tokenizer"),
         ({"tokenizer.json": b""}, "tokenizer.json is empty"),
         ({"tokenizer.json": b"\x89PNG\r\n\x1a\n"}, "tokenizer.json is not UTF-8 text: byte 0x89 at position 0"),
         ({"tokenizer.json": None}, "tokenizer.json is not a file"),
         ({"vocab.json": b"[]", "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
-        ({"vocab.json": b'{"a": ', "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
-        ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary of .* is empty"),
+        ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary is empty"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b""}, "merges.txt is empty"),
-        ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
-        ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"\xff"}, "merges.txt is not UTF-8 text"),
-        ({"vocab.json": b'{"a": 0}', "merges.txt": None}, "merges.txt is not a file"),
     ],
 )
 def test_broken_files_are_named_in_one_line(tmp_path, files, message):
@@ -95,16 +87,6 @@ def test_a_tokenizer_that_does_not_return_a_text_is_refused(bpe, normalizer, pre
         check_returned(tokenizer, [text], [tokenizer.encode(text).ids], name="x", where="the split y")
 
 
-def test_a_vocabulary_without_the_bytes_of_a_letter_is_refused(bpe):
-    vocab = json.loads((Path(bpe) / "vocab.json").read_text(encoding="utf-8"))
-    few = {entry: i for i, entry in enumerate(entry for entry in vocab if entry.isascii())}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(few, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    with pytest.raises(CorpusError, match="'the heron ñandú' in y comes back as 'theheronand'"):
-        check_returned(tokenizer, ["the heron ñandú"], [tokenizer.encode("the heron ñandú").ids], name="x", where="y")
-
-
 def test_what_differs_in_code_points_alone_is_returned(bpe):
     tokenizer = load_tokenizer(bpe)
     tokenizer.normalizer = tokenizers.normalizers.NFC()
@@ -112,12 +94,6 @@ def test_what_differs_in_code_points_alone_is_returned(bpe):
     ids = tokenizer.encode(piece).ids
     assert tokenizer.decode(ids) == "the é \n" != piece
     check_returned(tokenizer, [piece], [ids], name="x", where="y")
-
-
-def test_special_tokens_written_in_a_text_are_returned(bpe):
-    tokenizer = load_tokenizer(bpe)
-    tokenizer.add_special_tokens(["<unk>"])
-    check_returned(tokenizer, ["the <unk> heron"], [tokenizer.encode("the <unk> heron").ids], name="x", where="y")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loglinear_jax.text import CorpusError, SeedBatches, evaluation_windows
@@ -26,16 +26,17 @@ def test_batches_are_windows_and_the_tokens_after_them():
     assert not (batch["tokens"][..., 0] % 10).any()
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 12), st.integers(0, 2**32 - 1))
 def test_every_epoch_is_a_permutation_of_all_whole_windows(num_tokens, seq_len, offset, seed):
     num_windows = max(0, num_tokens - offset) // seq_len
-    settings = dict(seq_len=seq_len, target_offset=offset, batch_size=1, seeds=[seed])
+    given = dict(seq_len=seq_len, target_offset=offset, batch_size=1, seeds=[seed])
     tokens = np.arange(num_tokens)
     if not num_windows:
         with pytest.raises(CorpusError, match=f"seq_len={seq_len}: {num_tokens} tokens make 0 windows"):
-            SeedBatches(tokens, **settings)
+            SeedBatches(tokens, **given)
         return
-    batches = SeedBatches(tokens, **settings)
+    batches = SeedBatches(tokens, **given)
     for epoch in range(2):
         seen = [batches[epoch * num_windows + step]["tokens"][0, 0] for step in range(num_windows)]
         np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(num_windows * seq_len))
@@ -59,8 +60,7 @@ def test_a_seed_does_not_depend_on_the_others():
     assert same({key: value[2:] for key, value in together[11].items()}, alone[11])
 
 
-@pytest.mark.parametrize("first", [0, 3, 40])
-@pytest.mark.parametrize("num_prefetch", [0, 2])
+@pytest.mark.parametrize(("first", "num_prefetch"), [(0, 2), (40, 0), (40, 2)])
 def test_iterate_begins_anywhere(first, num_prefetch):
     batches = SeedBatches(TOKENS, **SETTINGS)
     for step, batch in zip(range(first, first + 30), batches.iterate(first, num_prefetch), strict=False):
@@ -84,17 +84,10 @@ def test_iterators_go_on_from_a_state():
     other.close()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"seq_len": 300}, "seq_len=300: 1003 tokens make 3 windows with targets 1 later, fewer than batch_size=4"),
-        ({"seq_len": 0}, "seq_len=0: expected at least 1"),
-        ({"target_offset": -1}, "target_offset=-1: expected 0 or more"),
-    ],
-)
-def test_impossible_batches(settings, message):
+def test_too_few_windows_for_a_batch():
+    message = "seq_len=300: 1003 tokens make 3 windows with targets 1 later, fewer than batch_size=4"
     with pytest.raises(CorpusError, match=message):
-        SeedBatches(TOKENS, **SETTINGS | settings)
+        SeedBatches(TOKENS, **SETTINGS | {"seq_len": 300})
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 12), st.one_of(st.none(), st.integers(1, 5)))
