@@ -93,11 +93,9 @@ def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--length=300"], "has 300 tokens: expected at least 301, for 1 window"),
         (["--length=50", "--windows=6"], "has 300 tokens: expected at least 301, for 6 window"),
         (["--length=65"], "65 tokens in a window: the model's λ, linear, has levels for 64; .*a smaller --length"),
         (["--text=none.txt"], "--text: none.txt can't be read: No such file"),
-        (["--length=0"], "argument --length: expected a whole number from 1 on, got '0'"),
     ],
 )
 def test_what_does_not_fit_is_one_line(files, arguments, message, capsys):

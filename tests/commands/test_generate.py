@@ -187,21 +187,13 @@ def test_a_folder_without_a_tokenizer_says_what_to_give(folder, capsys):
     ("arguments", "message"),
     [
         (["--model={folder}", "--variant=x"], "--variant is of a run, and has no meaning with --model"),
-        (["--model={folder}", "--workdir=x"], "argument --workdir: not allowed with argument --model"),
-        (["--model="], "--model: model is '': expected a folder with config.json, or owner/name"),
-        (["--model=" + 300 * "a"], "--model: model 'a*… can't be read: .*File name too long"),
         (["--workdir={folder}", "--go_on"], "--go_on is of a --model: a run's text has no end"),
-        ([], "one of the arguments --workdir --model is required"),
         (["--workdir={folder}", "--tokenizer=x"], "--tokenizer is of a --model: a run has its own"),
-        (
-            ["--model={folder}/config.json"],
-            "--model: .*config.json is not a folder: expected one with config.json, or owner/name",
-        ),
+        (["--model={folder}/config.json"], "--model: .*config.json is not a folder: expected one with config.json, or"),
         (
             ["--model={folder}", "--tokenizer={folder}/../large"],
             "has ids up to 19: expected at most 18, as in the model",
         ),
-        (["--model={folder}/../large"], "--model: .*config.json is missing"),
         (
             ["--model={folder}", "--num_tokens=64"],
             "65 tokens, prompt included: the model's λ, linear, has levels for 64",

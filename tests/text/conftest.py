@@ -5,28 +5,7 @@ import random
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
-WORDS = [
-    "the",
-    "of",
-    "heron",
-    "river",
-    "north",
-    "built",
-    "in",
-    "1887",
-    "é",
-    "ñandú",
-    "東京",
-    "bridge",
-    "was",
-    "opened",
-    ";",
-    "@-@",
-    ",",
-    ".",
-    "<unk>",
-    "state",
-]
+WORDS = "the of heron river north built in 1887 é ñandú 東京 bridge was opened ; @-@ , . <unk> state".split()  # noqa: SIM905
 
 
 def make_text(num_lines, seed=0):

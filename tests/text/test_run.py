@@ -272,7 +272,7 @@ def test_a_run_whose_test_split_is_shorter_than_the_window(bpe, tmp_path, monkey
     for split, part in (("train", text), ("valid", text), ("test", text[:60])):
         (tmp_path / f"{split}.txt").write_text(part, encoding="utf-8")
     given = f"--config.task.tokenizer={bpe}", f"--config.task.cache={tmp_path / 'cache'}", "--config.train.num_steps=4"
-    given += "--config.task.seq_len=128", f"--config.task.corpus={tmp_path}"
+    given += "--config.task.seq_len=64", f"--config.task.corpus={tmp_path}"
     for _ in range(2):
         assert main(["train", *SMALL, *given, f"--workdir={workdir}"]) == 0
         out, err = capsys.readouterr()
