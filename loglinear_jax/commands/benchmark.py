@@ -17,26 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from loglinear_jax.benchmarks import attention, lam, language_model, tiles, training
 
     parsers = parser.add_subparsers(metavar="benchmark", required=True)
-    for name, module in {
-        "attention": attention,
-        "lam": lam,
-        "language": language_model,
-        "training": training,
-        "tiles": tiles,
-    }.items():
+    modules = {"attention": attention, "lam": lam, "language": language_model, "training": training, "tiles": tiles}
+    for name, module in modules.items():
         own = parsers.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(own)
         own.set_defaults(measure=module.run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from loglinear_jax.settings import SettingError
-
     if getattr(args, "output", None) is not None:
         if not args.output.name:
             raise BadInput(f"--output: {args.output} is a folder, expected a file's name without .json")
         check_writable(args.output.parent, "--output")
-    try:
-        return args.measure(args)
-    except SettingError as error:
-        raise BadInput(error) from error
+    return args.measure(args)

@@ -41,38 +41,28 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.evaluate import check_windows, perplexity, perplexity_by_position, window_losses
     from loglinear_jax.progress import progress_bar
     from loglinear_jax.provenance import origin
-    from loglinear_jax.runs.errors import NoReadableCheckpoint
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
     from loglinear_jax.text.tokenizer import check_returned
 
     quiet_libraries()
     text = read_text(args.text, "--text")
-    try:
-        model, params, tokenizer, _ = load_trained(args)
-        encoded = tokenizer.encode(text, add_special_tokens=False).ids
-        check_returned(
-            tokenizer, [text], [encoded], name=str(args.tokenizer or args.model or args.workdir), where=str(args.text)
-        )
-        ids = np.asarray(encoded, np.int32)
-        if len(ids) < 2:
-            raise SettingError(f"--text: {args.text} has {len(ids)} tokens: expected at least 2")
-        length = args.length or min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST)
-        num = args.windows or max((len(ids) - 1) // length, 1)
-        if len(ids) <= num * length:
-            raise SettingError(
-                f"--text: {args.text} has {len(ids):,} tokens: expected at least {num * length + 1:,}, for {num} window(s) of "
-                f"{length:,}"
-            )
-        # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
-        windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
-        check_windows(model, windows)
-        if args.out is not None:
-            check_folder(args.out, "--out")
-        with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
-            losses = window_losses(model, params, windows, bar.update)
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
+    model, params, tokenizer, _ = load_trained(args)
+    encoded = tokenizer.encode(text, add_special_tokens=False).ids
+    name = str(args.tokenizer or args.model or args.workdir)
+    check_returned(tokenizer, [text], [encoded], name=name, where=str(args.text))
+    ids = np.asarray(encoded, np.int32)
+    length = args.length or max(min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST), 1)
+    num = args.windows or max((len(ids) - 1) // length, 1)
+    if len(ids) <= num * length:
+        expected = f"expected at least {num * length + 1:,}, for {num} window(s) of {length:,}"
+        raise BadInput(f"--text: {args.text} has {len(ids):,} tokens: {expected}")
+    # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
+    windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
+    check_windows(model, windows)
+    if args.out is not None:
+        check_folder(args.out, "--out")
+    with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
+        losses = window_losses(model, params, windows, bar.update)
     spans, whole = perplexity_by_position(losses), perplexity(losses)
     subject = f"{args.model or args.workdir}, {args.text.name}, {num} window(s) of {length:,} tokens"
     rows = [(_range(span), _perplexity(span), _interval(span)) for span in spans]

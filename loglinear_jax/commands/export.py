@@ -29,14 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.fenwick import num_levels
     from loglinear_jax.hub import export_params, save_model
     from loglinear_jax.hub.folders import CONFIG
-    from loglinear_jax.runs.errors import NoReadableCheckpoint
-    from loglinear_jax.settings import SettingError
 
     quiet_libraries()
-    try:
-        model, params, tokenizer, _ = trained_of_run(args)
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
+    model, params, tokenizer, _ = trained_of_run(args)
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         longest = model.settings.max_length

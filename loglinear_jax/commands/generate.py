@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loglinear_jax.command_line import BadInput, number, path, read_text, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
@@ -54,68 +56,47 @@ def _sampling_seed(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from loglinear_jax.generate import stream
-    from loglinear_jax.runs.errors import NoReadableCheckpoint
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.text.tokenizer import tokenizer_size
 
     stop = None if args.stop is None else _unicode("stop", args.stop)
     texts = [_unicode("prompt", text) for text in args.prompt or []]
     texts = texts or [read_text(file, "--prompt_file") for file in args.prompt_file]
+    if args.go_on and args.model is None:
+        raise BadInput("--go_on is of a --model: a run's text has no end")
 
     quiet_libraries()
-    try:
-        if args.go_on and args.model is None:
-            raise SettingError("--go_on is of a --model: a run's text has no end")
-        model, params, tokenizer, stops = load_trained(args, stops=not args.go_on)
-        stops = [*stops]
-        if stop is not None:
-            stops += _only_token(tokenizer, stop)
-        prompts = [_ids(tokenizer, text) for text in texts]
-        go_on = functools.partial(
-            stream,
-            model,
-            params,
-            num_tokens=args.num_tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            seed=args.seed,
-            stop_token=stops,
-            num_ids=min(tokenizer_size(tokenizer), model.settings.vocab_size),
-        )
-        if len(prompts) == 1:
-            _print_one(texts[0], prompts[0], tokenizer, go_on)
-        else:
-            after = _tokens_after(prompts, go_on, stops)
-            of_prompts = zip(texts, prompts, after, strict=True)
-            print("\n\n".join(text + _text_after(tokenizer, prompt, ids) for text, prompt, ids in of_prompts))
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
+    model, params, tokenizer, ends = load_trained(args, stops=not args.go_on)
+    stops = [*ends]
+    if stop is not None:
+        stops += (of_stop := tokenizer.encode(stop, add_special_tokens=False).ids)
+        if len(of_stop) != 1:
+            raise BadInput(f"--stop: {stop!r} is {len(of_stop)} tokens: expected a text that is one")
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    if not all(prompts):
+        raise BadInput("--prompt is empty: expected some text to go on from")
+    go_on = functools.partial(
+        stream,
+        model,
+        params,
+        num_tokens=args.num_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        stop_token=stops,
+        num_ids=min(tokenizer_size(tokenizer), model.settings.vocab_size),
+    )
+    if len(prompts) == 1:
+        _print_one(texts[0], prompts[0], tokenizer, go_on)
+    else:
+        after = _tokens_after(prompts, go_on, stops)
+        of_prompts = zip(texts, prompts, after, strict=True)
+        print("\n\n".join(text + _text_after(tokenizer, prompt, ids) for text, prompt, ids in of_prompts))
     return 0
-
-
-def _ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    from loglinear_jax.config import ConfigError
-
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    if not ids:
-        raise ConfigError("prompt is empty: expected some text to go on from")
-    return ids
-
-
-def _only_token(tokenizer: Tokenizer, text: str) -> list[int]:
-    from loglinear_jax.config import ConfigError
-
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if len(ids) != 1:
-        raise ConfigError(f"stop={text!r} is {len(ids)} tokens: expected a text that is one")
-    return ids
 
 
 def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Callable[..., Iterator]) -> None:
     """The text and what follows it, token by token."""
-    import numpy as np
-
     from loglinear_jax.text.tokenizer import text_after
 
     tokens = go_on(np.asarray([prompt]))
@@ -138,9 +119,7 @@ def _tokens_after(
     prompts: Sequence[Sequence[int]], go_on: Callable[..., Iterator], stops: Sequence[int]
 ) -> list[list[int]]:
     """Of each prompt, until it stops; prompts of one length together."""
-    import numpy as np
-
-    after = [[] for _ in prompts]
+    after: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):
         rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
         for tokens in go_on(np.asarray([prompts[row] for row in rows])):

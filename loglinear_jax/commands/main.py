@@ -1,9 +1,9 @@
 """The command `loglinear_jax`: finds the file beside this one that the first argument names, and runs it.
 
 A command is a file here with HELP (a line), `add_arguments(parser)` and `run(args)`, which returns the exit code and raises
-BadInput or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these functions, so that
-`loglinear_jax --help` is quick. With TAKES_CONFIG it takes --config and --config.section.setting, which are set aside as
-`args.config_arguments`; `more_help(config_arguments)` is what its help then ends with.
+BadInput, SettingError or Failed; and EXTRA, if it needs more than the extra `train`. It imports JAX only inside these
+functions, so that `loglinear_jax --help` is quick. With TAKES_CONFIG it takes --config and --config.section.setting, which are
+set aside as `args.config_arguments`; `more_help(config_arguments)` is what its help then ends with.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from loglinear_jax.command_line import (
     one_line,
     split_arguments,
 )
+from loglinear_jax.settings import SettingError
 
 
 def find_commands() -> dict[str, ModuleType]:
@@ -74,9 +75,9 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         args = parser.parse_args(others)
         args.called, args.config_arguments = [*called.split(), *argv], config_arguments
         return args.run(args)
-    except (BadInput, Failed) as error:
+    except (BadInput, SettingError, Failed) as error:
         print(f"{name}:", one_line(error), file=sys.stderr)
-        return BAD_INPUT if isinstance(error, BadInput) else FAILED
+        return FAILED if isinstance(error, Failed) else BAD_INPUT
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -89,22 +90,3 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
             raise
         print(f"{name}: {hint}", file=sys.stderr)
         return BAD_INPUT
-    except (AssertionError, RuntimeError):
-        problem = _why_no_device()
-        if problem is None:
-            raise
-        print(f"{name}:", one_line(problem), file=sys.stderr)
-        return BAD_INPUT
-
-
-def _why_no_device() -> str | None:
-    """What JAX was told to use, if it finds no device of that; of which it says nothing, or less, where it is first used."""
-    jax = sys.modules.get("jax")
-    if jax is None or not jax.config.jax_platforms:
-        return None
-    try:
-        jax.devices()
-    except (AssertionError, RuntimeError) as error:
-        why = f" ({error})" if str(error) else ""
-        return f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such device here{why}: expected another, such as cpu"
-    return None

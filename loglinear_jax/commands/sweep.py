@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.sweep.grid import read_grid
     from loglinear_jax.sweep.states import State, Tracked, track
     from loglinear_jax.sweep.supervise import counts, end_report, supervise
@@ -68,28 +67,25 @@ def run(args: argparse.Namespace) -> int:
         import loglinear_jax.analysis.report  # noqa: F401  # if something is missing for it, that shows before training
     if os.getcwd() not in sys.path:  # as for run.py, so that variants of modules in this folder are found
         sys.path.insert(0, os.getcwd())
-    try:
-        grid = read_grid(args.file)
-        variants = track(grid, grid.only(args.only), args.out, changes)
-        if args.list:
-            _print_list(variants, commands=args.list == "commands")
-            print(counts(variants))
-            return 0
-        missing = [one for one in variants if one.state not in (State.FINISHED, State.WAITING)]
-        jobs = _jobs(args, missing) if missing else None
-        check_folder(args.out, "--out")
-        if args.report is not None:
-            check_folder(args.report, "--report")
-        for one in variants:
-            if one.state is State.FINISHED:
-                one.why = one.of.keep()
+    grid = read_grid(args.file)
+    variants = track(grid, grid.only(args.only), args.out, changes)
+    if args.list:
+        _print_list(variants, commands=args.list == "commands")
+        print(counts(variants))
+        return 0
+    missing = [one for one in variants if one.state not in (State.FINISHED, State.WAITING)]
+    jobs = _jobs(args, missing) if missing else None
+    check_folder(args.out, "--out")
+    if args.report is not None:
+        check_folder(args.report, "--report")
+    for one in variants:
+        if one.state is State.FINISHED:
+            one.why = one.of.keep()
 
-        def track_again(waiting: Tracked) -> list[Tracked]:
-            return track(grid, [cell for cell in grid.cells if cell.name == waiting.of.cell.name], args.out, changes)
+    def track_again(waiting: Tracked) -> list[Tracked]:
+        return track(grid, [cell for cell in grid.cells if cell.name == waiting.of.cell.name], args.out, changes)
 
-        stopped = jobs is not None and supervise(variants, jobs, track_again)
-    except SettingError as error:
-        raise BadInput(error) from error
+    stopped = jobs is not None and supervise(variants, jobs, track_again)
     print(end_report(variants))
     finished = [one for one in variants if one.state is State.FINISHED]
     if args.report is not None and finished and not stopped:

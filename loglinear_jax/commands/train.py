@@ -16,8 +16,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loglinear_jax.command_line import INTERRUPTED, BadInput, Failed, path, size, whole_number
+from loglinear_jax.command_line import INTERRUPTED, BadInput, path, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries, show_log
+from loglinear_jax.settings import SettingError
 
 if TYPE_CHECKING:
     from loglinear_jax.runs.folders import RunFolder
@@ -51,30 +52,24 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main, leave_without_others
     from loglinear_jax.runs import run as train
-    from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.runs.folders import RunFolder
-    from loglinear_jax.settings import SettingError
 
+    chosen = read_config_arguments(args.config_arguments)
+    _join_others(args)
+    workdir = args.workdir or Path("runs") / chosen.name
+    if not RunFolder(workdir).config_file.exists():  # a run goes on with what it was started with
+        check_effects(chosen.config, chosen.given)
+    quiet_libraries()
+    show_log(log, is_main())
+    called = [argument for argument in args.called if not argument.startswith("--only")]
     try:
-        chosen = read_config_arguments(args.config_arguments)
-        _join_others(args)
-        workdir = args.workdir or Path("runs") / chosen.name
-        if not RunFolder(workdir).config_file.exists():  # a run goes on with what it was started with
-            check_effects(chosen.config, chosen.given)
-        quiet_libraries()
-        show_log(log, is_main())
-        called = [argument for argument in args.called if not argument.startswith("--only")]
         result = train(chosen.config, workdir, called, args.only)
         if result.interrupted_at is None and is_main():
             print(outcome_table(result.summary.variants))
             _draw_curves(RunFolder(workdir), again=result.trained)
-    except (SettingError, NoReadableCheckpoint) as error:
-        raise BadInput(error) from error
-    except RunFailed as error:
-        leave_without_others()
-        raise Failed(error) from error
-    except Exception:
-        leave_without_others()
+    except Exception as error:
+        if not isinstance(error, (BadInput, SettingError)):  # which all processes raise
+            leave_without_others()
         raise
     if result.interrupted_at is not None:
         log.info("Stopped. Saved to %s; the same command goes on from there.", result.interrupted_at)

@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loglinear_jax.command_line import path, whole_number
+from loglinear_jax.command_line import BadInput, path, whole_number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,13 +53,12 @@ def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:
     """By --workdir, --variant and --model_seed, or by --model; with --extend_lam for sequences of any length. stops: with the
     ids of which the config of a --model says that a text ends there.
 
-    Raises SettingError or NoReadableCheckpoint where one is not there, or they do not fit together.
+    Raises BadInput or SettingError where one is not there, or they do not fit together.
     """
     from loglinear_jax.models import LanguageModel
-    from loglinear_jax.settings import SettingError
 
     if args.model is None and args.tokenizer is not None:
-        raise SettingError("--tokenizer is of a --model: a run has its own")
+        raise BadInput("--tokenizer is of a --model: a run has its own")
     trained = trained_of_run(args) if args.model is None else _of_others(args, stops)
     if not args.extend_lam:
         return trained
@@ -70,38 +69,36 @@ def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:
 
 def trained_of_run(args: argparse.Namespace) -> Trained:
     """By --workdir, --variant and --model_seed. Raises what `load_trained` raises."""
-    from loglinear_jax.config import ConfigError
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.text import load_tokenizer
 
     run = load_run(args.workdir, args.variant)
     if not isinstance(run.model, LanguageModel):
-        raise ConfigError(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
+        raise BadInput(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
     tokenizer = load_tokenizer(str(run.workdir))
     model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
     if model_seed not in run.seeds:
-        raise ConfigError(f"model_seed={model_seed} is not in this run, which has {run.seeds}")
+        raise BadInput(f"--model_seed={model_seed} is not in this run, which has {run.seeds}")
     return Trained(run.model, run.params(model_seed), tokenizer)
 
 
 def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
     from loglinear_jax.hub.folders import find_folder, load_model, stop_tokens
     from loglinear_jax.models import LanguageModel
-    from loglinear_jax.settings import SettingError
     from loglinear_jax.text import CorpusError, load_tokenizer
     from loglinear_jax.text.tokenizer import holds_tokenizer, tokenizer_size
     from pallas_kernels import runs_on_gpu
 
     for name in ("variant", "model_seed"):
         if getattr(args, name) is not None:
-            raise SettingError(f"--{name} is of a run, and has no meaning with --model")
+            raise BadInput(f"--{name} is of a run, and has no meaning with --model")
     try:
         folder, root = find_folder(args.model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")
         ends = stop_tokens(folder, settings.vocab_size) if stops else ()
     except ValueError as error:
-        raise SettingError(f"--model: {error}") from error
+        raise BadInput(f"--model: {error}") from error
     own = root if holds_tokenizer(root) and not holds_tokenizer(folder) else folder
     where = str(own) if args.tokenizer is None else args.tokenizer
     try:
@@ -110,7 +107,7 @@ def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
         raise CorpusError(f"{error}{'; or give another as --tokenizer' * (args.tokenizer is None)}") from error
     if (ids := tokenizer_size(tokenizer)) > settings.vocab_size:
         most = settings.vocab_size - 1
-        raise SettingError(
+        raise BadInput(
             f"--tokenizer: that of {where} has ids up to {ids - 1:,}: expected at most {most:,}, as in the model"
         )
     if ids < ENOUGH_IDS * settings.vocab_size:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from loglinear_jax.command_line import BadInput, Failed
 
-class RunFailed(Exception):
+
+class RunFailed(Failed):
     """The machine did not let a run, or its report, go on; the message is one line. The same command goes on once that is
     mended."""
 
 
-class NoReadableCheckpoint(Exception):
+class NoReadableCheckpoint(BadInput):
     """Checkpoints exist, but none can be read; the message is one line."""
 
 

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import jax
 import pytest
 
 import loglinear_jax
@@ -163,26 +162,6 @@ def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch):
         main(["--help"])
     sys.stdout.flush()
     assert ended.value.code == 0 and b"attention with adaptive ?: experiments" in sys.stdout.buffer.getvalue()
-
-
-@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")], ids=str)
-def test_a_platform_without_a_device_is_named(error, monkeypatch, capsys):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(train, "run", fail)
-    with pytest.raises(type(error)):  # it has to do with no platform
-        main(["train"])
-    monkeypatch.setattr(jax, "devices", fail)
-    before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", "cuda")
-    try:
-        assert main(["train"]) == 2
-    finally:
-        jax.config.update("jax_platforms", before)
-    why = f" ({error})" if str(error) else ""
-    line = f"JAX_PLATFORMS=cuda: JAX finds no such device here{why}: expected another, such as cpu\n"
-    assert capsys.readouterr().err == f"loglinear_jax train: {line}"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
