@@ -19,17 +19,17 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import importlib
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, power_of_two, size, whole_number
 from loglinear_jax.fenwick import num_levels
@@ -40,12 +40,12 @@ from loglinear_jax.ops import (
     log_linear_attention,
     log_linear_delta_attention,
 )
-from loglinear_jax.ops.log_linear.api import Implementation
 from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.attention.tiles import choose_tiles
 from pallas_kernels.common.tiles import tile_for
 
-PRESETS = {
+HELP = "time and memory of the attention against T, beside peers"
+PRESETS: dict[str, dict[str, Any]] = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
@@ -54,20 +54,19 @@ PRESETS = {
     "delta_recall": dict(batch=1536, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32", delta=True),
     "delta_recall64": dict(batch=1536, heads=1, groups=1, key_dim=64, value_dim=64, dtype="float32", delta=True),
 }
-HELP = "time and memory of the attention against T, beside peers"
-
 # Inputs take turns until they have at least this many bytes, more than any GPU's cache.
 ROTATED_BYTES, MAX_SETS = 256 << 20, 6
 MAX_SCORES = 1 << 26
 GROWTH = 4
+# Where errors of peers come from, by the start of a module's name.
+PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
 
 
 class Skip(Exception):
     """Why a peer cannot be timed here."""
 
 
-# Where errors of peers come from, by the start of a module's name.
-PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
+# --- Inputs -----------------------------------------------------------------------------------------------------------
 
 
 def shape_of(preset: dict, length: int) -> dict[str, tuple[int, ...]]:
@@ -98,86 +97,107 @@ def moved_bytes(preset: dict, length: int) -> tuple[int, int]:
     """(forward, forward + backward): bytes of inputs and outputs, each moved once for each pass that needs it."""
     sizes = {name: int(np.prod(shape)) for name, shape in shape_of(preset, length).items()}
     width = jnp.dtype(preset["dtype"]).itemsize
-    inputs = width * (sizes["q"] + sizes["k"] + sizes["v"]) + 4 * (
-        sizes["log_decay"] + sizes["lam"] + sizes.get("beta", 0)
-    )
+    inputs = width * (sizes["q"] + sizes["k"] + sizes["v"])
+    inputs += 4 * (sizes["log_decay"] + sizes["lam"] + sizes.get("beta", 0))
     output = width * sizes["v"]
     return inputs + output, (inputs + output) + (2 * inputs + output)
 
 
-# --- Peers in JAX -----------------------------------------------------------------------------------------------------
+# --- Peers ------------------------------------------------------------------------------------------------------------
 
 
-def flash(q, k, v, log_decay, lam):
+class Peer(NamedTuple):
+    """What is timed: its name in a figure, with a colour (Okabe and Ito's, safe for the colour-blind) and a marker.
+
+    call: of the arrays of `draw_inputs` but the cotangent; None of flash-linear-attention, which is in torch. chunked: whether
+    it takes a chunk_size. delta: whether it is of the delta rule."""
+
+    label: str
+    colour: str
+    marker: str
+    call: Callable | None = None
+    chunked: bool = False
+    delta: bool = False
+
+
+def _flash(q, k, v, log_decay, lam):
     """Causal softmax attention with the values' head dim: q and k of the same size stand for ours."""
-    del q, k, log_decay, lam
     return jax.nn.dot_product_attention(v, jnp.flip(v, 1), v, is_causal=True, implementation="cudnn")
 
 
-def gated_linear(q, k, v, log_decay, lam, **settings):
-    del lam
-    return gated_linear_attention(q, k, v, log_decay, **settings)
-
-
-def jla(q, k, v, log_decay, lam):
-    del lam
-    try:
-        from jla.ops.mosaic_gpu.scalar_gate import simple_gla
-    except ImportError as error:
-        raise Skip(str(error)) from error
-    return simple_gla(q, k, v, log_decay, scale=1.0)[0]
-
-
-def triton(q, k, v, log_decay, lam):
+def _triton(q, k, v, log_decay, lam):
     tiles = choose_tiles(q.shape[1], tile_for(q.shape[3]), v.shape[3], q.dtype)
     return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
 
 
-def log_linear_delta(q, k, v, log_decay, lam, beta, **settings):
+def _jla(module: str, function: str, q, k, v, log_decay, lam, *beta):
+    """A function of jax-linear-attention."""
+    try:
+        found = getattr(importlib.import_module(f"jla.ops.mosaic_gpu.{module}"), function)
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    return found(q, k, v, log_decay, *beta, scale=1.0)[0]
+
+
+def _gated_linear(q, k, v, log_decay, lam, **settings):
+    return gated_linear_attention(q, k, v, log_decay, **settings)
+
+
+def _log_linear_delta(q, k, v, log_decay, lam, beta, **settings):
     return log_linear_delta_attention(q, k, v, log_decay, beta, lam, **settings)
 
 
-def gated_delta(q, k, v, log_decay, lam, beta, **settings):
-    del lam
+def _gated_delta(q, k, v, log_decay, lam, beta, **settings):
     return gated_delta_attention(q, k, v, log_decay, beta, **settings)
 
 
-def jla_delta(q, k, v, log_decay, lam, beta):
-    del lam
-    try:
-        from jla.ops.mosaic_gpu.gated_delta_rule import gated_delta_rule
-    except ImportError as error:
-        raise Skip(str(error)) from error
-    return gated_delta_rule(q, k, v, log_decay, beta, scale=1.0)[0]
+def _peers() -> dict[str, Peer]:
+    simple_gla = functools.partial(_jla, "scalar_gate", "simple_gla")
+    gated_delta_rule = functools.partial(_jla, "gated_delta_rule", "gated_delta_rule")
+    peers = {
+        "flash": Peer("softmax, cuDNN FlashAttention", "#009E73", "D", _flash),
+        "gated_linear": Peer("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v", _gated_linear, True),
+        "jla": Peer("one state, jax-linear-attention", "#666666", "*", simple_gla),
+        "triton": Peer("log-linear, kernels by Triton (ours)", "#B07AA1", "P", _triton),
+        "fla": Peer("log-linear, flash-linear-attention", "#0072B2", "^"),
+        "jla_delta": Peer("delta rule, one state, jax-linear-attention", "#666666", "*", gated_delta_rule, delta=True),
+        "fla_delta": Peer("delta rule, one state, flash-linear-attention", "#0072B2", "^", delta=True),
+    }
+    for form, words, colour, marker in (
+        ("parallel", "parallel", "#56B4E9", "x"),
+        ("recurrent", "recurrent", "#F0E442", "+"),
+        ("xla", "XLA", "#E69F00", "s"),
+        ("pallas", "best kernels", "#D55E00", "o"),
+    ):
+        call = functools.partial(log_linear_attention, implementation=form)
+        peers[form] = Peer(f"log-linear, {words} (ours)", colour, marker, call, form in ("xla", "pallas"))
+    for name, call, label, looks in (
+        ("log_linear_delta", _log_linear_delta, "log-linear delta rule", ("#D55E00 o", "#56B4E9 x", "#009E73 D")),
+        ("gated_delta", _gated_delta, "delta rule, one state", ("#E69F00 s", "#F0E442 +", "#CC79A7 v")),
+    ):
+        for form, words, look in zip((None, "xla", "pallas"), ("", ", XLA", ", kernels"), looks, strict=True):
+            call_of_form = functools.partial(call, implementation=form)
+            of_form = Peer(f"{label}{words} (ours)", *look.split(), call_of_form, True, True)
+            peers[f"{name}_{form}" if form else name] = of_form
+    return peers
 
 
-DELTA_RULES = {"log_linear_delta": log_linear_delta, "gated_delta": gated_delta}
-OURS_OF_DELTA = DELTA_RULES | {
-    f"{name}_{form}": functools.partial(function, implementation=form)
-    for name, function in DELTA_RULES.items()
-    for form in ("xla", "pallas")
-}
-DELTA_PEERS = OURS_OF_DELTA | {"jla_delta": jla_delta}
-JAX_PEERS = {"flash": flash, "gated_linear": gated_linear, "jla": jla, "triton": triton} | {
-    name: functools.partial(log_linear_attention, implementation=name) for name in get_args(Implementation)
-}
-CHUNKED = {"xla", "pallas", "gated_linear", *OURS_OF_DELTA}  # those that chunk_size is for
-PEERS, PEERS_OF_DELTA = (*JAX_PEERS, "fla"), (*DELTA_PEERS, "fla_delta")
-ALL_PEERS = (*PEERS, *PEERS_OF_DELTA)
-DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), tuple(DELTA_RULES)
+PEERS = _peers()
+COPY = Peer("inputs and outputs moved once", "#000000", "_")
+DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
 def time_jax(
     name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES, profile: bool = False
 ) -> dict[str, Any]:
     """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
-    A preset's chunk_size, if it has one, is for those that are CHUNKED. Raises Skip if it can't be timed here."""
+    A preset's chunk_size, if it has one, is for those that are chunked. Raises Skip if it can't be timed here."""
     if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
         raise Skip("too many scores")
     if name == "flash" and jax.default_backend() != "gpu":
         raise Skip("cuDNN needs a GPU")
-    function = (DELTA_PEERS if preset.get("delta") else JAX_PEERS)[name]
-    if (chunk_size := preset.get("chunk_size")) and name in CHUNKED:
+    function = PEERS[name].call
+    if (chunk_size := preset.get("chunk_size")) and PEERS[name].chunked:
         function = functools.partial(function, chunk_size=chunk_size)
 
     first = draw_inputs(preset, length, 0)
@@ -190,69 +210,61 @@ def time_jax(
     return found
 
 
-# --- flash-linear-attention, in torch -----------------------------------------------------------------------------------
-
-
 def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False) -> dict[str, Any]:
-    """The same of fla's kernel, in torch, in this process."""
+    """The same of flash-linear-attention's kernel, in torch, in this process."""
     try:
         import torch
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
         from fla.ops.log_linear_attn import chunk_log_linear_attn
     except ImportError as error:
         raise Skip(str(error)) from error
-    dtype = getattr(torch, preset["dtype"])
-    function = functools.partial(chunk_gated_delta_rule, scale=1.0) if preset.get("delta") else chunk_log_linear_attn
+    dtype, delta = getattr(torch, preset["dtype"]), preset.get("delta")
+    function = functools.partial(chunk_gated_delta_rule, scale=1.0) if delta else chunk_log_linear_attn
 
-    def to_torch(x):
-        return torch.from_numpy(np.array(x.astype(jnp.float32))).cuda()
+    def to_torch(x, dtype):
+        return torch.from_numpy(np.array(x.astype(jnp.float32))).cuda().to(dtype)
 
     inputs = []
     for seed in range(2):
         q, k, v, log_decay, lam, *beta, cotangent = draw_inputs(preset, length, seed)
         # fla's kernel multiplies scores of q's dtype by λ: it takes λ in that dtype only.
-        lam_or_beta = beta[0] if beta else lam
-        tensors = [to_torch(x).to(dtype) for x in (q, k, v)] + [to_torch(log_decay), to_torch(lam_or_beta).to(dtype)]
-        inputs.append(([x.requires_grad_() for x in tensors], to_torch(cotangent).to(dtype)))
+        arrays = [(q, dtype), (k, dtype), (v, dtype), (log_decay, torch.float32), (beta[0] if beta else lam, dtype)]
+        inputs.append(([to_torch(*x).requires_grad_() for x in arrays], to_torch(cotangent, dtype)))
 
     def forward(tensors, _):
         with torch.no_grad():
-            return function(*tensors)[0]
+            return [function(*tensors)[0]]
 
     def both(tensors, cotangent):
         out = function(*tensors)[0]
-        return out, torch.autograd.grad(out, tensors, cotangent)
+        return [out, *torch.autograd.grad(out, tensors, cotangent)]
+
+    class Wait:
+        def block_until_ready(self):
+            torch.cuda.synchronize()
 
     result = {}
     for kind, call in (("forward", forward), ("both", both)):
-        outputs = call(*inputs[0])
-        outputs = [outputs] if kind == "forward" else [outputs[0], *outputs[1]]
-        torch.cuda.synchronize()
-        kept = torch.cuda.memory_allocated() - sum(x.numel() * x.element_size() for x in outputs)
-        del outputs
-        torch.cuda.reset_peak_memory_stats()
-        outputs = call(*inputs[0])
-        outputs = [outputs] if kind == "forward" else [outputs[0], *outputs[1]]
-        torch.cuda.synchronize()
-        of_outputs = sum(x.numel() * x.element_size() for x in outputs)
-        result[f"{kind}_bytes"] = torch.cuda.max_memory_allocated() - kept - of_outputs
-        del outputs
-
-        class Wait:
-            def block_until_ready(self):
-                torch.cuda.synchronize()
 
         def thunk(call=call):
             for arguments in inputs:
                 call(*arguments)
             return Wait()
 
+        call(*inputs[0])
+        torch.cuda.synchronize()
+        kept = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        outputs = call(*inputs[0])
+        torch.cuda.synchronize()
+        of_outputs = sum(x.numel() * x.element_size() for x in outputs)
+        result[f"{kind}_bytes"] = torch.cuda.max_memory_allocated() - kept - of_outputs
+        del outputs
         result |= kernels.measured(kind, thunk, len(inputs), profile, repeats=repeats)
     if length <= 4096:
-        same = gated_delta if preset.get("delta") else log_linear_attention
-        ours = same(*draw_inputs(preset, length, 0)[:-1])
-        theirs = forward(*inputs[0]).float().cpu().numpy()
-        ours = np.asarray(ours.astype(jnp.float32))
+        same = PEERS["gated_delta"].call if delta else log_linear_attention
+        ours = np.asarray(same(*draw_inputs(preset, length, 0)[:-1]).astype(jnp.float32))
+        theirs = forward(*inputs[0])[0].float().cpu().numpy()
         result["difference"] = float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
     return result
 
@@ -267,7 +279,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-# --- Report -------------------------------------------------------------------------------------------------------------
+# --- Report -----------------------------------------------------------------------------------------------------------
 
 
 def measure(
@@ -290,7 +302,7 @@ def measure(
     for length in lengths:
         for peer in peers:
             try:
-                if peer in ("fla", "fla_delta"):
+                if PEERS[peer].call is None:
                     found = time_fla(preset, length, repeats, profile)
                 else:
                     found = time_jax(peer, preset, length, repeats, max_scores, profile)
@@ -318,61 +330,33 @@ def _of_peer(error: Exception) -> bool:
     return any(f"{module}.".startswith(f"{peer}.") for module in modules for peer in PEERS_CODE)
 
 
-def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
-    def cell(found):
-        return f"{found[f'forward_{kind}'] / unit:.3g} / {found[f'both_{kind}'] / unit:.3g}"
+def _growth(by_length: dict[int, dict]) -> tuple[int, float, float] | None:
+    """(the longest length, how much longer it takes than one GROWTH times shorter, forward and both ways)."""
+    longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
+    if longest is None:
+        return None
+    short, long = by_length[longest // GROWTH], by_length[longest]
+    return longest, long["forward_ms"] / short["forward_ms"], long["both_ms"] / short["both_ms"]
 
+
+def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
     rows = []
     for peer, by_length in results.items():
-        row = {"": peer} | {f"T={n}": cell(by_length[n]) for n in lengths if n in by_length}
-        longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
-        if kind == "ms" and longest:
-            short, long = by_length[longest // GROWTH], by_length[longest]
-            factors = " / ".join(f"{long[key] / short[key]:.1f}×" for key in ("forward_ms", "both_ms"))
-            row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {factors}"
+        cells = {
+            n: f"{by_length[n][f'forward_{kind}'] / unit:.3g} / {by_length[n][f'both_{kind}'] / unit:.3g}"
+            for n in by_length
+        }
+        row = {"": peer} | {f"T={n}": cells[n] for n in lengths if n in cells}
+        if kind == "ms" and (growth := _growth(by_length)):
+            longest, forward, both = growth
+            row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {forward:.1f}× / {both:.1f}×"
         rows.append(row)
     return tabulate(rows, headers="keys", tablefmt="github", missingval="–")
 
 
-STYLES = {  # label, colour (Okabe and Ito's, safe for the colour-blind), marker
-    "pallas": ("log-linear, best kernels (ours)", "#D55E00", "o"),
-    "xla": ("log-linear, XLA (ours)", "#E69F00", "s"),
-    "fla": ("log-linear, flash-linear-attention", "#0072B2", "^"),
-    "flash": ("softmax, cuDNN FlashAttention", "#009E73", "D"),
-    "gated_linear": ("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v"),
-    "copy": ("inputs and outputs moved once", "#000000", "_"),
-    "parallel": ("log-linear, parallel (ours)", "#56B4E9", "x"),
-    "triton": ("log-linear, kernels by Triton (ours)", "#B07AA1", "P"),
-    "jla": ("one state, jax-linear-attention", "#666666", "*"),
-    "recurrent": ("log-linear, recurrent (ours)", "#F0E442", "+"),
-    "log_linear_delta": ("log-linear delta rule (ours)", "#D55E00", "o"),
-    "gated_delta": ("delta rule, one state (ours)", "#E69F00", "s"),
-    "jla_delta": ("delta rule, one state, jax-linear-attention", "#666666", "*"),
-    "fla_delta": ("delta rule, one state, flash-linear-attention", "#0072B2", "^"),
-    "log_linear_delta_xla": ("log-linear delta rule, XLA (ours)", "#56B4E9", "x"),
-    "log_linear_delta_pallas": ("log-linear delta rule, kernels (ours)", "#009E73", "D"),
-    "gated_delta_xla": ("delta rule, one state, XLA (ours)", "#F0E442", "+"),
-    "gated_delta_pallas": ("delta rule, one state, kernels (ours)", "#CC79A7", "v"),
-}
-
-
-def growth_in_words(results: dict) -> str:
-    """How much longer GROWTH times the tokens take, forward and backward: the first peer, and the one that grows most."""
-    factors = {}
-    for peer, by_length in results.items():
-        longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
-        if longest is not None and peer != "copy":
-            factors[peer] = by_length[longest]["both_ms"] / by_length[longest // GROWTH]["both_ms"]
-    if not factors:
-        return ""
-    ours = next(iter(factors))
-    shown = dict.fromkeys([ours, max(factors, key=factors.get)])
-    words = [f"{STYLES[peer][0]} takes {factors[peer]:.0f} times as long" for peer in shown]
-    return f"For {GROWTH} times the tokens " + ", ".join(words)
-
-
-def draw(results: dict, title: str, path: Path) -> None:
-    """Time of the forward pass, of both passes, and memory, against T; log-log."""
+def draw(results: dict, copied: dict[int, dict], title: str, path: Path) -> None:
+    """Time of the forward pass, of both passes, and memory, against T; log-log. Its title says how much longer GROWTH times the
+    tokens take, forward and backward: of the first peer, and of the one that grows most."""
     from loglinear_jax.analysis.style import FULL_WIDTH, new_figure, open_frame, wrap
 
     figure, (axes,) = new_figure(FULL_WIDTH, 4.6, columns=3)
@@ -381,68 +365,59 @@ def draw(results: dict, title: str, path: Path) -> None:
         ("both_ms", 1, "forward + backward (ms)"),
         ("both_bytes", 1 << 20, "memory beyond inputs and outputs (MiB)"),
     )
+    drawn = [(PEERS[peer], by_length) for peer, by_length in results.items()] + [(COPY, copied)]
+    lengths = sorted({n for _, by_length in drawn for n in by_length})
     for axis, (key, unit_size, label) in zip(axes, panels, strict=True):
-        for peer, by_length in results.items():
-            name, colour, marker = STYLES[peer]
+        for peer, by_length in drawn:
             points = [(n, found[key] / unit_size) for n, found in by_length.items() if found.get(key)]
             if points:
-                axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, color=colour, label=name, lw=1.6)
+                look = dict(marker=peer.marker, markersize=4, color=peer.colour, label=peer.label, lw=1.6)
+                axis.plot(*zip(*points, strict=True), **look)
         axis.set(xscale="log", yscale="log", xlabel="T (tokens)", title=label)
         axis.title.set_fontsize(9)
-        lengths = sorted({n for by_length in results.values() for n in by_length})
         axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths], fontsize=8)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         open_frame(axis)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    message = growth_in_words(results)
-    figure.suptitle(wrap(f"{message}\n{title}" if message else title, FULL_WIDTH, 10), fontsize=10)
+    if factors := {PEERS[peer].label: growth[2] for peer in results if (growth := _growth(results[peer]))}:
+        shown = dict.fromkeys([next(iter(factors)), max(factors, key=factors.__getitem__)])
+        words = ", ".join(f"{label} takes {factors[label]:.0f} times as long" for label in shown)
+        title = f"For {GROWTH} times the tokens {words}\n{title}"
+    figure.suptitle(wrap(title, FULL_WIDTH, 10), fontsize=10)
     figure.savefig(path, dpi=150)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=list(PRESETS), default="small", help="shapes (default: %(default)s)")
-    parser.add_argument(
-        "--lengths",
-        type=comma_separated(size),
-        default=[256 << n for n in range(8)],
-        help="tokens (default: 256 to 32768)",
-    )
-    parser.add_argument(
-        "--peers",
-        type=comma_separated(one_of(ALL_PEERS)),
-        help=f"what to time, of {', '.join(ALL_PEERS)} (default: {','.join(DEFAULT_PEERS)}, of the delta rule "
-        f"{','.join(DEFAULT_PEERS_OF_DELTA)})",
-    )
-    parser.add_argument("--repeats", type=size, default=10, help="timed repeats, of which the median counts")
-    parser.add_argument(
-        "--max_scores",
-        type=functools.partial(whole_number, least=1),
-        default=MAX_SCORES,
-        help="skip the parallel form above this many scores (B·H·T²)",
-    )
-    parser.add_argument(
-        "--chunk_size",
-        type=power_of_two,
-        help=f"tokens a chunk, a power of two, of {', '.join(sorted(CHUNKED))} (default: what they choose)",
-    )
-    kernels.add_kernels(parser)
+    add = common.flag_adder(parser)
+    add("preset", "small", "shapes", choices=list(PRESETS))
+    lengths = [256 << n for n in range(8)]
+    parser.add_argument("--lengths", type=comma_separated(size), default=lengths, help="tokens (default: 256 to 32768)")
+    defaults = f"(default: {','.join(DEFAULT_PEERS)}, of the delta rule {','.join(DEFAULT_PEERS_OF_DELTA)})"
+    help_of_peers = f"what to time, of {', '.join(PEERS)} {defaults}"
+    parser.add_argument("--peers", type=comma_separated(one_of(tuple(PEERS))), help=help_of_peers)
+    add("repeats", 10, "timed repeats, of which the median counts", type=size)
+    of_scores = "skip the parallel form above this many scores (B·H·T²)"
+    add("max_scores", MAX_SCORES, of_scores, type=functools.partial(whole_number, least=1))
+    chunked = ", ".join(sorted(name for name, peer in PEERS.items() if peer.chunked))
+    help_of_chunks = f"tokens a chunk, a power of two, of {chunked} (default: what they choose)"
+    parser.add_argument("--chunk_size", type=power_of_two, help=help_of_chunks)
+    common.add_kernels(parser)
     common.add_output(parser, (".json", ".png"))
 
 
 def run(args: argparse.Namespace) -> int:
-    kernels.check_kernels(args)
+    common.check_kernels(args)
     preset, lengths = PRESETS[args.preset] | {"chunk_size": args.chunk_size}, sorted(args.lengths)
     delta = preset.get("delta", False)
-    of_preset = PEERS_OF_DELTA if delta else PEERS
+    of_preset = [name for name, peer in PEERS.items() if peer.delta == delta]
     peers = args.peers or list(DEFAULT_PEERS_OF_DELTA if delta else DEFAULT_PEERS)
     if wrong := [peer for peer in peers if peer not in of_preset]:
-        raise BadInput(
-            f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: expected some of {', '.join(of_preset)}"
-        )
+        expected = f"expected some of {', '.join(of_preset)}"
+        raise BadInput(f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: {expected}")
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
-    origin = provenance.origin(args.called)
+    record = common.Record(args, **preset)
     moved = {n: moved_bytes(preset, n) for n in lengths}
     bandwidth = {"at_start": timing.steady(timing.copy_bandwidth)}
 
@@ -451,17 +426,18 @@ def run(args: argparse.Namespace) -> int:
         return {n: dict(forward_ms=1e3 * moved[n][0] / best, both_ms=1e3 * moved[n][1] / best) for n in lengths}
 
     def save(results: dict) -> None:
-        record = origin | preset | {"copy_bytes_per_second": max(bandwidth.values())}
-        record |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
-        common.write_record(args.output, record | {"results": results})
+        record.values |= {"copy_bytes_per_second": max(bandwidth.values())}
+        record.values |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
+        record.values |= {"results": results}
+        record.write()
         if args.output:
-            draw(results | {"copy": copy()}, f"{origin['machine']}, {shape}", common.output_file(args.output, ".png"))
+            draw(results, copy(), f"{record.machine}, {shape}", common.output_file(args.output, ".png"))
 
     results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels)
     bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
     save(results)
     best = max(bandwidth.values())
-    print(f"\n{origin['machine']}, {shape}, copy {best / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
+    print(f"\n{record.machine}, {shape}, copy {best / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
     print(table(results | {"copy": copy()}, lengths, "ms", 1))
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))

@@ -1,14 +1,19 @@
-"""What the benchmarks share: the flag --output, and the record that it asks for."""
+"""What the benchmarks share: their flags, and the record of what they measure."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from loglinear_jax.command_line import path
+import jax
+from tabulate import tabulate
+
+from loglinear_jax import provenance
+from loglinear_jax.benchmarks import kernels
+from loglinear_jax.command_line import BadInput, path
 
 SUFFIXES = (".json", ".png")
 
@@ -22,6 +27,18 @@ def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
     return add
 
 
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kernels", action="store_true", help="also each kernel's time, of all GPUs together (needs a GPU)"
+    )
+
+
+def check_kernels(args: argparse.Namespace) -> None:
+    """Raises BadInput if --kernels asks for what only a GPU has."""
+    if args.kernels and jax.default_backend() != "gpu":
+        raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
+
+
 def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str] = (".json",)) -> None:
     parser.add_argument("--output", type=path, help=f"write {' and '.join(f'OUTPUT{suffix}' for suffix in suffixes)}")
 
@@ -32,7 +49,26 @@ def output_file(output: Path, suffix: str) -> Path:
     return stem.with_name(stem.name + suffix)
 
 
-def write_record(output: Path | None, record: Mapping[str, Any]) -> None:
-    """Writes OUTPUT.json, if it was asked for."""
-    if output is not None:
-        output_file(output, ".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+class Record:
+    """What a benchmark measures and where, in `values`, to be written to OUTPUT.json if --output asks for it."""
+
+    def __init__(self, args: argparse.Namespace, **about: Any):
+        self.output: Path | None = args.output
+        self.values: dict[str, Any] = provenance.origin(args.called) | about
+        self.machine: str = self.values["machine"]
+
+    def add(self, name: str, what: str, row: dict[str, Any]) -> None:
+        """Adds a row to the list `name`: prints it, with its kernels if it has any, and writes it."""
+        self.values.setdefault(name, []).append(row)
+        print(json.dumps(kernels.without_kernels(row)), flush=True)
+        kernels.print_tables(what, row)
+        self.write()
+
+    def table(self, name: str, **formats: Any) -> str:
+        rows = map(kernels.without_kernels, self.values.get(name, []))
+        return tabulate(rows, headers="keys", tablefmt="github", **formats)
+
+    def write(self) -> None:
+        if self.output is not None:
+            text = json.dumps(self.values, indent=1) + "\n"
+            output_file(self.output, ".json").write_text(text, encoding="utf-8")

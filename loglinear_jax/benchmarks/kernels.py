@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import re
 import tempfile
@@ -14,7 +13,6 @@ import jax
 from tabulate import tabulate
 
 from loglinear_jax.benchmarks import timing
-from loglinear_jax.command_line import BadInput
 
 
 class KernelTime(NamedTuple):
@@ -22,18 +20,6 @@ class KernelTime(NamedTuple):
 
     launches: float
     ms: float
-
-
-def add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--kernels", action="store_true", help="also each kernel's time, of all GPUs together (needs a GPU)"
-    )
-
-
-def check_kernels(args: argparse.Namespace) -> None:
-    """Raises BadInput if --kernels asks for what only a GPU has."""
-    if args.kernels and jax.default_backend() != "gpu":
-        raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
 
 
 def time_passes(

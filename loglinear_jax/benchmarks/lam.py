@@ -13,7 +13,6 @@ from typing import Any, get_args
 import jax
 from tabulate import tabulate
 
-from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, kernels
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.command_line import comma_separated, one_of, size
@@ -51,33 +50,30 @@ def time_lam(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=PRESETS, default="small", help="shape (default: %(default)s)")
-    parser.add_argument("--lengths", type=comma_separated(size), default=[1024], help="comma-separated; default: 1024")
-    parser.add_argument(
-        "--lams",
-        type=comma_separated(one_of(LAMS)),
-        default=["fixed", "linear", "mlp_softplus", "content", "content_mlp"],
-        help="λ, comma-separated",
-    )
-    parser.add_argument(
-        "--implementation",
-        choices=get_args(Implementation),
-        help="form of the attention (default: the best that works)",
-    )
-    kernels.add_kernels(parser)
+    add = common.flag_adder(parser)
+    add("preset", "small", "shape", choices=PRESETS)
+    add("lengths", "1024", "tokens, comma-separated", type=comma_separated(size))
+    add("lams", "fixed,linear,mlp_softplus,content,content_mlp", "λ", type=comma_separated(one_of(tuple(LAMS))))
+    forms = get_args(Implementation)
+    parser.add_argument("--implementation", choices=forms, help="form of the attention (default: the best that works)")
+    common.add_kernels(parser)
     common.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    kernels.check_kernels(args)
-    print(f"{provenance.machine()}; {args.preset}: {', '.join(f'{k}={v}' for k, v in PRESETS[args.preset].items())}")
-    results, rows = {}, []
+    common.check_kernels(args)
+    preset = PRESETS[args.preset]
+    record = common.Record(args, **preset)
+    print(f"{record.machine}; {args.preset}: {', '.join(f'{k}={v}' for k, v in preset.items())}")
+    results: dict[str, dict[int, Any]] = {}
+    rows = []
     for length in args.lengths:
         for lam in args.lams:
-            found = time_lam(lam, PRESETS[args.preset], length, args.implementation, args.kernels)
+            found = time_lam(lam, preset, length, args.implementation, args.kernels)
             kernels.print_tables(f"T={length} {lam}", found)
             results.setdefault(lam, {})[length] = found
             rows.append([length, lam, found["forward_ms"], found["both_ms"]])
     print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))
-    common.write_record(args.output, provenance.origin(args.called) | PRESETS[args.preset] | {"results": results})
+    record.values["results"] = results
+    record.write()
     return 0

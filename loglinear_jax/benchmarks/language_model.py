@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import time
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tabulate import tabulate
 
-from loglinear_jax import provenance
 from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.mixers import FORMER_NAMES, MIXERS
@@ -67,14 +64,8 @@ def time_training(
     tokens = rng.integers(0, settings.vocab_size, (num_seeds, steps, batch, length + 1), np.int32)
     data = {"batches": many.place("batches", (tokens[..., :-1], tokens[..., 1:]))}
     state = many.train_steps(state, data, steps)
-    times = []
-    for _ in range(repeats):
-        jax.block_until_ready(state)
-        start = time.perf_counter()
-        state = many.train_steps(state, data, steps)
-        jax.block_until_ready(state)
-        times.append(time.perf_counter() - start)
-    seconds = float(np.median(times)) / steps
+    state, seconds_of_all = timing.timed(lambda state: many.train_steps(state, data, steps), state, repeats)
+    seconds = float(np.median(seconds_of_all)) / steps
     rate = num_seeds * batch * length / seconds
     result = {"ms": 1e3 * seconds, "tokens_per_second": rate, "flops": rate * flops, "devices": many.mesh.size}
     if profile:
@@ -121,13 +112,8 @@ def time_decoding(
 
         return jax.lax.scan(step, (tokens[:, 0], caches), length=decoded)[0][1]
 
-    caches = jax.block_until_ready(decode(weights, caches))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        caches = jax.block_until_ready(decode(weights, caches))
-        times.append(time.perf_counter() - start)
-    result = {"ms": 1e3 * float(np.median(times)) / decoded, "bytes": size_in_bytes(shapes)}
+    caches, (_, *seconds) = timing.timed(lambda caches: decode(weights, caches), caches, 6)  # the first compiles
+    result = {"ms": 1e3 * float(np.median(seconds)) / decoded, "bytes": size_in_bytes(shapes)}
     if profile:
         result["kernels"] = kernels.profiled(lambda: decode(weights, caches), decoded)
     return result
@@ -170,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("steps", 20, "training steps in one dispatch, of which three are timed", type=size)
     add_list("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
     add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)
-    kernels.add_kernels(parser)
+    common.add_kernels(parser)
     common.add_output(parser)
 
 
@@ -181,44 +167,25 @@ def run(args: argparse.Namespace) -> int:
             dtype="bfloat16" if args.precision == "bfloat16" else "float32", remat=args.remat,
         )  # fmt: skip
 
-    kernels.check_kernels(args)
+    common.check_kernels(args)
     for mixer in args.mixers:
         settings_of(mixer, max(args.lengths)).check()
     model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
-    record: dict[str, Any] = provenance.origin(args.called) | {"model": model}
-    machine = record["machine"]
+    record = common.Record(args, model=model)
     if "training" in args.what:
-        peak = record["matmul_flops"] = timing.matmul_rate()
-        print(f"{machine}; {model}, {args.seeds} seed(s); one device's matrix products: {peak / 1e12:.1f} TFLOP/s\n")
-        rows = record["training"] = []
-        for mixer in args.mixers:
-            for shape in args.shapes:
-                row = {"mixer": mixer, "batch x T": str(shape)} | time_training(
-                    settings_of(mixer, shape.length),
-                    *shape,
-                    num_seeds=args.seeds,
-                    steps=args.steps,
-                    precision=args.precision,
-                    profile=args.kernels,
-                )
-                row["utilisation"] = row.pop("flops") / peak / row.pop("devices")
-                rows.append(row)
-                print(json.dumps(kernels.without_kernels(row)), flush=True)
-                kernels.print_tables(f"{mixer} {shape}, a step", row)
-        print("\n" + tabulate(map(kernels.without_kernels, rows), headers="keys", tablefmt="github", floatfmt=".3g"))
+        peak = record.values["matmul_flops"] = timing.matmul_rate()
+        one_device = f"one device's matrix products: {peak / 1e12:.1f} TFLOP/s"
+        print(f"{record.machine}; {model}, {args.seeds} seed(s); {one_device}\n")
+        sizes = dict(num_seeds=args.seeds, steps=args.steps, precision=args.precision, profile=args.kernels)
+        for mixer, shape in itertools.product(args.mixers, args.shapes):
+            found = time_training(settings_of(mixer, shape.length), *shape, **sizes)
+            found["utilisation"] = found.pop("flops") / peak / found.pop("devices")
+            record.add("training", f"{mixer} {shape}, a step", {"mixer": mixer, "batch x T": str(shape)} | found)
+        print("\n" + record.table("training", floatfmt=".3g"))
     if "decoding" in args.what:
-        rows = record["decoding"] = []
-        for mixer in args.mixers:
-            for length in args.lengths:
-                row = {"mixer": mixer, "T": length} | time_decoding(
-                    settings_of(mixer, length), length, decoded=args.decoded, profile=args.kernels
-                )
-                rows.append(row)
-                print(json.dumps(kernels.without_kernels(row)), flush=True)
-                kernels.print_tables(f"{mixer} T={length}, a token", row)
-        print(f"\n{machine}; {model}; one sequence\n")
-        print(
-            tabulate(map(kernels.without_kernels, rows), headers="keys", tablefmt="github", floatfmt=".4g", intfmt=",")
-        )
-    common.write_record(args.output, record)
+        for mixer, length in itertools.product(args.mixers, args.lengths):
+            found = time_decoding(settings_of(mixer, length), length, decoded=args.decoded, profile=args.kernels)
+            record.add("decoding", f"{mixer} T={length}, a token", {"mixer": mixer, "T": length} | found)
+        print(f"\n{record.machine}; {model}; one sequence\n")
+        print(record.table("decoding", floatfmt=".4g", intfmt=","))
     return 0

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,17 @@ def median_ms(thunk: Callable[[], object], calls: int, repeats: int = 10, min_ms
     count = max(math.ceil(min_ms / run(2) * 2), 1)
     run(count)
     return statistics.median(run(count) / (count * calls) for _ in range(repeats))
+
+
+def timed(compute: Callable[[Any], Any], state: Any, times: int = 1) -> tuple[Any, list[float]]:
+    """(compute(compute(.. state)), the seconds of each time)."""
+    seconds = []
+    for _ in range(times):
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        state = jax.block_until_ready(compute(state))
+        seconds.append(time.perf_counter() - start)
+    return state, seconds
 
 
 def steady(measure: Callable[[], float], tolerance: float = 0.03, most: int = 10) -> float:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import time
+import itertools
 from typing import Any
 
-import jax
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax import provenance
-from loglinear_jax.benchmarks import common, kernels
+from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
@@ -47,18 +44,11 @@ WORKLOADS = {
 RATES = 6
 # How to compute: the name in the table, and the settings that ask for it.
 WAYS = {
-    "float32": ["--config.train.precision=float32"],
-    "tf32": ["--config.train.precision=tf32"],
-    "bfloat16": ["--config.train.precision=bfloat16"],
-    "rates": ["--config.train.precision=tf32"],
-    "xla": ["--config.train.precision=float32", "--config.model.implementation=xla"],
-}
-WAY_TITLES = {
-    "float32": "float32",
-    "tf32": "TF32",
-    "bfloat16": "bfloat16",
-    "rates": f"TF32, a sixth of the seeds at {RATES} learning rates each",
-    "xla": "`xla` form, float32",
+    "float32": ("float32", ["--config.train.precision=float32"]),
+    "tf32": ("TF32", ["--config.train.precision=tf32"]),
+    "bfloat16": ("bfloat16", ["--config.train.precision=bfloat16"]),
+    "rates": (f"TF32, a sixth of the seeds at {RATES} learning rates each", ["--config.train.precision=tf32"]),
+    "xla": ("`xla` form, float32", ["--config.train.precision=float32", "--config.model.implementation=xla"]),
 }
 
 
@@ -88,16 +78,10 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
     def evaluate(state):
         return many.evaluate_and_record(state, data.validation)[0]
 
-    state, _ = _timed(evaluate, _timed(dispatch, state)[0])
-    seconds = []
-    for _ in sizes[1:]:
-        state, elapsed = _timed(dispatch, state)
-        seconds.append(elapsed)
+    state, _ = timing.timed(evaluate, timing.timed(dispatch, state)[0])  # both compile
+    state, seconds = timing.timed(dispatch, state, len(sizes) - 1)
     step_ms = 1e3 * sum(seconds) / sum(sizes[1:])
-    evaluations = []
-    for _ in range(3):
-        state, elapsed = _timed(evaluate, state)
-        evaluations.append(elapsed)
+    state, evaluations = timing.timed(evaluate, state, 3)
     evaluation_ms = 1e3 * float(np.median(evaluations))
     together = (step_ms + evaluation_ms / train.eval_every) / len(seeds)
     result = {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
@@ -107,20 +91,12 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
     return result
 
 
-def _timed(compute, state):
-    """(compute(state), seconds)."""
-    jax.block_until_ready(state)
-    start = time.perf_counter()
-    state = jax.block_until_ready(compute(state))
-    return state, time.perf_counter() - start
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """A task a line, with the milliseconds for each seed and step in a column for each way to compute."""
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         line = lines.setdefault(row["task"], {"": row["title"], "seeds": row["seeds"]})
-        line[WAY_TITLES[row["way"]]] = f"{row['ms_per_seed_and_step']:.3g}"
+        line[WAYS[row["way"]][0]] = f"{row['ms_per_seed_and_step']:.3g}"
     return tabulate(list(lines.values()), headers="keys", tablefmt="github", disable_numparse=True)
 
 
@@ -132,34 +108,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)
-    kernels.add_kernels(parser)
+    common.add_kernels(parser)
     common.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    kernels.check_kernels(args)
-    for task in args.tasks:
-        build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
-    record = provenance.origin(args.called) | {"variant": args.variant}
-    rows = record["training"] = []
+    common.check_kernels(args)
     seeds_of = {task: args.seeds or WORKLOADS[task].num_seeds for task in args.tasks}
     for task, seeds in seeds_of.items():
+        build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
         if "rates" in args.ways and seeds % RATES:
-            raise BadInput(
-                f"--ways=rates takes a multiple of {RATES} seeds, got {seeds} of {task}: give --tasks or --seeds"
-            )
-    for task, seeds in seeds_of.items():
-        workload = WORKLOADS[task]
-        for way in args.ways:
-            sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
-            given = [f"--config={workload.config}", *sizes, *WAYS[way]]
-            experiment = build(read_config_arguments(given).config, args.variant)
-            measured = time_training(experiment, args.steps, RATES if way == "rates" else 1, args.kernels)
-            row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
-            rows.append(row)
-            print(json.dumps(kernels.without_kernels(row)), flush=True)
-            kernels.print_tables(f"{task} {way}, a step of {seeds} seeds", row)
-            common.write_record(args.output, record)
-    print(f"\n{record['machine']}; {args.variant}; milliseconds for each seed and step\n")
-    print(table(rows))
+            expected = f"--ways=rates takes a multiple of {RATES} seeds"
+            raise BadInput(f"{expected}, got {seeds} of {task}: give --tasks or --seeds")
+    record = common.Record(args, variant=args.variant)
+    for task, way in itertools.product(args.tasks, args.ways):
+        workload, seeds = WORKLOADS[task], seeds_of[task]
+        sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
+        given = [f"--config={workload.config}", *sizes, *WAYS[way][1]]
+        experiment = build(read_config_arguments(given).config, args.variant)
+        measured = time_training(experiment, args.steps, RATES if way == "rates" else 1, args.kernels)
+        row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
+        record.add("training", f"{task} {way}, a step of {seeds} seeds", row)
+    print(f"\n{record.machine}; {args.variant}; milliseconds for each seed and step\n")
+    print(table(record.values["training"]))
     return 0

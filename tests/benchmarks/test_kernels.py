@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from loglinear_jax.benchmarks import kernels, timing
+from loglinear_jax.benchmarks import common, kernels, timing
 from loglinear_jax.benchmarks.kernels import KernelTime
 from loglinear_jax.commands.main import main
 
@@ -49,23 +49,14 @@ def test_the_table_adds_up():
 COMMANDS = {
     "attention": ["--lengths=16", "--peers=xla", "--repeats=1"],
     "lam": ["--lengths=16", "--lams=fixed"],
-    "training": ["--tasks=mqar", "--ways=tf32", "--seeds=1", "--steps=1"],
-    "language": [
-        "--shapes=1x8",
-        "--lengths=16",
-        "--hidden=64",
-        "--layers=1",
-        "--vocab=32",
-        "--mixers=gated_linear",
-        "--steps=1",
-    ],
+    "language": "--shapes=1x8 --lengths=16 --hidden=64 --layers=1 --vocab=32 --mixers=gated_linear --steps=1".split(),  # noqa
 }
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["attention", "lam", "training", "language"])
 def test_without_a_gpu_it_is_refused_before_anything_is_timed(command, capsys):
-    assert main([command, "--kernels", *COMMANDS[command]], command="benchmark") == 2
+    assert main([command, "--kernels"], command="benchmark") == 2
     out, error = capsys.readouterr()
     assert out == "" and error.endswith("--kernels: expected a GPU, got cpu\n")
 
@@ -81,7 +72,7 @@ def test_a_benchmark_profiles_what_it_times(command, calls, capsys, monkeypatch,
 
     for rate in ("copy_bandwidth", "matmul_rate"):
         monkeypatch.setattr(timing, rate, lambda: 1e9)
-    monkeypatch.setattr(kernels, "check_kernels", lambda args: None)
+    monkeypatch.setattr(common, "check_kernels", lambda args: None)
     monkeypatch.setattr(kernels, "profiled", profiled)
     arguments = [command, "--kernels", *COMMANDS[command], f"--output={tmp_path / 'out'}"]
     assert main(arguments, command="benchmark") == 0
