@@ -124,7 +124,8 @@ def _cells_of(
     for axis, points in axes.items():
         if axis in values:
             raise ConfigError(f"{source}: {axis} is an axis here and one of [values]: expected another name")
-        _check_list(f"{source}: {axis}", points)
+        if not points:
+            raise ConfigError(f"{source}: {axis} is an empty list: expected at least one value")
     own = _flat(f"{source}: settings", grid.get("settings", {}))
     settings = _flat(f"{path}: settings", shared) | own
     templates = {"name": grid["name"], "config": grid["config"], "best_of": grid.get("best_of", "")}
@@ -172,16 +173,12 @@ def _flat(source: str, table: Mapping[str, Any], prefix: str = "") -> dict[str, 
         if isinstance(value, dict):
             flat |= _flat(source, value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            _check_list(f"{source}.{prefix}{name}", value)
+            if not value:
+                raise ConfigError(f"{source}.{prefix}{name} is an empty list: expected at least one value")
             flat[prefix + name] = ",".join(_text(f"{source}.{prefix}{name}", one) for one in value)
         else:
             flat[prefix + name] = _text(f"{source}.{prefix}{name}", value)
     return flat
-
-
-def _check_list(source: str, values: list[Any]) -> None:
-    if not values:
-        raise ConfigError(f"{source} is an empty list: expected at least one value")
 
 
 def _text(source: str, value: Any) -> str:
@@ -201,10 +198,10 @@ def _fields(source: str, what: str, template: str, known: set[str]) -> set[str]:
         raise ConfigError(f"{source}: {what} = {template!r}: {error}; a brace itself is written twice") from error
     fields = {field for _, field, _, _ in parsed if field is not None}
     if unknown := sorted(fields - known):
+        known_names = f"; there are {some_of(sorted(known))}" if known else ""
         raise ConfigError(
             f"{source}: {what} = {template!r}: {{{unknown[0]}}} has no values: expected an axis, such as "
-            f"{unknown[0] or 'kv'} = [4, 8], or one of [values]"
-            + (f"; there are {some_of(sorted(known))}" if known else "")
+            f"{unknown[0] or 'kv'} = [4, 8], or one of [values]{known_names}"
         )
     if any(spec or conversion for _, _, spec, conversion in parsed):
         raise ConfigError(f"{source}: {what} = {template!r}: expected names alone in braces, such as {{kv}}")

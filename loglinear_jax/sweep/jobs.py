@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import datetime
 import os
-import re
 import signal
 import subprocess
 from collections import deque
@@ -45,12 +44,7 @@ def gpus_here() -> list[str]:
 
 class Jobs(abc.ABC):
     """Variants that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
-    .sweep/. Raises ConfigError for a path in which something stands for a job's number.
-
-    EXPANDED: what does.
-    """
-
-    EXPANDED = re.compile("%[jtAa]")  # by submitit
+    .sweep/."""
 
     def __init__(self, cells: Sequence[Tracked], out: Path, train: Train):
         self.train = train
@@ -59,11 +53,6 @@ class Jobs(abc.ABC):
         self.stopping = False
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         self.logs = (out / ".sweep" / f"{started}-{os.getpid()}").absolute()
-        if found := self.EXPANDED.search(str(self.logs)):
-            raise ConfigError(
-                f"--out: {out.absolute()} has {found[0]!r} in it, which names of logs have for a job's number: expected a path "
-                "without it"
-            )
         self._stopped = self.logs / "stopped"
         # Cells that compile the same program do so once.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str((out / ".sweep" / "compiled").absolute()))
@@ -107,16 +96,19 @@ class Jobs(abc.ABC):
             except UncompletedJobError:  # a bug, whose traceback is in the log
                 code = FAILED
         tracked.look()
-        if code is None and not self.stopping and tracked.state not in (State.FINISHED, State.IN_USE):
-            self._was_killed(tracked, job)
-        elif code == 0:
+        if code == 0:
             tracked.state = State.FINISHED
-        elif code not in (None, INTERRUPTED) and tracked.state not in (State.FINISHED, State.IN_USE):
+        elif tracked.state in (State.FINISHED, State.IN_USE):
+            return
+        elif code is None and not self.stopping:
+            self._was_killed(tracked, job)
+        elif code not in (None, INTERRUPTED):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
 
     def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
         """Has the cell started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
-        tracked.why = f"its process ended without a word{_how(job)}: was it killed?"
+        how = "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"  # here submitit does not know
+        tracked.why = f"its process ended without a word{how}: was it killed?"
         if tracked.restarts < MOST_RESTARTS and not job.state.startswith("CANCELLED"):
             tracked.restarts += 1
             tracked.why += f" It is started again ({tracked.restarts} of {MOST_RESTARTS})"
@@ -188,8 +180,6 @@ class SlurmJobs(Jobs):
     Raises ConfigError for parameters that submitit does not know, or without SLURM.
     """
 
-    EXPANDED = re.compile("%")  # by sbatch too, which has more of them
-
     def __init__(
         self,
         cells: Sequence[Tracked],
@@ -232,11 +222,6 @@ class SlurmJobs(Jobs):
 
     def _end(self, job: submitit.Job) -> None:
         job.cancel(check=False)  # what runs then has SLURM's KillWait to save
-
-
-def _how(job: submitit.Job) -> str:
-    """What SLURM says of a job's end; here submitit does not know."""
-    return "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"
 
 
 def _last_line(log: Path) -> str:

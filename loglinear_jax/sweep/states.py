@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,19 +60,16 @@ class TrackedCell:
         another config, or that can't be read, do not count."""
         found = []
         for folder in reversed(self.folders):
-            try:
+            with contextlib.suppress(ConfigError):  # the run itself says what is wrong
                 if folder.config_file.exists() and not folder.differences(self.config):
                     found += filter(None, [folder.read_summary()])
-            except ConfigError:  # the run itself says what is wrong
-                continue
         if not found:
             return None
         summary = join_summaries(found)
-        variants = {name: summary.variants[name] for name in variant_names(self.config) if name in summary.variants}
         finished = {
-            name: outcome
-            for name, outcome in variants.items()
-            if is_finished(outcome, train_settings(self.config, name))
+            name: summary.variants[name]
+            for name in variant_names(self.config)
+            if name in summary.variants and is_finished(summary.variants[name], train_settings(self.config, name))
         }
         return dataclasses.replace(summary, variants=finished)
 
@@ -189,7 +188,6 @@ def _check_folders(of: TrackedCell, given: frozenset[str], but_variants: bool) -
 
     but_variants: of what is kept, other variants do not count.
     """
-    variant_names(of.config)
     run, *kept = of.folders
     if not any(folder.config_file.exists() for folder in of.folders):
         check_effects(of.config, given)
@@ -216,12 +214,8 @@ def differing_settings(cells: Sequence[Tracked]) -> list[str]:
     given = [() if one.state is State.WAITING else one.of.cell.arguments for one in cells]
     known = [set(arguments) for arguments in given if arguments]
     shared = set.intersection(*known) if known else set()
-    return [
-        " ".join(
-            argument.removeprefix("--").removeprefix("config.") for argument in arguments if argument not in shared
-        )
-        for arguments in given
-    ]
+    shown = [[argument for argument in arguments if argument not in shared] for arguments in given]
+    return [" ".join(re.sub("^--(config[.])?", "", argument) for argument in arguments) for arguments in shown]
 
 
 # --- Rates that another cell chooses ----------------------------------------------------------------------------------
@@ -240,15 +234,11 @@ def _with_best_rates(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) 
         if given := sorted(cell.own.intersection(swept)):
             raise ConfigError(f"it chooses {given[0]}: expected no settings.{given[0]} beside it")
         waits = not outcomes.keys() >= set(variant_names(choosing))
-        variants = (
-            [at_rates[0] for at_rates in variants_at_rates(choosing)] if waits else best_variants(choosing, outcomes)
-        )
-        kept = [
-            argument
-            for argument in cell.arguments
-            if argument.partition("=")[0] not in {f"--config.{s}" for s in swept}
-        ]
-        cell = dataclasses.replace(cell, arguments=(*kept, f"--config.variants={','.join(variants)}"))
+        first = [at_rates[0] for at_rates in variants_at_rates(choosing)]
+        variants = ",".join(first if waits else best_variants(choosing, outcomes))
+        chosen = {f"--config.{name}" for name in swept}
+        kept = [argument for argument in cell.arguments if argument.partition("=")[0] not in chosen]
+        cell = dataclasses.replace(cell, arguments=(*kept, f"--config.variants={variants}"))
         check_reports(read_config_arguments(cell.arguments).config, choosing)
     except SettingError as error:
         raise ConfigError(f"best_of={cell.best_of}: {error}") from error
