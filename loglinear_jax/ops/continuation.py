@@ -14,6 +14,7 @@ from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
+from loglinear_jax.ops.sharding import over_explicit_axes
 
 
 def run_from(
@@ -70,12 +71,16 @@ def run_from(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_and_lam):
+def take_step(step: Callable, state: FenwickState, *token):
     """One more token after a state, by `step`, an operation's own, in the state's dtype.
 
-    others_and_lam: what else a token has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is NaN where the
-    state or lam has no level for the token.
+    token: its q, k, v, log_decay, and what else it has, lam the last. Returns (o [B, H, V] in v's dtype, the next state); o is
+    NaN where the state or lam has no level for the token.
     """
+    return over_explicit_axes(tokens=3, axis=1)(functools.partial(_take_step, step))(state, *token)
+
+
+def _take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_and_lam):
     *others, lam = others_and_lam
     levels, dtype = state.levels.shape[2], state.levels.dtype
     position = as_int32(state.position)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from loglinear_jax.ops.sharding import over_explicit_axes
 from pallas_kernels import interpreting
 
 CHUNKED = ("xla", "pallas")  # forms that take a chunk_size
@@ -37,9 +38,11 @@ def compile_operation(*static: str) -> Callable[[Callable], Callable]:
     """
 
     def decorate(function: Callable) -> Callable:
+        sharded = over_explicit_axes(tokens=2, axis=2)(function)
+
         def run(*arrays: Any, interpreted: bool, **options: Any) -> Any:
             del interpreted
-            return function(*arrays, **options)
+            return sharded(*arrays, **options)
 
         run.__name__ = function.__name__
         compiled = jax.jit(run, static_argnames=(*static, "interpreted"))

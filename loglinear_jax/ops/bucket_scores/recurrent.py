@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.scan import scan_tokens
 
 
 def step(state: FenwickState, q, k, log_decay, precision=None):
@@ -27,10 +27,5 @@ def score(q, k, log_decay, *, levels, initial_state, return_state, precision=Non
         batch, _, heads = log_decay.shape
         initial_state = init_fenwick_state(batch, heads, q.shape[-1], 1, capacity(levels), accumulation_dtype(q, k))
 
-    def body(state, inputs):
-        scores, state = step(state, *inputs, precision=precision)
-        return state, scores
-
-    inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, log_decay))
-    state, scores = jax.lax.scan(body, initial_state, inputs)
-    return jnp.moveaxis(scores, 0, 1), state if return_state else None
+    scores, state = scan_tokens(step, initial_state, (q, k, log_decay), precision)
+    return scores, state if return_state else None

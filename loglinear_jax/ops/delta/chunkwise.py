@@ -23,6 +23,7 @@ from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Maps, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, pad_to, select_level
+from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.tree import DEFAULT_CHUNK, fitting_chunk_size, into_parts, read_left_siblings
 
 # Tokens a chunk for keys and values of SMALL_DIM at most: the C × C matrices of a chunk cost more than such states.
@@ -74,7 +75,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
         return maps.apply(state, precision) + own, state
 
     by_block = jax.tree.map(lambda x: jnp.moveaxis(x, 3, 0), (block.maps, block.states))
-    state, before = jax.lax.scan(carry, first, by_block)
+    state, before = jax.lax.scan(carry, varying_as(q, first), by_block)
     reads = block.reads.reshape(*block.reads.shape[:3], len(before), -1, q.shape[-1])
     out += dot("bgrntk,nbgrkv->bgrntv", reads, before, precision).reshape(out.shape)
     state = state.reshape(state.shape[0], -1, *shape[-2:])

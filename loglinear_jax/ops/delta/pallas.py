@@ -11,6 +11,7 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.delta.chunkwise import by_chunks, node_at
 from loglinear_jax.ops.delta.transitions import Maps
 from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.tree import fitting_chunk_size
 from pallas_kernels import KERNELS
 
@@ -44,7 +45,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     sizes = dict(chunk_size=chunk_size, precision=precision)
     out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
     if initial_state is None:
-        initial_state = jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype)
+        initial_state = varying_as(q, jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype))
     decay = jnp.exp(_log_decay_of_chunks(log_decay, chunk_size))
     out, state = pallas_kernels.carry_state(out, reads, decay, lost, states, initial_state, precision=precision)
     return out[:, :length], state if return_state else None

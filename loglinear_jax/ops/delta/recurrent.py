@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.scan import scan_tokens
 
 
 def step(state: FenwickState, q, k, v, log_decay, beta, lam, precision=None):
@@ -44,21 +44,17 @@ def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precis
     if initial_state is None:
         sizes = len(v), v.shape[2], q.shape[-1], v.shape[-1], capacity(lam.shape[-1])
         initial_state = init_fenwick_state(*sizes, accumulation_dtype(q, k, v))
-    return _over_tokens(step, initial_state, (q, k, v, log_decay, beta, lam), return_state, precision)
+    out, state = scan_tokens(step, initial_state, _in_one_dtype(q, k, v, log_decay, beta, lam), precision)
+    return out, state if return_state else None
 
 
 def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, precision=None):
     """`one_state_step` over every token by `lax.scan`. Shapes and errors as in `gated_delta_attention`."""
     if initial_state is None:
         initial_state = jnp.zeros((len(v), v.shape[2], q.shape[-1], v.shape[-1]), accumulation_dtype(q, k, v))
-    return _over_tokens(one_state_step, initial_state, (q, k, v, log_decay, beta), return_state, precision)
+    out, state = scan_tokens(one_state_step, initial_state, _in_one_dtype(q, k, v, log_decay, beta), precision)
+    return out, state if return_state else None
 
 
-def _over_tokens(take, state, tokens, return_state, precision):
-    def body(state, token):
-        out, state = take(state, *token, precision=precision)
-        return state, out
-
-    dtype = accumulation_dtype(*tokens[:3])
-    state, out = jax.lax.scan(body, state, [jnp.moveaxis(x.astype(dtype), 1, 0) for x in tokens])
-    return jnp.moveaxis(out, 0, 1), state if return_state else None
+def _in_one_dtype(*tokens):
+    return [x.astype(accumulation_dtype(*tokens[:3])) for x in tokens]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
+from loglinear_jax.ops.scan import scan_tokens
 
 
 def attend(q, k, v, log_decay, *, initial_state, precision=None):
@@ -19,11 +19,9 @@ def attend(q, k, v, log_decay, *, initial_state, precision=None):
     if initial_state is None:
         initial_state = jnp.zeros((v.shape[0], heads, q.shape[-1], v.shape[-1]), dtype)
 
-    def step(state, token):
-        q, k, v, log_decay = token
-        state = decayed(state, log_decay) + k[..., :, None] * v[..., None, :]
-        return state, jnp.einsum("bhk,bhkv->bhv", q, state, precision=precision)
+    return scan_tokens(_step, initial_state, [x.astype(dtype) for x in (q, k, v, log_decay)], precision)
 
-    tokens = (jnp.moveaxis(x.astype(dtype), 1, 0) for x in (q, k, v, log_decay))
-    state, out = jax.lax.scan(step, initial_state, tuple(tokens))
-    return jnp.moveaxis(out, 0, 1), state
+
+def _step(state, q, k, v, log_decay, precision):
+    state = decayed(state, log_decay) + k[..., :, None] * v[..., None, :]
+    return jnp.einsum("bhk,bhkv->bhv", q, state, precision=precision), state

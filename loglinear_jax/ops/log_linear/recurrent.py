@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.scan import scan_tokens
 
 
 def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
@@ -32,10 +32,5 @@ def attend(q, k, v, log_decay, lam, *, initial_state, return_state, precision=No
         dtype = accumulation_dtype(q, k, v)
         initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
 
-    def body(state, inputs):
-        out, state = step(state, *inputs, precision=precision)
-        return state, out
-
-    inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, v, log_decay, lam))
-    state, out = jax.lax.scan(body, initial_state, inputs)
-    return jnp.moveaxis(out, 0, 1), state if return_state else None
+    out, state = scan_tokens(step, initial_state, (q, k, v, log_decay, lam), precision)
+    return out, state if return_state else None

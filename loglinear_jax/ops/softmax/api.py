@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from loglinear_jax.ops.checks import check_implementation, check_shapes
+from loglinear_jax.ops.sharding import over_explicit_axes
 from loglinear_jax.ops.softmax.parallel import parallel
 from loglinear_jax.ops.softmax.recurrent import recurrent
 from pallas_kernels import with_standard_promotion
@@ -47,4 +49,5 @@ def softmax_attention(
     q, k = q.astype(widest), k.astype(widest)
     if window is not None and window < 1:
         raise ValueError(f"window must be None or at least 1, got {window}")
-    return (recurrent if implementation == "recurrent" else parallel)(q, k, v, window)
+    form = functools.partial(recurrent if implementation == "recurrent" else parallel, window=window)
+    return over_explicit_axes(tokens=2, axis=2)(form)(q, k, v)
