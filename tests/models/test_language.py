@@ -91,7 +91,13 @@ DECODED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "prompt"), list(zip(DECODED, itertools.cycle((1, 5)))), ids=str)
+@pytest.mark.parametrize(
+    ("settings", "prompt"),
+    [
+        pytest.param(settings, prompt, id=f"{settings}-{prompt}", marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, (settings, prompt) in enumerate(zip(DECODED, itertools.cycle((1, 5))))
+    ],
+)
 def test_prompts_in_parts_and_decoding_are_the_full_pass(settings, prompt):
     """At the end of each part and at every position after, from states allocated for exactly as many tokens as come."""
     model, params = build(**{"layers": 1} | settings)

@@ -347,7 +347,9 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize(
+    "mixer", [pytest.param(name, marks=() if name == "gated_linear" else pytest.mark.slow) for name in MIXERS]
+)
 def test_a_model_has_forward_mode_derivatives(mixer):
     """Also of its gradient: the matrix of second derivatives is symmetric. On a GPU of the gradient alone."""
     if mixer == "softmax" and pallas_kernels.runs_on_gpu():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_kernels
 from loglinear_jax import (
@@ -232,6 +233,16 @@ FORMS = (
     Form(SOFTMAX, "parallel", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2, spreads=("v",)),
     Form(SOFTMAX, "recurrent", tolerance=1e-6, gradient_tolerance=1e-6, bfloat16_tolerance=2e-2),
 )
+
+
+def in_tiers(forms):
+    """The forms as a test's parameters: the fast tier has log-linear attention in plain JAX and the chunkwise form of the other
+    operations; the rest is slow."""
+    return [pytest.param(form, id=str(form), marks=() if _is_fast(form) else pytest.mark.slow) for form in forms]
+
+
+def _is_fast(form: Form) -> bool:
+    return form.name == "xla" or (form.name != "pallas" and form.operation in (LOG_LINEAR, SOFTMAX))
 
 
 def types_of(form: Form):

@@ -30,6 +30,7 @@ from .forms import (
     SOFTMAX,
     exact_output,
     exact_outputs_and_gradients,
+    in_tiers,
     outputs_and_gradients,
 )
 from .inputs import in_float64, random_inputs, relative_error
@@ -39,7 +40,7 @@ LOG_LINEAR_FORMS = [form for form in FORMS if form.operation is LOG_LINEAR]
 
 
 def every_form(which=lambda form: True):
-    return pytest.mark.parametrize("form", [form for form in FORMS if which(form)], ids=str)
+    return pytest.mark.parametrize("form", in_tiers(form for form in FORMS if which(form)))
 
 
 def of_its_own(form):
@@ -57,19 +58,18 @@ def assert_close(results, expected, form, tolerance=None):
         assert error <= (tolerance or limit) * scale, (name, error / scale)
 
 
-@every_form()
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("length", [1, 20])
 def test_definition(form, length):
     inputs = form.inputs(0, 2, length, 2, 4)
     assert relative_error(form(inputs), form.operation.definition(*inputs)) < form.tolerance
 
 
-@pytest.mark.parametrize(
-    ("form", "start"),
-    [(form, start) for form in FORMS for start in ((0, 16, 45) if form.operation.has_state else (None,))],
-    ids=str,
-)
+@every_form()
+@pytest.mark.parametrize("start", [None, 0, 16, 45])
 def test_values_states_and_gradients(form, start):
+    if start is not None and not form.operation.has_state:
+        pytest.skip("no state to start from")
     length, operation = 35, form.operation
     levels = num_levels(length + 45) + 1
     inputs = form.inputs(1, 1, length, 1, 2, levels=levels)
@@ -79,6 +79,7 @@ def test_values_states_and_gradients(form, start):
 
 
 @in_float64
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", WITH_STATES, ids=lambda operation: operation.name)
 @settings(max_examples=3)
 @given(
@@ -293,6 +294,7 @@ def test_bfloat16_inputs_accumulate_in_float32(form):
         assert relative_error(result, expected[name]) < form.bfloat16_tolerance, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", [DELTA, GATED_DELTA], ids=lambda operation: operation.name)
 def test_the_error_of_the_parallel_delta_rule_in_bfloat16_does_not_grow_with_its_length(operation):
     for length in (64, 512):
@@ -301,6 +303,7 @@ def test_the_error_of_the_parallel_delta_rule_in_bfloat16_does_not_grow_with_its
         assert relative_error(out, exact_output(operation, inputs)) < 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", WITH_STATES, ids=lambda operation: operation.name)
 def test_slow_decays_do_not_drift_in_the_recurrent_form(operation):
     """Rounded as a factor, exp(-1e-6) is off by 3 % of what is forgotten, alike at every token."""

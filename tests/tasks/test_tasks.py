@@ -298,10 +298,7 @@ def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("mqar", "selective_copy", "interleaved", "forgetting", "zoology_mqar", "state_tracking"),
-        *("mad_copying", "mad_fuzzy", "mad_memorisation", "mad_recall"),
-    ],
+    [pytest.param(name, marks=() if name == "mqar" else pytest.mark.slow) for name in TASKS],
 )
 def test_sequences_are_drawn_under_64_bit_types_without_a_warning(name):
     """By a user who calls `sample`; training draws with JAX's usual types, whatever is set."""

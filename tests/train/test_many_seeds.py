@@ -76,6 +76,7 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
         )
 
 
+@pytest.mark.slow
 def test_logits_where_the_task_scores_are_enough():
     scored, losses, accuracies, data = train([0, 1])
     everywhere, expected, *_ = train([0, 1], loss=mean_loss)
@@ -146,6 +147,7 @@ def test_validation_and_test_are_what_the_task_is_evaluated_on():
     assert jax.jit(trainer.test)(seed, params)[0] != jax.jit(usual.test)(seed, params)[0]
 
 
+@pytest.mark.slow
 def test_four_devices_give_what_one_gives():
     one, losses_one, accuracies_one, _ = train([0, 1, 2, 3], devices=CPUS[:1])
     four, losses_four, accuracies_four, _ = train([0, 1, 2, 3], devices=CPUS)
@@ -218,6 +220,7 @@ def test_early_stopping_and_the_records_of_a_seed():
     np.testing.assert_array_equal(state.solved_step, -1)
 
 
+@pytest.mark.slow
 def test_steps_of_active_seeds_alone_are_the_same():
     """On two devices, of which one has more of them."""
     many = many_seeds(8, SETTINGS, tuple(CPUS[:2]), None)
@@ -311,6 +314,7 @@ def test_gradient_clipping_is_by_global_norm():
         assert np.linalg.norm(first_moment) == pytest.approx(0.1 * norm, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_gradients_in_lower_precision_are_close(precision):
     """Of a model whose weights are large enough for every part of it to matter."""
@@ -328,6 +332,7 @@ def test_gradients_in_lower_precision_are_close(precision):
     assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_replica_is_the_seed_at_its_rates_alone(stream):
     """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it."""
