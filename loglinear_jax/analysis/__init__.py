@@ -1,6 +1,7 @@
 """Analysis of runs: their parameters, λ, curves, tables and figures, as functions; `python -m loglinear_jax.analysis` makes a
 report of them."""
 
+# ruff: noqa: F401  # what is imported here is the public API
 from loglinear_jax.command_line import needs_extra
 
 with needs_extra("analysis"):
@@ -13,29 +14,3 @@ with needs_extra("analysis"):
     from loglinear_jax.analysis.lengths import scores_by_length
     from loglinear_jax.analysis.looks import found_by_position, looks_at_answers
     from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
-
-__all__ = [
-    "AttentionRow",
-    "Panel",
-    "Run",
-    "TrainedVariant",
-    "answer_levels",
-    "attention_row",
-    "by_rate",
-    "chosen_interval",
-    "chosen_rate",
-    "draw_attention_rows",
-    "draw_lam_by_head",
-    "draw_lam_over_tokens",
-    "found_by_position",
-    "input_dependence",
-    "lam_values",
-    "levels_of_answers",
-    "load_run",
-    "looks_at_answers",
-    "read_run",
-    "relative_variation",
-    "sample_tokens",
-    "scores_by_length",
-    "static_lam",
-]

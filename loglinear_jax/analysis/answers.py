@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 
-from loglinear_jax.analysis import style
-from loglinear_jax.analysis.cells import percent
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.table import Cell, Table, percent
 from loglinear_jax.fenwick import fenwick_level, num_levels
 from loglinear_jax.tasks.base import BaseTask, with_length
-
-NAMES_WIDTH = 2.6  # inches
 
 
 def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -> Float[np.ndarray, " L"] | None:
@@ -44,26 +38,23 @@ def levels_of_answers(
 
     None where the task does not say. Raises ValueError for invalid sources.
     """
-    sources = checked_sources(task, tokens, targets)
+    sources = _checked_sources(task, tokens, targets)
     if sources is None:
         return None
     return np.where(targets >= 0, fenwick_level(np.arange(tokens.shape[1]), np.maximum(sources, 0)), -1)
 
 
-def checked_sources(
-    task: BaseTask, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
-) -> Int[np.ndarray, "num T"] | None:
+def _checked_sources(task: BaseTask, tokens: np.ndarray, targets: np.ndarray) -> Int[np.ndarray, "num T"] | None:
     """`BaseTask.sources` of these sequences. Raises ValueError if they are not what that promises."""
     given = task.sources(tokens, targets)
     if given is None:
         return None
     name, sources = f"{type(task).__name__}.sources", np.asarray(given)
     if sources.shape != targets.shape or not np.issubdtype(sources.dtype, np.integer):
-        raise ValueError(
-            f"{name} returns shape {sources.shape} and dtype {sources.dtype}: expected integers {targets.shape}"
-        )
-    at, scored = np.arange(targets.shape[1]), targets >= 0
-    wrong = np.where(scored, (sources < 0) | (sources > at), sources != -1)
+        found = f"shape {sources.shape} and dtype {sources.dtype}"
+        raise ValueError(f"{name} returns {found}: expected integers {targets.shape}")
+    scored = targets >= 0
+    wrong = np.where(scored, (sources < 0) | (sources > np.arange(targets.shape[1])), sources != -1)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         expected = f"0 to {column}, as the position is scored" if scored[row, column] else "-1, as it is not scored"
@@ -78,7 +69,7 @@ def answer_places(
     place so far at which the token stands in a role of its `ANSWERS`."""
     if targets[position] < 0:
         return np.zeros(0, int)
-    sources = checked_sources(task, tokens[None], targets[None])
+    sources = _checked_sources(task, tokens[None], targets[None])
     if sources is not None:
         return sources[0, position : position + 1]
     roles = [task.ROLES.index(name) for name in task.ANSWERS]
@@ -87,57 +78,23 @@ def answer_places(
 
 
 def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
-    """The levels that hold answers in some task, and their shares, a row for each task. shares: by the task in words, of
-    `answer_levels`."""
+    """The levels that hold answers in some task, and their shares, a row for each task. shares: `answer_levels` by the task in
+    words."""
     held = sorted({int(level) for of_task in shares.values() for level in np.flatnonzero(of_task)})
-    rows, raw = [], []
+    rows = []
     for task, of_task in shares.items():
         padded = np.pad(of_task, (0, max(held) + 1))
-        cells = {f"level {n}": percent(padded[n], digits=1) if padded[n] else "–" for n in held}
-        rows.append({"task": task} | cells)
-        raw += [{"task": task, "level": level, "share": float(share)} for level, share in enumerate(of_task)]
+        found = {n: Cell(percent(padded[n], 1) if padded[n] else "–", share=float(padded[n])) for n in held}
+        rows.append({"task": Cell(task, task=task)} | {f"level {n}": cell for n, cell in found.items()})
     note = (
         "Share of the answers at each Fenwick level, as their queries see them; other levels hold none. Level ℓ ≥ 1 is a "
         "bucket of 2^(ℓ−1) tokens."
     )
-    return Table("Levels that hold the answers", rows, raw, note)
-
-
-def draw_answer_levels(shares: Mapping[str, Float[np.ndarray, " L"]], message: str) -> Figure:
-    """A bar for each task, divided by the levels that hold its answers, in one colour for each level.
-
-    shares: by the task in words, of `answer_levels`. message: the figure's title.
-    """
-    names = [style.wrap(task, NAMES_WIDTH, 9) for task in shares]
-    lines = max(name.count("\n") + 1 for name in names)
-    figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 1.1 + (0.25 + 0.15 * lines) * len(names))
-    padded = np.zeros((len(names), max(map(len, shares.values()))))
-    for row, of_task in zip(padded, shares.values(), strict=True):
-        row[: len(of_task)] = 100 * of_task
-    held = np.flatnonzero(padded.any(0))
-    colors = dict(zip(held, mpl.colormaps["viridis"](np.linspace(0.95, 0.1, len(held))), strict=True))
-    ends, handles = padded.cumsum(1), {}
-    for level in held:
-        color = colors[level]
-        at = range(len(names))
-        bars = dict(left=ends[:, level] - padded[:, level], color=color, edgecolor="w", linewidth=0.8)
-        handles[f"level {level}"] = axis.barh(at, padded[:, level], **bars)
-        text = "w" if style.is_dark(color) else "k"
-        for row, share in enumerate(padded[:, level]):
-            if share >= 4:
-                middle = ends[row, level] - share / 2
-                axis.text(middle, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color=text)
-    axis.set_yticks(range(len(names)), names, fontsize=9)
-    axis.invert_yaxis()
-    axis.set(xlim=(0, 100), xlabel="answers (%)")
-    style.open_frame(axis)
-    style.legend_below(figure, handles)
-    style.title(figure, message)
-    return figure
+    return Table("Levels that hold the answers", rows, note)
 
 
 class Answers(Section):
-    """A row for each task that the runs have, drawn from its settings alone."""
+    """A row for each task that the runs have, from its settings alone."""
 
     NAME = "answers"
     TITLE = "Where the answers are"
@@ -150,21 +107,7 @@ class Answers(Section):
         shares = {}
         for name, run in {run.task.describe(): run for run in self.context.runs}.items():
             with self.context.attempt(run.workdir, "levels of the answers"):
-                of_task = answer_levels(run.task)
-                if of_task is not None:
+                if (of_task := answer_levels(run.task)) is not None:
                     shares[name] = of_task
         if shares:
-            figure = draw_answer_levels(shares, _message(shares))
-            self.add(figure, "answer-levels", title="Levels that hold the answers")
             self.add(levels_table(shares), "answer-levels-table")
-
-
-def _message(shares: dict[str, np.ndarray]) -> str:
-    """Of one task its levels; of several how many have all their answers at one."""
-    if len(shares) > 1:
-        one = sum(np.count_nonzero(of_task) == 1 for of_task in shares.values())
-        return f"Tasks with all their answers at one Fenwick level: {one} of {len(shares)}"
-    [held] = [np.flatnonzero(of_task) for of_task in shares.values()]
-    if len(held) == 1:
-        return f"Every answer is at Fenwick level {held[0]}"
-    return f"The answers are at {len(held)} Fenwick levels, {held[0]} to {held[-1]}"

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis.cells import finite
+from loglinear_jax.analysis.table import finite
+from loglinear_jax.components import split_outside
 from loglinear_jax.config import SWEPT
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -40,24 +41,43 @@ class AtRate:
     outcome: VariantOutcome
 
 
+def named_rates(variant: str) -> dict[str, str]:
+    """Those of RATES that a variant's name sets, with their values."""
+    settings = (split_outside(part, "=") for part in split_outside(variant, "+"))
+    return {name: "=".join(value) for name, *value in settings if name in RATES}
+
+
+def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for variant in variants:
+        given = named_rates(variant)
+        others = "+".join(part for part in split_outside(variant, "+") if part.partition("=")[0] not in given)
+        rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
+        found.setdefault(others or config.model.lam, {})[variant] = rate, decay
+    return found
+
+
 def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -> dict[str, list[AtRate]]:
     """By variant without its rates, its outcomes at each of them, from the lowest rate on.
 
     outcomes: those of the run with accuracies on the set that is to be shown; on one set if None.
     """
     outcomes = on_one_set(run.outcomes) if outcomes is None else outcomes
-    return {
-        name: sorted(
-            (AtRate(variant, rate, decay, outcomes[variant]) for variant, (rate, decay) in at_rates.items()),
-            key=lambda at: (at.weight_decay, at.learning_rate),
-        )
-        for name, at_rates in without_rates(run.config, outcomes).items()
-    }
+    found = {}
+    for name, at_rates in without_rates(run.config, outcomes).items():
+        group = [AtRate(variant, rate, decay, outcomes[variant]) for variant, (rate, decay) in at_rates.items()]
+        found[name] = sorted(group, key=lambda at: (at.weight_decay, at.learning_rate))
+    return found
 
 
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
-    """`by_variant`, of variants with several rates alone."""
-    return {variant: rates for variant, rates in by_variant(run).items() if len(rates) > 1}
+    """`by_variant`, only of variants with several rates."""
+    return {variant: group for variant, group in by_variant(run).items() if len(group) > 1}
+
+
+def several_decays(groups: Iterable[Sequence[AtRate]]) -> bool:
+    return len({at.weight_decay for group in groups for at in group}) > 1
 
 
 class AtBest(NamedTuple):
@@ -78,8 +98,8 @@ def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
 
 
 def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
-    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": of all
-    on the same set)."""
+    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": all on
+    the same set)."""
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
     found = []
@@ -87,23 +107,6 @@ def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBe
         groups = by_variant(run, {variant: outcomes[index, variant] for variant in run.outcomes})
         found.append((run, {variant: at_best(run.task.score, group) for variant, group in groups.items()}))
     return found, next((outcome.shown_as for outcome in outcomes.values()), "")
-
-
-def named_rates(variant: str) -> dict[str, str]:
-    """Those of RATES that a variant's name sets, with their values."""
-    settings = (part.partition("=") for part in variant.split("+"))
-    return {name: value for name, _, value in settings if name in RATES}
-
-
-def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
-    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
-    found: dict[str, dict[str, tuple[float, float]]] = {}
-    for variant in variants:
-        given = named_rates(variant)
-        others = "+".join(part for part in variant.split("+") if part.partition("=")[0] not in given)
-        rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
-        found.setdefault(others or config.model.lam, {})[variant] = rate, decay
-    return found
 
 
 def difference_at_best_rates(
@@ -116,11 +119,8 @@ def difference_at_best_rates(
 
 def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> list[tuple[str, str]]:
     """Every two variants, without those that differ in rate and of which one was trained at several."""
-    rate_of = {
-        variant: (rate, len(at_rates) > 1)
-        for at_rates in without_rates(run.config, outcomes).values()
-        for variant, rate in at_rates.items()
-    }
+    groups = without_rates(run.config, outcomes).values()
+    rate_of = {variant: (rate, len(group) > 1) for group in groups for variant, rate in group.items()}
 
     def alike(a: str, b: str) -> bool:
         (rate_a, several_a), (rate_b, several_b) = rate_of[a], rate_of[b]
@@ -192,25 +192,21 @@ def windows_of_rates(score: Score, group: Sequence[AtRate], chance: float) -> tu
     """The window of rates within GOOD of the best, once for each half of the seeds that chooses the best; none unless the mean
     at the best is clearly better than chance (`chosen_interval` beyond it).
 
-    One half chooses the best rate, the other half has the means: of the rates around the best, and of the best itself, to which
-    they are compared. The best mean of the half that chooses would be too good a reference, and the window too narrow: of six
-    equally good rates at which half of 16 seeds converge, it would hold 1.5 instead of 3.2.
+    One half chooses the best rate, and the other half has the means: the best mean of the half that chooses would be too good a
+    reference, and the window too narrow.
     """
     _, low, high = chosen_interval(score, group)
     if not (low > chance if score.higher_is_better else high < chance):  # nor if one of them is nan
         return ()
     shown = _shown(group)
     by_first, by_others = cross_fit(shown, score.higher_is_better).chosen
-    return _around(score, group, by_first, shown[:, 1::2].mean(1)), _around(
-        score, group, by_others, shown[:, ::2].mean(1)
-    )
+    halves = ((by_first, shown[:, 1::2]), (by_others, shown[:, ::2]))
+    return tuple(_around(score, group, best, values.mean(1)) for best, values in halves)
 
 
 def _around(score: Score, group: Sequence[AtRate], best: int, means: Float[np.ndarray, " rates"]) -> Window:
     good = means >= GOOD * means[best] if score.higher_is_better else means <= means[best] / GOOD
-    tried = [
-        row for row, at in enumerate(group) if at.weight_decay == group[best].weight_decay
-    ]  # from the lowest rate on
+    tried = [row for row, at in enumerate(group) if at.weight_decay == group[best].weight_decay]
     low = high = tried.index(best)
     while low > 0 and good[tried[low - 1]]:
         low -= 1
@@ -222,8 +218,7 @@ def _around(score: Score, group: Sequence[AtRate], best: int, means: Float[np.nd
 
 def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
     """What a variant that learned nothing reaches at most, as no task says what chance is: the better end of the interval of
-    the worst mean among all variants and rates; of accuracies at most 50 %, which is chance with two answers, as every variant
-    may have learned at every rate. nan where there are too few seeds for intervals."""
+    the worst mean among all variants and rates, of accuracies at most 50 %. nan where there are too few seeds for intervals."""
     intervals = [mean_interval(finite(at.outcome.shown)) for group in variants.values() for at in group]
     intervals = [interval for interval in intervals if np.isfinite(interval).all()]
     if not intervals:

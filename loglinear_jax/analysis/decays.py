@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import style
-from loglinear_jax.analysis.cells import accuracy_note
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.lam_values import mixer_params
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.table import Cell, Table, accuracy_note
 from loglinear_jax.config import ConfigError, build, variant_config
 from loglinear_jax.mixers import find_mixer, parse_pattern
 from loglinear_jax.progress import progress_bar
@@ -30,31 +28,40 @@ from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train import SeedTrainer, TrainSettings
 
 
+def layers_with_decays(run: Run, variant: str) -> tuple[int, ...]:
+    """The layers whose mixer decays: all or none, but in a model of several mixers, and none in a model of one's own."""
+    model = variant_config(run.config, variant).model
+    decay = [find_mixer(mixer)[0].has_decays for mixer in parse_pattern(model.get("mixer", "softmax"))]
+    return tuple(layer for layer in range(model.get("layers", 0)) if decay[layer % len(decay)])
+
+
 def initial_memory(run: Run, variant: str) -> Float[np.ndarray, "seeds layers heads"]:
-    """Tokens after which a head's state has decayed to 1/e at the start, 1 / (exp(A_log) · softplus(dt_bias)).
+    """Tokens after which a head's state has decayed to 1/e at the start, 1 / (exp(A_log) · softplus(dt_bias)), in the
+    `layers_with_decays`.
 
     From every seed's initial parameters, drawn again: they follow from its number, so neither a checkpoint nor a GPU is needed.
     A token's own part of the step size is left out. It is small with weight_std = 0.02 (within about 5 %), but not with 0.125.
-    Raises ConfigError for softmax attention, which has no decays.
+    Raises ConfigError for a model without decays.
     """
+    if not (layers := layers_with_decays(run, variant)):
+        raise ConfigError(f"{run.name}: {variant} has no decays")
     # The draws of decays depend neither on the vocabulary, for which a text would have to be opened, nor on λ: one program
     # serves the variants of several λ.
     experiment = build(run.config, variant, vocab_size=1)
-    settings = experiment.model.settings
-    if not settings.has_decays:
-        raise ConfigError(f"{run.name}: {variant} has no decays")
-    model = type(experiment.model)(dataclasses.replace(settings, lam="fixed"))
-    return _initial_memory(model, experiment.task, experiment.train, tuple(experiment.seeds))
+    model = type(experiment.model)(dataclasses.replace(experiment.model.settings, lam="fixed"))
+    return _initial_memory(model, experiment.task, experiment.train, tuple(experiment.seeds), layers)
 
 
 @functools.cache
 @standard_settings()
-def _initial_memory(model: nn.Module, task: BaseTask, settings: TrainSettings, seeds: tuple[int, ...]) -> np.ndarray:
+def _initial_memory(
+    model: nn.Module, task: BaseTask, settings: TrainSettings, seeds: tuple[int, ...], layers: tuple[int, ...]
+) -> np.ndarray:
     trainer = SeedTrainer(model, task, settings)
 
     def rates(seed: Array) -> Array:
         params = trainer.init(seed).params["params"]
-        mixers = [mixer_params(params[f"layer_{index}"]) for index in range(model.settings.layers)]
+        mixers = [mixer_params(params[f"layer_{layer}"]) for layer in layers]
         return jnp.stack([jnp.exp(m["a_log"]) * nn.softplus(m["dt_bias"]) for m in mixers])
 
     return 1 / np.asarray(jax.jit(jax.vmap(rates))(np.asarray(seeds, np.int32)), np.float64)
@@ -67,39 +74,27 @@ def memory_table(memory: Sequence[tuple[Run, str, Float[np.ndarray, "S layers he
     """
     changes = changed_settings([run for run, *_ in memory])
     outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(memory)})
-    rows, raw = [], []
+    rows = []
     for (run, variant, tokens), changed, outcome in zip(memory, changes, outcomes.values(), strict=True):
         converged = np.array(outcome.reached(CONVERGED_ACCURACY))
-        name = {"task": run.task.describe(), "changed": changed or "nothing", "variant": variant}
-        row = name | {"≥ 90 %": f"{converged.sum()}/{len(converged)}"}
-        number = name | {"run": run.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
-        longest = {f"layer {i}": of_layer for i, of_layer in enumerate(tokens.max(2).T)} | {"all": tokens.max((1, 2))}
-        for place, of_seeds in longest.items():
+        names = {"task": run.task.describe(), "changed": changed or "nothing", "variant": variant}
+        numbers = {"run": run.name, "num_converged": int(converged.sum()), "num_seeds": len(converged)}
+        row = {name: Cell(text, **{name: text}) for name, text in names.items()}
+        row["≥ 90 %"] = Cell(f"{converged.sum()}/{len(converged)}", **numbers)
+        longest = zip(layers_with_decays(run, variant), tokens.max(2).T, strict=True)
+        for place, of_seeds in [*((f"layer {i}", of_layer) for i, of_layer in longest), ("all", tokens.max((1, 2)))]:
             chance, p = longer_among(of_seeds, converged)
-            row[place] = f"{chance:.2f} (p = {p:.1g})" if np.isfinite(chance) else "–"
-            number |= {f"{place}: probability": chance, f"{place}: p": p}
+            text = f"{chance:.2f} (p = {p:.1g})" if np.isfinite(chance) else "–"
+            row[place] = Cell(text, **{f"{place}: probability": chance, f"{place}: p": p})
         rows.append(row)
-        raw.append(number)
     note = (
         f"{accuracy_note(outcome)} "
         "The probability that a seed that reached 90 % started with a longer memory than one that did not (0.5: no matter; 1: "
         "the outcome follows from it), and the p-value of the Mann-Whitney test, not corrected for the number of comparisons. "
         "Memory: tokens after which a head's state has decayed to 1/e before training; the longest of the heads of a layer, "
-        "or of all."
+        "or of all. Layers without decays, of softmax attention, are left out."
     )
-    return Table("Which seeds converge, by how far back they remember at the start", rows, raw, note)
-
-
-def draw_initial_memory(panels: Sequence[style.SeedPanel], what: str, accuracy: str, message: str) -> Figure:
-    """Every seed's accuracy against how far back it remembers before training, in tokens.
-
-    panels: with lines at the sequences' length. what: whose memory it is. accuracy: on which set, such as "test accuracy".
-    message: the figure's title.
-    """
-    figure, axis = style.draw_seeds(panels, 2.7, what, f"{accuracy} (%)", "length of the sequences", message)
-    axis.set_xscale("log")
-    style.log_ticks(axis.xaxis, most=5)
-    return figure
+    return Table("Which seeds converge, by how far back they remember at the start", rows, note)
 
 
 class InitialDecays(Section):
@@ -109,16 +104,8 @@ class InitialDecays(Section):
     TITLE = "Which seeds converge"
 
     def show_all(self) -> None:
-        asked = [
-            (run, variant)
-            for run in self.context.runs
-            if run.outcomes and run.task.score.thresholds
-            for variant in run.variants
-            if all(
-                find_mixer(m)[0].has_decays
-                for m in parse_pattern(variant_config(run.config, variant).model.get("mixer", "softmax"))
-            )
-        ]
+        runs = [run for run in self.context.runs if run.outcomes and run.task.score.thresholds]
+        asked = [(run, v) for run in runs for v in run.variants if v in run.outcomes and layers_with_decays(run, v)]
         found = []
         with progress_bar("initial decays", len(asked), unit="variant", shown=bool(asked)) as bar:
             for run, variant in asked:
@@ -127,35 +114,36 @@ class InitialDecays(Section):
                 bar.update()
         if not found:
             return
-        layer, drawn = self.context.choices.layer, {}
+        layer, panels = self.context.choices.layer, {}
         changed = changed_settings([run for run, *_ in found])
         outcomes = on_one_set({index: run.outcomes[variant] for index, (run, variant, _) in enumerate(found)})
         for (run, variant, tokens), changes, outcome in zip(found, changed, outcomes.values(), strict=True):
             name = run.task.describe() + (f"; {changes}" if changes else "")
-            panel = drawn.setdefault(run.workdir, style.SeedPanel(name, run.task.trained_on.longest, {}))
+            panel = panels.setdefault(run.workdir, style.SeedPanel(name, run.task.trained_on.longest, {}))
             panel.by_variant[variant] = tokens[:, layer].max(1), outcome.accuracy
         table = memory_table(found)
         whose = "the last layer" if layer == -1 else f"layer {layer}"
-        what = f"longest memory in {whose} at the start (tokens)"
-        figure = draw_initial_memory(list(drawn.values()), what, outcome.shown_as, _message(table))
+        x, y = f"longest memory in {whose} at the start (tokens)", f"{outcome.shown_as} (%)"
+        figure, axis = style.draw_seeds(list(panels.values()), x, y, "length of the sequences", message_of(table))
+        axis.set_xscale("log")
+        style.log_ticks(axis.xaxis, most=5)
         self.add(figure, "initial-memory", title="Every seed's outcome, by how far back it remembers")
         self.add(table, "initial-memory-table")
 
 
-def _message(table: Table) -> str:
+def message_of(table: Table) -> str:
     """With how many variants those seeds converge that remember furthest, over all layers; or, if of each variant all seeds
     or none converge, which."""
     chances = [(row["all: probability"], row["all: p"]) for row in table.raw]
     tested = [(chance, p) for chance, p in chances if np.isfinite(chance)]
-    if not tested:
-        all_converge = [row["num_converged"] == row["num_seeds"] for row in table.raw]
-        none, every = all_converge.count(False), all_converge.count(True)
-        if not none:
-            return "Every seed converges, however far back it remembers at the start"
-        if not every:
-            return "No seed converges, however far back it remembers at the start"
+    if tested:
+        longer = sum(chance > 0.5 and p < 0.05 for chance, p in tested)
+        found = f"{longer} of {len(tested)} variants"
+        return f"Seeds that remember further back at the start converge more often (p < 0.05): {found}"
+    all_converge = [row["num_converged"] == row["num_seeds"] for row in table.raw]
+    none, every = all_converge.count(False), all_converge.count(True)
+    if none and every:
         return (
             f"Variants of which every seed converges: {every}; of which none does, whatever the initial memory: {none}"
         )
-    longer = sum(chance > 0.5 and p < 0.05 for chance, p in tested)
-    return f"Seeds that remember further back at the start converge more often (p < 0.05): {longer} of {len(tested)} variants"
+    return f"{'No' if none else 'Every'} seed converges, however far back it remembers at the start"

@@ -52,11 +52,8 @@ def describe_run(run: Run) -> str:
 
 def setting_of(config: ConfigDict) -> str:
     """ "text" or "released" if the model is exactly that of the paper's text or of its released code, else ""."""
-    given = flat_settings(config)
-    for name, settings in _settings(config.model.kind).items():
-        if all(given.get(key) == value for key, value in settings.items()):
-            return name
-    return ""
+    given = flat_settings(config).items()
+    return next((name for name, setting in _settings(config.model.kind).items() if setting.items() <= given), "")
 
 
 def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
@@ -64,15 +61,14 @@ def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
     positions λ has levels does not count. train: in what training is not as the paper usually does it."""
     if config.model.kind != kind:
         return False
-    given, published = flat_settings(config), flat_settings(SETTINGS[kind][0]())
-    published |= {f"train.{name}": value for name, value in train.items()}
+    given = flat_settings(config)
+    published = flat_settings(SETTINGS[kind][0]()) | {f"train.{name}": value for name, value in train.items()}
+    models = [
+        {name: value for name, value in setting.items() if name.startswith("model.") and name != "model.max_length"}
+        for setting in _settings(kind).values()
+    ]
     same_train = all(given.get(name) == published.get(name) for name in OF_A_PUBLISHED_NUMBER)
-    return same_train and any(
-        all(
-            given.get(n) == value for n, value in settings.items() if n.startswith("model.") and n != "model.max_length"
-        )
-        for settings in _settings(kind).values()
-    )
+    return same_train and any(model.items() <= given.items() for model in models)
 
 
 @functools.cache
@@ -86,11 +82,8 @@ def _settings(kind: str) -> dict[str, dict[str, Any]]:
     release(released)
     flat = {"text": flat_settings(make()), "released": flat_settings(released)}
     changed = differing_names(list(flat.values()))
-    names = [name for name in flat["text"] if name in changed or name.startswith("model.")]
-    return {
-        setting: {name: of_one[name] for name in names if name in changed or name not in NOT_OF_A_SETTING[kind]}
-        for setting, of_one in flat.items()
-    }
+    names = [n for n in flat["text"] if n in changed or (n.startswith("model.") and n not in NOT_OF_A_SETTING[kind])]
+    return {setting: {name: of_one[name] for name in names} for setting, of_one in flat.items()}
 
 
 def experiment_of(run: Run) -> dict[str, Any]:
@@ -125,21 +118,19 @@ def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
         if preset.items() <= changed.items():
             words.append(word)
             changed = {name: value for name, value in changed.items() if name not in preset}
-    return ", ".join([*words, *(_in_words(name.partition(".")[2], value) for name, value in changed.items())])
-
-
-def _in_words(name: str, value: Any) -> str:
-    """Of several learning rates the least and the greatest."""
-    return f"{name} {min(value)} to {max(value)}" if has_several(value) else f"{name}={value}"
+    for path, value in changed.items():
+        name = path.partition(".")[2]
+        words.append(f"{name} {min(value)} to {max(value)}" if has_several(value) else f"{name}={value}")
+    return ", ".join(words)
 
 
 @functools.cache
 def _presets() -> dict[str, dict[str, Any]]:
     """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
-    changes = {}
+    default, changes = flat_settings(default_config()), {}
     for word, apply in PRESETS.items():
         config = default_config()
         apply(config)
-        names = differing_names([flat_settings(default_config()), flat_settings(config)])
-        changes[word] = {name: flat_settings(config)[name] for name in names}
+        flat = flat_settings(config)
+        changes[word] = {name: flat[name] for name in differing_names([default, flat])}
     return changes

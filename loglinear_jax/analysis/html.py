@@ -29,8 +29,7 @@ class Item:
 
 @dataclasses.dataclass
 class Part:
-    """A heading of the report with its items, which are written to files as they are added. notes: lines below the heading,
-    such as why something is not drawn."""
+    """A heading of the report with its items. notes: lines below the heading, such as why something is not drawn."""
 
     title: str
     intro: str = ""
@@ -54,11 +53,10 @@ class Report:
 
     def part(self, title: str, intro: str = "") -> Part:
         """The part of that title, begun if there is none yet. One without items and notes is not shown."""
-        for part in self.parts:
-            if part.title == title:
-                return part
-        self.parts.append(Part(title, intro))
-        return self.parts[-1]
+        found = next((part for part in self.parts if part.title == title), None)
+        if found is None:
+            self.parts.append(found := Part(title, intro))
+        return found
 
     def add(
         self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "", folded: bool = False
@@ -69,39 +67,25 @@ class Report:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
         if isinstance(shown, Table):
-            paths, title, note = shown.write(self.out / stem), title or shown.full_title, note or shown.note
-            item = Item(title, html=_unbroken(shown.text("html")), note=note, folded=folded)
+            paths, image, html = shown.write(self.out / stem), None, _unbroken(shown.text("html"))
+            title, note = title or shown.full_title, note or shown.note
         else:
-            paths = save(shown, self.out / stem)
-            item = Item(title, image=paths[0], note=note, folded=folded)
-        part.items.append(dataclasses.replace(item, files=tuple(path.name for path in paths)))
+            paths, html = save(shown, self.out / stem), ""
+            image = paths[0]
+        part.items.append(Item(title, image, html, note, tuple(path.name for path in paths), folded))
 
-    def write(
-        self,
-        title: str,
-        runs: Table,
-        settings: list[Table],
-        commands: list[str],
-    ) -> Path:
+    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
         """Writes report.html, with pictures inside. Raises CannotWrite."""
         import jinja2  # of the extra analysis, which training does not need
 
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("loglinear_jax.analysis", ""),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        loader = jinja2.PackageLoader("loglinear_jax.analysis", "")
+        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["as_data"] = _as_data
         environment.filters["width"] = _width
         environment.filters["as_html"] = lambda table: _unbroken(table.text("html"))
+        parts = [part for part in self.parts if part.items or part.notes]
         html = environment.get_template("report.html.jinja").render(
-            title=title,
-            runs=runs,
-            settings=settings,
-            commands=commands,
-            problems=self.problems,
-            parts=[part for part in self.parts if part.items or part.notes],
+            title=title, runs=runs, settings=settings, commands=commands, problems=self.problems, parts=parts
         )
         path = self.out / "report.html"
         replace_file(path, lambda file: file.write(html))

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis.dependence import dependence_of
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.html import slug
 from loglinear_jax.analysis.lam_values import static_lam
-from loglinear_jax.analysis.section import Context, Section
+from loglinear_jax.analysis.section import Section
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -26,12 +25,14 @@ MANY_ROWS = 12  # layers · heads from which each variant has a figure of its ow
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One heatmap under a title. values: [rows, columns]; by head [layers, heads, levels]."""
+    """One heatmap under a title. values: [rows, columns]; by head [layers, heads, levels]. used: cells that have no effect are
+    drawn faded. layers: their numbers, if they are not all."""
 
     values: Float[np.ndarray, "*shape"]
     title: str
-    used: Bool[np.ndarray, "*shape"] | None = None  # cells that have no effect are drawn faded
+    used: Bool[np.ndarray, "*shape"] | None = None
     marks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    layers: Sequence[int] | None = None
 
 
 def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
@@ -48,35 +49,45 @@ def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], message: str) -> Fig
     for row_axes, row in zip(axes, panels, strict=True):
         style.hide(row_axes[len(row) :])
         for axis, panel in zip(row_axes, row, strict=False):
-            _draw_over_tokens(figure, axis, panel, figure.get_figwidth() / columns - 0.5)
+            _draw_over_tokens(axis, panel, figure.get_figwidth() / columns - 0.5)
     style.title(figure, f"{message}\ncolour: λ (faded where the level's bucket is empty, so that λ has no effect)")
     return figure
 
 
-def _draw_over_tokens(figure: Figure, axis: Axes, panel: Panel, width: float) -> None:
+def _draw_over_tokens(axis: Axes, panel: Panel, width: float) -> None:
     levels, length = panel.values.shape
     used = np.ones_like(panel.values, bool) if panel.used is None else panel.used
-    low, high = _limits(panel.values[used])
     extent = (-0.5, length - 0.5, -0.5, levels - 0.5)
-    how = dict(aspect="auto", origin="lower", extent=extent, vmin=low, vmax=high, interpolation="nearest")
-    image = axis.imshow(panel.values, cmap="viridis", alpha=np.where(used, 1.0, 0.22), **how)
-    bar = figure.colorbar(image, ax=axis, pad=0.01, aspect=12, label="λ")
-    bar.solids.set_alpha(1)
-    bar.ax.tick_params(labelsize=8)
-    bar.ax.yaxis.get_major_locator().set_params(nbins=4)
+    how = dict(origin="lower", extent=extent, interpolation="nearest", alpha=np.where(used, 1.0, 0.22))
+    _heatmap(axis, panel.values, used, pad=0.01, aspect=12, label="λ", **how)
     for number, (name, position) in enumerate(sorted(panel.marks.items(), key=lambda mark: mark[1])):
         axis.axvline(position - 0.5, color=style.MARK, linestyle="--", linewidth=1.4)
         left = position > 0.5 * length  # of its line, where the end is near on the right
-        axis.annotate(
-            f"{name} →" if left else f"← {name}", (position - 0.5, 1.0), xycoords=("data", "axes fraction"),
-            xytext=(-2 if left else 2, 2 + 9 * (number % 2)), textcoords="offset points",
-            ha="right" if left else "left", va="bottom", fontsize=7, color=style.MARK,
-        )  # fmt: skip
+        at = dict(
+            xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7, color=style.MARK, va="bottom"
+        )
+        at |= dict(xytext=(-2 if left else 2, 2 + 9 * (number % 2)), ha="right" if left else "left")
+        axis.annotate(f"{name} →" if left else f"← {name}", (position - 0.5, 1.0), **at)
     axis.set_title(style.wrap(panel.title, width, 9), fontsize=9, pad=6 + 9 * min(len(panel.marks), 2))
     axis.set(xlabel="position (token)", ylabel="level")
     axis.xaxis.get_major_locator().set_params(nbins=6, integer=True)
     axis.set_yticks(range(0, levels, 1 if levels <= 8 else 2))
     axis.tick_params(labelsize=8)
+
+
+def _heatmap(axis: Axes, values: np.ndarray, shown: np.ndarray, pad: float, aspect: int, label: str = "", **how):
+    """An image with its bar. shown: the values that the colours span, which do not show the last bits of a constant λ."""
+    found = values[shown] if shown.any() else np.array([0.0, 1.0])
+    low, high = float(found.min()), float(found.max())
+    smallest = 0.02 * max(abs(low), abs(high), 1e-6)
+    if high - low < smallest:
+        low, high = (low + high - smallest) / 2, (low + high + smallest) / 2
+    image = axis.imshow(values, cmap="viridis", aspect="auto", vmin=low, vmax=high, **how)
+    bar = axis.figure.colorbar(image, ax=axis, pad=pad, aspect=aspect, label=label)
+    bar.solids.set_alpha(1)
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.yaxis.get_major_locator().set_params(nbins=4)
+    return image
 
 
 def draw_lam_by_head(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
@@ -95,26 +106,22 @@ def draw_lam_by_head(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
     for row_axes, row in zip(axes, panels, strict=True):
         style.hide(row_axes[len(row) :])
         for axis, panel in zip(row_axes, row, strict=False):
-            _draw_by_head(figure, axis, panel, levels, numbers, axis is row_axes[0])
+            _draw_by_head(axis, panel, levels, numbers, axis is row_axes[0])
             axis.set_title(style.wrap(panel.title, (width - names_width) / columns - 0.2, 9), fontsize=9)
     style.title(figure, message)
     return figure
 
 
-def _draw_by_head(figure: Figure, axis: Axes, panel: Panel, levels: int, numbers: bool, names: bool) -> None:
+def _draw_by_head(axis: Axes, panel: Panel, levels: int, numbers: bool, names: bool) -> None:
     """numbers: in the cells. names: of layers and heads, at the left."""
     layers, heads, _ = panel.values.shape
     values = panel.values[..., :levels].reshape(layers * heads, -1)
-    low, high = _limits(values[np.isfinite(values)])
-    image = axis.imshow(values, cmap="viridis", aspect="auto", vmin=low, vmax=high)
+    image = _heatmap(axis, values, np.isfinite(values), pad=0.01, aspect=14)
     for (i, j), value in np.ndenumerate(values):
         if numbers and np.isfinite(value):
             color = "w" if style.is_dark(image.to_rgba(value)) else "k"
             axis.text(j, i, short(float(value)), ha="center", va="center", fontsize=7, color=color)
-    bar = figure.colorbar(image, ax=axis, pad=0.01, aspect=14)
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.yaxis.get_major_locator().set_params(nbins=4)
-    rows = [f"layer {layer} head {head}" for layer in range(layers) for head in range(heads)]
+    rows = [f"layer {layer} head {head}" for layer in panel.layers or range(layers) for head in range(heads)]
     axis.set_yticks(range(layers * heads), rows if names else [""] * len(rows))
     for layer in range(1, layers):
         axis.axhline(layer * heads - 0.5, color="w", linewidth=3)
@@ -133,66 +140,31 @@ def _at_most(columns: int, panels: Sequence[Sequence[Panel]]) -> list[Sequence[P
     return [row[start : start + columns] for row in panels for start in range(0, len(row), columns)]
 
 
-def _limits(values: np.ndarray) -> tuple[float, float]:
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    # A constant λ would otherwise show the last bits of its rounding.
-    smallest = 0.02 * max(abs(low), abs(high), 1e-6)
-    if high - low < smallest:
-        middle = (low + high) / 2
-        low, high = middle - smallest / 2, middle + smallest / 2
-    return low, high
-
-
 class Heatmaps(Section):
-    """One kind of figure of a few seeds of every variant with λ.
-
-    WHAT: is shown. STEM: of its files. NOTE: below it. ALL_RUNS: whether it is also drawn of all runs, below each other.
-    """
+    """One kind of figure of a few seeds of every variant with λ. WHAT: is shown. STEM: of its files. NOTE: below it."""
 
     READS_CHECKPOINTS = True
     WHAT: ClassVar[str]
     STEM: ClassVar[str]
     NOTE: ClassVar[str] = ""
-    ALL_RUNS: ClassVar[bool] = True
+    draw = staticmethod(draw_lam_by_head)
 
-    def __init__(self, context: Context):
-        super().__init__(context)
-        self.of_runs: dict[str, list[tuple[Run, list[Panel]]]] = {}
-
-    def panels(self, trained: TrainedVariant) -> list[Panel]:
+    def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:
         """One for each seed to draw; none if the variant has no such thing."""
         raise NotImplementedError
 
-    def draw(self, panels: Sequence[Sequence[Panel]], message: str) -> Figure:
-        return draw_lam_by_head(panels, message)
-
     def find(self, run: Run, trained: TrainedVariant) -> list[Panel] | None:
-        panels = self.panels(trained) if trained.model.settings.has_lam else []
-        if panels:
-            self.of_runs.setdefault(trained.variant, []).append((run, panels))
-        return panels or None
+        layers = self.layers(run, trained, "has_lam", "λ")
+        return (self.panels(trained, layers) or None) if layers else None
 
     def show_run(self, run: Run, found: dict[str, list[Panel]]) -> None:
         rows = list(found.values())
         by_head = [np.prod(panel.values.shape[:2]) for row in rows for panel in row if panel.values.ndim == 3]
         large = max(by_head, default=0) > MANY_ROWS
-        for index, some in enumerate([[row] for row in rows] if large else [rows]):
+        for index, some in enumerate([[row] for row in rows] if large else [rows], 1):
             figure = self.draw(some, f"{style.sentence(self.WHAT)}; {describe_run(run)}")
-            shown_as = self.WHAT + (f", {index + 1} of {len(rows)}" if large else "")
-            self.add(figure, self.STEM + (f"-{index + 1}" if large else ""), run, shown_as, note=self.NOTE)
-
-    def show_all(self) -> None:
-        """Runs below each other, seeds beside each other, for each variant that several runs have."""
-        for variant, of_runs in self.of_runs.items():
-            if len(of_runs) < 2 or not self.ALL_RUNS:
-                continue
-            rows = [
-                [dataclasses.replace(panel, title=f"{describe_run(run)}\n{panel.title}") for panel in panels]
-                for run, panels in of_runs
-            ]
-            name = style.describe_variant(variant)
-            shown_as = f"All runs: {self.WHAT}, {name}"
-            self.add(self.draw(rows, f"{name}: {self.WHAT}"), f"all-runs-{self.STEM}-{slug(variant)}", title=shown_as)
+            shown_as = self.WHAT + (f", {index} of {len(rows)}" if large else "")
+            self.add(figure, self.STEM + (f"-{index}" if large else ""), run, shown_as, note=self.NOTE)
 
     def titled(self, trained: TrainedVariant, seed: int) -> str:
         return f"{style.describe_variant(trained.variant)}; {self.context.describe_seed(trained, seed)}"
@@ -203,19 +175,17 @@ class OverTokens(Heatmaps):
 
     NAME, TITLE = "lam", "λ over tokens"
     WHAT, STEM = "λ over the tokens of one sequence", "lam-tokens"
+    draw = staticmethod(draw_lam_over_tokens)
 
-    def panels(self, trained: TrainedVariant) -> list[Panel]:
+    def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:
         context, panels = self.context, []
-        layer, head = context.layer_and_head(trained)
+        layer, head = context.layer_and_head(trained, layers)
         for seed in context.drawn_seeds(trained):
             lam = context.mixer_values(trained, seed)[layer]["lam_value"][context.choices.example, :, head]
             used = occupied_levels(np.arange(lam.shape[0]), lam.shape[1]).T
             name = f"{self.titled(trained, seed)}; layer {layer}, head {head}"
             panels.append(Panel(lam.T, name, used, trained.task.marks()))
         return panels
-
-    def draw(self, panels: Sequence[Sequence[Panel]], message: str) -> Figure:
-        return draw_lam_over_tokens(panels, message)
 
 
 class Means(Heatmaps):
@@ -224,26 +194,26 @@ class Means(Heatmaps):
     NAME, TITLE = "lam", "λ by head and level"
     WHAT, STEM = "mean of λ where the level is used", "lam-mean"
 
-    def panels(self, trained: TrainedVariant) -> list[Panel]:
-        found = dependence_of(self.context, trained, self.context.drawn_seeds(trained))
-        return [Panel(of_seed["mean"], self.titled(trained, seed)) for seed, of_seed in found.items()]
+    def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:
+        found = dependence_of(self.context, trained, layers, self.context.drawn_seeds(trained))
+        return [Panel(of["mean"], self.titled(trained, seed), layers=layers) for seed, of in found.items()]
 
 
 class Static(Heatmaps):
     """What λ has learned apart from its input."""
 
     NAME, TITLE = "lam", "λ by head and level"
-    WHAT, STEM, ALL_RUNS = "static part of λ", "lam-static", False
+    WHAT, STEM = "static part of λ", "lam-static"
     NOTE = (
         "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ "
         "that looks into its buckets has no such part."
     )
 
-    def panels(self, trained: TrainedVariant) -> list[Panel]:
-        if lam_traits(trained.model.settings.mixers[0].lam).needs_scores:
+    def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:
+        mixers, panels = trained.model.settings.mixers, []
+        if lam_traits(mixers[layers[0] % len(mixers)].lam).needs_scores:
             return []
-        panels = []
         for seed in self.context.drawn_seeds(trained):
             values, what = static_lam(trained, seed, self.context.choices.which)
-            panels.append(Panel(values, f"{what}\n{self.titled(trained, seed)}"))
+            panels.append(Panel(values, f"{what}\n{self.titled(trained, seed)}", layers=layers))
         return panels

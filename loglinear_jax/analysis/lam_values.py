@@ -15,6 +15,25 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import TrainedVariant
 
+Which = Literal["best", "last"]
+
+
+def layers_that(trained: TrainedVariant, trait: Literal["has_lam", "has_states", "has_decays"]) -> list[int]:
+    """The layers whose mixer has this: all or none, but in a model of several mixers, and none in a model of one's own."""
+    mixers = getattr(trained.model.settings, "mixers", ())
+    return (
+        [i for i in range(trained.model.settings.layers) if getattr(mixers[i % len(mixers)], trait)] if mixers else []
+    )
+
+
+def _layers(trained: TrainedVariant, trait: str, what: str) -> list[int]:
+    """Raises ValueError if no layer has it."""
+    if layers := layers_that(trained, trait):
+        return layers
+    settings = trained.model.settings
+    named = f"its mixer is {settings.mixer}" if hasattr(settings, "mixer") else f"it is {settings.kind}"
+    raise ValueError(f"{trained.variant} of {trained.workdir} has no {what}: {named}")
+
 
 def sample_tokens(
     trained: TrainedVariant, num: int, seq_len: int | None = None
@@ -25,23 +44,18 @@ def sample_tokens(
 
 @functools.cache
 def _sown(model: nn.Module):
-    @jax.jit
-    def apply(params, tokens):
-        return model.apply(params, tokens, mutable=["intermediates"])[1]["intermediates"]
-
-    return apply
+    return jax.jit(lambda params, tokens: model.apply(params, tokens, mutable=["intermediates"])[1]["intermediates"])
 
 
 def mixer_values(
-    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
-) -> list[dict[str, np.ndarray]]:
-    """What each layer's TokenMixer sows for these tokens: by name, float32, from the first layer on.
+    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Which = "best"
+) -> dict[int, dict[str, np.ndarray]]:
+    """By layer, what its mixer sows for these tokens: by name, float32. Layers without states, of softmax attention, are left
+    out.
 
-    Raises ValueError for softmax attention, which has no states.
+    Raises ValueError if there are no others, and for more tokens than λ has levels for.
     """
-    settings = trained.model.settings
-    if not settings.has_states:
-        raise ValueError(f"{trained.variant} of {trained.workdir} has no states: its mixer is {settings.mixer}")
+    layers, settings = _layers(trained, "has_states", "states"), trained.model.settings
     if settings.longest is not None and tokens.shape[1] > settings.longest:
         raise ValueError(
             f"tokens has shape {tokens.shape}: λ of {trained.variant} has levels for {settings.longest} tokens"
@@ -51,51 +65,54 @@ def mixer_values(
     def find(node):
         return node if "queries" in node else next(find(child) for child in node.values() if isinstance(child, dict))
 
-    layers = [find(tree[f"layer_{index}"]) for index in range(settings.layers)]
-    return [{name: np.asarray(value[0], np.float32) for name, value in layer.items()} for layer in layers]
+    sown = {layer: find(tree[f"layer_{layer}"]) for layer in layers}
+    return {
+        layer: {name: np.asarray(value[0], np.float32) for name, value in of_layer.items()}
+        for layer, of_layer in sown.items()
+    }
 
 
 def lam_values(
-    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Literal["best", "last"] = "best"
+    trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Which = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
-    """λ at each of these tokens. L: the levels of the model, or of T tokens for a λ of which nothing is indexed by level.
+    """λ at each of these tokens, in the layers that have λ. L: the levels of the model, or of T tokens for a λ of which nothing
+    is indexed by level.
 
     Raises ValueError for a model without λ, or more tokens than it has levels for.
     """
-    if not trained.model.settings.has_lam:
-        raise ValueError(
-            f"{trained.variant} of {trained.workdir} has no λ: its mixer is {trained.model.settings.mixer}"
-        )
-    return np.stack([layer["lam_value"] for layer in mixer_values(trained, seed, tokens, which)])
+    layers = _layers(trained, "has_lam", "λ")
+    values = mixer_values(trained, seed, tokens, which)
+    return np.stack([values[layer]["lam_value"] for layer in layers])
 
 
 def static_lam(
-    trained: TrainedVariant, seed: int, which: Literal["best", "last"] = "best"
+    trained: TrainedVariant, seed: int, which: Which = "best"
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
-    """What λ has learned apart from its input, and what that is: λ itself for `fixed`, the weights Λ for `linear` (what the
-    paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no trained sequence
-    reached.
+    """What λ has learned apart from its input, in the layers that have λ, and what that is: λ itself for `fixed`, the weights Λ
+    for `linear` (what the paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no
+    trained sequence reached.
 
     Raises ValueError for a model without λ, and for a λ that looks into its buckets, which has no such part.
     """
-    settings = trained.model.settings
-    if not settings.has_lam:
-        raise ValueError(f"{trained.variant} of {trained.workdir} has no λ: its mixer is {settings.mixer}")
-    lam = settings.mixers[0].lam
-    if lam_traits(lam).needs_scores:
+    layers, settings = _layers(trained, "has_lam", "λ"), trained.model.settings
+    mixer = settings.mixers[layers[0] % len(settings.mixers)]
+    traits = lam_traits(mixer.lam)
+    if traits.needs_scores:
         raise ValueError(
-            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={lam} looks into its buckets"
+            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={mixer.lam} looks into its buckets"
         )
-    reached = np.arange(num_levels(settings.max_length)) < num_levels(trained.task.trained_on.longest)
+    levels = num_levels(settings.max_length)
+    reached = np.arange(levels) < num_levels(trained.task.trained_on.longest)
     params = trained.params(seed, which)["params"]
-    mixers = [mixer_params(params[f"layer_{index}"]) for index in range(settings.layers)]
-    if lam == "linear":
-        return np.where(reached, np.stack([mixer["lam"]["scale"] for mixer in mixers]), np.nan), "Λ of softplus(Λ ⊙ d)"
-    zeros = np.zeros((settings.heads, num_levels(settings.max_length)), np.float32)
-    module = settings.mixers[0].lam_module(implementation="xla", parent=None)
-    at_zero = _at_zero(module)
-    values = [at_zero(mixer.get("lam", {}), zeros) * np.exp(mixer.get("lam_log_scale", 0.0)) for mixer in mixers]
-    what = "λ where its input is 0" if lam_traits(lam).needs_input else "λ itself"
+    of_layers = [mixer_params(params[f"layer_{layer}"]) for layer in layers]
+    if mixer.lam == "linear":
+        return np.where(reached, np.stack([of["lam"]["scale"] for of in of_layers]), np.nan), "Λ of softplus(Λ ⊙ d)"
+    zeros, at_zero = (
+        np.zeros((settings.heads, levels), np.float32),
+        _at_zero(mixer.lam_module(implementation="xla", parent=None)),
+    )
+    values = [at_zero(of.get("lam", {}), zeros) * np.exp(of.get("lam_log_scale", 0.0)) for of in of_layers]
+    what = "λ where its input is 0" if traits.needs_input else "λ itself"
     return np.where(reached, np.stack(values), np.nan), what
 
 
@@ -107,9 +124,3 @@ def _at_zero(module: nn.Module):
 def mixer_params(layer: dict[str, Any]) -> dict[str, Any]:
     """The TokenMixer's parameters among those of a layer of either model."""
     return layer if "a_log" in layer else mixer_params(layer["mixer"])
-
-
-def check_index(name: str, value: int, size: int) -> None:
-    """Raises ValueError if there is no such index, from 0 or from the end."""
-    if not -size <= value < size:
-        raise ValueError(f"{name}={value}: expected -{size} to {size - 1}")

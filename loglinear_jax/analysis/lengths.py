@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -15,10 +14,10 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import paper, style
-from loglinear_jax.analysis.cells import mean_and_std, mean_std_and_reached
 from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.lam_values import Which, layers_that
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.table import Table, mean_and_std, mean_std_and_reached
 from loglinear_jax.evaluate import Span
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import lam_traits
@@ -46,21 +45,16 @@ def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None
     None where λ has no levels of its own, or looks into its buckets.
     """
     settings = trained.model.settings
-    if not settings.has_lam:
-        return None
-    traits = lam_traits(settings.mixers[0].lam)
-    if traits.needs_scores or not traits.has_levels:
+    mixers = getattr(settings, "mixers", ())
+    traits = [lam_traits(mixers[layer % len(mixers)].lam) for layer in layers_that(trained, "has_lam")]
+    if not traits or any(one.needs_scores or not one.has_levels for one in traits):
         return None
     settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.trained_on.longest))
     return dataclasses.replace(trained, model=type(trained.model)(settings))
 
 
 def scores_by_length(
-    trained: TrainedVariant,
-    seed: int,
-    lengths: Sequence[int],
-    num: int = 256,
-    which: Literal["best", "last"] = "best",
+    trained: TrainedVariant, seed: int, lengths: Sequence[int], num: int = 256, which: Which = "best"
 ) -> dict[str, Float[np.ndarray, " lengths"]]:
     """{"loss": nats, "accuracy": share} of one seed on `num` sequences of each length, the same for every seed. Of a text, as
     many tokens at each length as `num` windows of the trained length have.
@@ -91,80 +85,98 @@ def _scores(model: nn.Module):
     return jax.jit(lambda params, batch: scored_sums(model, params, batch))
 
 
-def draw_scores_by_length(
-    by_variant: Mapping[str, tuple[Sequence[int], Float[np.ndarray, "S N"]]], trained: int, score: Score, subject: str
-) -> Figure:
-    """The score against the length of the evaluated sequences: means thick; seeds thin, or where they are more than MOST_LINES
-    the means' 95 % intervals shaded.
+@dataclasses.dataclass(frozen=True)
+class ByLength:
+    """What a variant's seeds have at these lengths. changed: what is changed in it, such as "higher levels as 7"."""
 
-    by_variant: (lengths [N], shown values of the score [S, N] of the seeds), by the variant; after a comma what is changed in
-    it, which is dashed. trained: the length of the training sequences. subject: what they were trained on.
+    variant: str
+    lengths: Sequence[int]
+    seeds: Sequence[int]
+    values: Float[np.ndarray, "S N"]
+    changed: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.variant + (f", {self.changed}" if self.changed else "")
+
+    @property
+    def shown_name(self) -> str:
+        return style.describe_variant(self.variant) + (f", {self.changed}" if self.changed else "")
+
+
+def draw_scores_by_length(found: Sequence[ByLength], trained: int, score: Score, subject: str) -> Figure:
+    """The score against the length of the evaluated sequences: means thick, dashed where something is changed; seeds thin, or
+    where they are more than MOST_LINES the means' 95 % intervals shaded.
+
+    trained: the length of the training sequences. subject: what they were trained on.
     """
     figure, ((axis,),) = style.new_figure(7.6, 4.2)
-    looks = style.looks_of(dict.fromkeys(_unchanged(variant) for variant in by_variant))
-    many = sum(len(values) for _, values in by_variant.values()) > MOST_LINES
-    for variant, (lengths, values) in by_variant.items():
-        (color, marker), dashed = looks[_unchanged(variant)], variant != _unchanged(variant)
+    looks, handles = style.looks_of(one.variant for one in found), {}
+    many = sum(len(one.values) for one in found) > MOST_LINES
+    for one in found:
+        look, low, high = looks[one.variant], None, None
         if many:
-            _, low, high = np.transpose([mean_interval(column) for column in values.T])
-            axis.fill_between(lengths, low, high, color=color, alpha=0.2, linewidth=0)
+            _, low, high = np.transpose([mean_interval(column) for column in one.values.T])
         else:
-            axis.plot(lengths, values.T, color=color, alpha=max(0.15, 0.5 / len(values) ** 0.5), linewidth=0.8)
-        axis.plot(
-            lengths, values.mean(0), color=color, linewidth=2.4, marker=marker, label=style.describe_variant(variant),
-            linestyle="--" if dashed else "-", markerfacecolor="white" if dashed else color,
-        )  # fmt: skip
+            alpha = max(0.15, 0.5 / len(one.values) ** 0.5)
+            axis.plot(one.lengths, one.values.T, color=look.color, alpha=alpha, linewidth=0.8)
+        how = dict(look._asdict(), linestyle="--", markerfacecolor="white") if one.changed else look._asdict()
+        line = style.draw_line(axis, one.lengths, one.values.mean(0), low, high, linewidth=2.4, **how)
+        handles[one.shown_name] = line
     axis.axvline(trained, color=style.MARK, linestyle="--", linewidth=1.2)
-    axis.annotate(
-        "trained", (trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
-        color=style.MARK,
-    )  # fmt: skip
-    style.length_axis(axis, [n for lengths, _ in by_variant.values() for n in lengths])
+    at = dict(xy=(trained, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points")
+    axis.annotate("trained", color=style.MARK, **at)
+    style.length_axis(axis, [n for one in found for n in one.lengths])
     unit = f" ({score.unit})" if score.unit else ""
     axis.set(xlabel="length of the evaluated sequences (tokens)", ylabel=score.name + unit)
     if score.unit == "%":
         axis.set_ylim(0, 102)
-    style.legend_below(figure, style.handles_of(axis))
-    style.title(figure, f"{_two_best(by_variant, trained, score)}\ntrained on {subject}")
-    style.open_frame(axis)
+    style.finish(figure, f"{_two_best(found, trained, score)}\ntrained on {subject}", handles)
     return figure
 
 
-def _unchanged(variant: str) -> str:
-    """Without what is changed in it: of "fixed, higher levels as 7" "fixed"."""
-    return variant.partition(", ")[0]
-
-
-def _two_best(by_variant: Mapping[str, tuple[Sequence[int], np.ndarray]], trained: int, score: Score) -> str:
+def _two_best(found: Sequence[ByLength], trained: int, score: Score) -> str:
     """Where all can be compared: at the longest length that every variant has."""
-    longest = min(max(lengths) for lengths, _ in by_variant.values())
-    at_longest = {variant: values[:, list(lengths).index(longest)] for variant, (lengths, values) in by_variant.items()}
+    longest = min(max(one.lengths) for one in found)
     worst = -np.inf if score.higher_is_better else np.inf
-    means = {variant: float(np.nan_to_num(values.mean(), nan=worst)) for variant, values in at_longest.items()}
-    best = sorted(means, key=means.get, reverse=score.higher_is_better)[:2]
-    shown = ", then ".join(
-        f"{style.describe_variant(variant).removeprefix('λ: ')} ({score.text(means[variant])})" for variant in best
+    means = [np.nan_to_num(one.values[:, list(one.lengths).index(longest)].mean(), nan=worst) for one in found]
+    order = (
+        np.argsort(means, kind="stable") if not score.higher_is_better else np.argsort(-np.array(means), kind="stable")
     )
-    return f"Best {score.name} at {longest:,} tokens, {longest // trained} times the trained length: {shown}"
+    best = [f"{found[i].shown_name.removeprefix('λ: ')} ({score.text(float(means[i]))})" for i in order[:2]]
+    return f"Best {score.name} at {longest:,} tokens, {longest // trained} times the trained length: {', then '.join(best)}"
+
+
+def lengths_table(run: Run, found: Sequence[ByLength]) -> Table:
+    score, rows, long = run.task.score, [], []
+    for one in found:
+        row = {"variant": one.name, "seeds": str(len(one.seeds))}
+        for length, column in zip(one.lengths, one.values.T, strict=True):
+            [cell] = [mean_std_and_reached(column, 100 * t) for t in score.thresholds[:1]] or [mean_and_std(column)]
+            row[f"length {length}"] = cell
+        if run.task.seq_len == 128 and run.config.task.name == "mqar":
+            row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(one.name, "–"))
+        rows.append(row)
+        for seed, of_seed in zip(one.seeds, one.values, strict=True):
+            names = {"variant": one.name, "seed": seed}
+            long += [names | {"length": n, score.name: float(x)} for n, x in zip(one.lengths, of_seed, strict=True)]
+    reached = "".join(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])
+    title = f"{f'{score.name} {score.unit}'.strip()}, mean ± std over seeds{reached}"
+    return Table(title, rows, of=describe_run(run), long=long)
 
 
 def draw_perplexity_by_position(spans: Sequence[Span], subject: str) -> Figure:
     """Perplexity of each span of positions at its middle on the logarithmic axis, with its interval. subject: in the title."""
     figure, ((axis,),) = style.new_figure(7.6, 4.2)
     middles = [(span.first * span.last) ** 0.5 for span in spans]
-    low, high = ([getattr(span, name) for span in spans] for name in ("low", "high"))
-    axis.fill_between(middles, low, high, alpha=0.2, linewidth=0)
-    axis.plot(middles, [span.perplexity for span in spans], marker="o", linewidth=2)
+    curve = ([getattr(span, name) for span in spans] for name in ("perplexity", "low", "high"))
+    style.draw_line(axis, middles, *curve, marker="o")
     axis.set(xlabel="position (tokens)", ylabel="perplexity", xscale="log", yscale="log")
     for direction in (axis.xaxis, axis.yaxis):
         style.log_ticks(direction)
-    style.open_frame(axis)
-    shown = " Shaded: 95 % interval over windows." if np.isfinite(low).any() else ""
-    style.title(figure, f"Perplexity by position: {subject}.{shown}")
+    shown = " Shaded: 95 % interval over windows." if np.isfinite([span.low for span in spans]).any() else ""
+    style.finish(figure, f"Perplexity by position: {subject}.{shown}")
     return figure
-
-
-Found = dict[str, tuple[list[int], list[int], np.ndarray]]  # variant -> lengths [N], seeds [S], shown values [S, N]
 
 
 class Lengths(Section):
@@ -175,56 +187,30 @@ class Lengths(Section):
     TITLE = "Length generalisation"
     READS_CHECKPOINTS = True
 
-    def find(self, run: Run, trained: TrainedVariant) -> Found | None:
+    def find(self, run: Run, trained: TrainedVariant) -> list[ByLength] | None:
         """Of the variant, and of one with its higher levels replaced."""
         longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
-        lengths = lengths_to_test(trained, longest)
-        if len(lengths) < 2:
+        if len(lengths_to_test(trained, longest)) < 2:
             return None
-        found = {trained.variant: self._scores(trained, lengths)}
-        extended = with_highest_trained_level(trained)
-        if extended is not None:
+        found = [self._scores(trained, longest)]
+        if (extended := with_highest_trained_level(trained)) is not None:
             highest = extended.model.settings.lam_levels - 1
-            lengths = lengths_to_test(extended, longest)
-            found[f"{trained.variant}, higher levels as {highest}"] = self._scores(extended, lengths)
+            found.append(self._scores(extended, longest, f"higher levels as {highest}"))
         return found
 
-    def _scores(self, trained: TrainedVariant, lengths: list[int]) -> tuple[list[int], list[int], np.ndarray]:
-        context, choices = self.context, self.context.choices
+    def _scores(self, trained: TrainedVariant, longest: int, changed: str = "") -> ByLength:
+        context, choices, lengths = self.context, self.context.choices, lengths_to_test(trained, longest)
 
         def compute(seed: int) -> dict[str, np.ndarray]:
             return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
 
         key = {"lengths": lengths, "sequences": choices.evaluated, "lam_levels": trained.model.settings.lam_levels}
         found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
-        shown = [trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()]
-        return lengths, list(found), np.array(shown)
+        shown = np.array([trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()])
+        return ByLength(trained.variant, lengths, list(found), shown, changed)
 
-    def show_run(self, run: Run, found: dict[str, Found]) -> None:
-        every = {variant: scores for of_variant in found.values() for variant, scores in of_variant.items()}
-        drawn = {variant: (lengths, values) for variant, (lengths, _, values) in every.items()}
-        figure = draw_scores_by_length(drawn, run.task.trained_on.longest, run.task.score, describe_run(run))
+    def show_run(self, run: Run, found: dict[str, list[ByLength]]) -> None:
+        every = [one for of_variant in found.values() for one in of_variant]
+        figure = draw_scores_by_length(every, run.task.trained_on.longest, run.task.score, describe_run(run))
         self.add(figure, "lengths", run, "longer sequences")
         self.add(lengths_table(run, every), "lengths-table", run)
-
-
-def lengths_table(run: Run, found: Found) -> Table:
-    score, rows, raw = run.task.score, [], []
-    for variant, (lengths, seeds, values) in found.items():
-        row = {"variant": variant, "seeds": str(len(seeds))}
-        for length, column in zip(lengths, values.T, strict=True):
-            [cell] = [mean_std_and_reached(column, 100 * t) for t in score.thresholds[:1]] or [mean_and_std(column)]
-            row[f"length {length}"] = cell
-        if run.task.seq_len == 128 and run.config.task.name == "mqar":
-            row["the paper at 256 (pairs not given)"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
-        rows.append(row)
-        raw += [
-            {"variant": variant, "seed": seed, "length": n, score.name: float(x)}
-            for seed, of_seed in zip(seeds, values, strict=True)
-            for n, x in zip(lengths, of_seed, strict=True)
-        ]
-    name = f"{score.name} {score.unit}".strip()
-    what = "".join(
-        [f"{name}, mean ± std over seeds", *(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])]
-    )
-    return Table(what, rows, raw, of=describe_run(run))

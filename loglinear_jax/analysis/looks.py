@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.answers import levels_of_answers
-from loglinear_jax.analysis.cells import mean_and_std
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.style import SeedPanel, describe_variant, draw_seeds
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.table import Table, mean_and_std
 from loglinear_jax.fenwick import num_levels, occupied_levels
 from loglinear_jax.runs.loading import Run, TrainedVariant
 
 SEEN = 1024  # sequences of which the rule by position knows
+WHAT = "answers at the largest λ"
+BySeed = Mapping[int, Mapping[str, np.ndarray]]
 
 
 def looks_at_answers(
@@ -55,9 +55,7 @@ def looks_at_answers(
     return {name: np.where(finite, value, np.nan) for name, value in found.items()}
 
 
-def best_heads(
-    by_seed: Mapping[int, Mapping[str, Float[np.ndarray, "layers H"]]],
-) -> tuple[list[int], dict[str, Float[np.ndarray, "S layers"]]]:
+def best_heads(by_seed: BySeed) -> tuple[list[int], dict[str, Float[np.ndarray, "S layers"]]]:
     """(the seeds whose λ is finite, their `looks_at_answers` of each layer's head that finds the most answers)."""
     finite = [seed for seed, found in by_seed.items() if np.isfinite(found["largest"]).all()]
     if not finite:
@@ -79,69 +77,37 @@ def found_by_position(levels: Int[np.ndarray, "num T"], seen: Int[np.ndarray, "s
 
 
 def looks_table(
-    by_variant: Mapping[str, Mapping[int, Mapping[str, np.ndarray]]],
-    accuracy: Mapping[str, Mapping[int, float]],
-    by_position: float,
-    title: str,
+    by_variant: Mapping[str, BySeed], accuracy: Mapping[str, Mapping[int, float]], by_position: float, title: str
 ) -> Table:
     """How often each variant's λ finds the answers: one row for each layer, of which each seed's best head counts.
 
-    by_variant: for each variant, a `looks_at_answers` by seed; accuracy: of that seed, from 0 to 1. by_position: of
-    `found_by_position`. The CSV has every seed, layer and head. Seeds whose λ is not finite are counted, and left out.
+    by_variant: for each variant, by seed, `looks_at_answers` and the numbers of its "layers"; accuracy: of that seed, from 0 to
+    1. by_position: `found_by_position`. The CSV has every seed, layer and head. Seeds whose λ is not finite are counted, and
+    left out.
     """
-    rows, raw = [], []
+    rows, long = [], []
     for variant, seeds in by_variant.items():
         finite, best = best_heads(seeds)
-        row = {"variant": variant, "seeds": str(len(finite))}
-        if len(finite) < len(seeds):
-            row["seeds"] += f", not finite: {len(seeds) - len(finite)}"
+        left_out = f", not finite: {len(seeds) - len(finite)}" if len(finite) < len(seeds) else ""
+        row = {"variant": variant, "seeds": f"{len(finite)}{left_out}"}
         if not finite:
             rows.append(row)
-        for layer in range(best["largest"].shape[1] if finite else 0):
-            cells = {"answers at the largest λ": "largest", "λ there / Σ λ": "weight"}
-            found = {name: f"{mean_and_std(100 * best[key][:, layer])} %" for name, key in cells.items()}
-            rows.append(row | {"layer": str(layer)} | found)
-        for seed, of_seed in seeds.items():
-            for layer, head in np.ndindex(of_seed["largest"].shape):
-                raw.append(
-                    {"variant": variant, "seed": seed, "accuracy": float(accuracy[variant][seed]), "layer": layer, "head": head}
-                    | {name: float(values[layer, head]) for name, values in of_seed.items()}
-                    | {"by_position": by_position}
-                )  # fmt: skip
+        for index, layer in enumerate(next(iter(seeds.values()))["layers"] if finite else ()):
+            largest, weight = (f"{mean_and_std(100 * best[name][:, index])} %" for name in ("largest", "weight"))
+            rows.append(row | {"layer": str(layer), WHAT: largest, "λ there / Σ λ": weight})
+        for seed, found in seeds.items():
+            of_seed = {"variant": variant, "seed": seed, "accuracy": float(accuracy[variant][seed])}
+            for index, head in np.ndindex(found["largest"].shape):
+                numbers = {name: float(found[name][index, head]) for name in ("largest", "weight")}
+                place = {"layer": int(found["layers"][index]), "head": head}
+                long.append(of_seed | place | numbers | {"by_position": by_position})
     note = (
         "At the queries: the share of them at which λ of the bucket with the answer is larger than λ of every other occupied "
         "level; and the mean share of that λ in the sum over the occupied levels. Of each layer the head with the largest "
         "first number, mean ± std over seeds. The best rule that sees the position alone, and picks the level that most often "
         f"holds the answer there, finds {100 * by_position:.1f} %."
     )
-    return Table(title, rows, raw, note)
-
-
-def draw_looks(
-    by_variant: Mapping[str, tuple[Float[np.ndarray, "S layers"], Float[np.ndarray, " S"]]],
-    by_position: float,
-    accuracy: str,
-    message: str,
-) -> Figure:
-    """Every seed's accuracy against how often λ is largest at the answer's bucket, a panel for each layer.
-
-    by_variant: for each variant (the share of the answers that the best head of each layer finds, accuracy), from 0 to 1.
-    by_position: the share that a rule finds that sees the position alone; accuracy: on which set, such as "test accuracy".
-    message: the figure's title.
-    """
-    layers = next(iter(by_variant.values()))[0].shape[1]
-    panels = [
-        SeedPanel(
-            f"layer {layer}, best head",
-            100 * by_position,
-            {variant: (100 * share[:, layer], of_seeds) for variant, (share, of_seeds) in by_variant.items()},
-        )
-        for layer in range(layers)
-    ]
-    line = "the best rule by position alone"
-    figure, axis = draw_seeds(panels, 2.9, "answers at the largest λ (%)", f"{accuracy} (%)", line, message)
-    axis.set_xlim(0, 102)
-    return figure
+    return Table(title, rows, note, long=long)
 
 
 class Looks(Section):
@@ -155,47 +121,46 @@ class Looks(Section):
     )
     READS_CHECKPOINTS = True
 
-    def find(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, dict], dict[int, float], str] | None:
+    def find(self, run: Run, trained: TrainedVariant) -> tuple[BySeed, dict[int, float], str] | None:
         """(`looks_at_answers` by seed, accuracies by seed, which these are)."""
-        if not trained.model.settings.has_lam:
-            return None
         context = self.context
+        if not (layers := self.layers(run, trained, "has_lam", "λ")):
+            return None
         tokens, targets = context.sequences(trained)
         levels = levels_of_answers(trained.task, tokens, targets)
         if levels is None:
             return None
 
         def compute(seed: int) -> dict[str, np.ndarray]:
-            return looks_at_answers(context.lam_of(trained, seed), levels)
+            values = context.mixer_values(trained, seed)
+            lam = np.stack([values[layer]["lam_value"] for layer in layers])
+            return looks_at_answers(lam, levels) | {"layers": np.array(layers)}
 
         sample = hashlib.sha256(np.ascontiguousarray([tokens, levels]).tobytes()).hexdigest()[:16]
         seeds = context.averaged_seeds(trained)
         return context.over_seeds(trained, "looks", {"sample": sample}, seeds, compute), *context.accuracy(run, trained)
 
     def show_run(self, run: Run, found: dict[str, Any]) -> None:
-        what, by_position, drawn = "answers at the largest λ", self._by_position(run), {}
-        looks = {variant: of_seeds for variant, (of_seeds, _, _) in found.items()}
-        accuracy = {variant: of_seeds for variant, (_, of_seeds, _) in found.items()}
-        for variant, seeds in looks.items():
-            finite, best = best_heads(seeds)
-            if finite:
-                drawn[variant] = best["largest"], np.array([accuracy[variant][seed] for seed in finite])
-        if drawn:
-            message = f"{_message(drawn, by_position)}\n{describe_run(run)}"
-            shown_as = next(iter(found.values()))[2]
-            self.add(draw_looks(drawn, by_position, shown_as, message), "looks", run, what)
-        table = looks_table(looks, accuracy, by_position, f"{describe_run(run)}: {what}")
-        self.add(table, "looks-table", run, what)
-
-    def _by_position(self, run: Run) -> float:
-        """`found_by_position` over the report's sequences; the rule has seen others."""
+        looks, accuracy = ({variant: of[i] for variant, of in found.items()} for i in (0, 1))
         num = self.context.choices.sequences
         levels = levels_of_answers(run.task, *run.task.inspection_sequences(num + SEEN))
-        return found_by_position(levels[:num], levels[num:])
-
-
-def _message(drawn: dict[str, tuple[np.ndarray, np.ndarray]], by_position: float) -> str:
-    """Of each variant the layer that finds the most answers, on average over seeds."""
-    most = {variant: 100 * share.mean(0).max() for variant, (share, _) in drawn.items()}
-    shown = [f"{describe_variant(variant).removeprefix('λ: ')} {share:.0f} %" for variant, share in most.items()]
-    return f"Answers at the largest λ: {', '.join(shown)}; a rule by position alone {100 * by_position:.0f} %"
+        by_position = found_by_position(levels[:num], levels[num:])  # the rule has seen other sequences
+        panels: dict[int, SeedPanel] = {}
+        most = []
+        for variant, seeds in looks.items():
+            finite, best = best_heads(seeds)
+            if not finite:
+                continue
+            share, of_seeds = 100 * best["largest"], np.array([accuracy[variant][seed] for seed in finite])
+            most.append(f"{describe_variant(variant).removeprefix('λ: ')} {share.mean(0).max():.0f} %")
+            for index, layer in enumerate(seeds[finite[0]]["layers"]):
+                panel = panels.setdefault(int(layer), SeedPanel(f"layer {layer}, best head", 100 * by_position, {}))
+                panel.by_variant[variant] = share[:, index], of_seeds
+        if panels:
+            shares = f"{', '.join(most)}; a rule by position alone {100 * by_position:.0f} %"
+            y, line = f"{next(iter(found.values()))[2]} (%)", "the best rule by position alone"
+            message = f"Answers at the largest λ: {shares}\n{describe_run(run)}"
+            figure, axis = draw_seeds([panels[layer] for layer in sorted(panels)], f"{WHAT} (%)", y, line, message)
+            axis.set_xlim(0, 102)
+            self.add(figure, "looks", run, WHAT)
+        self.add(looks_table(looks, accuracy, by_position, f"{describe_run(run)}: {WHAT}"), "looks-table", run, WHAT)

@@ -39,14 +39,14 @@ def result(config: ConfigDict, variant: str) -> str | None:
     model or training was another one. Either of the settings text and released may be the one it ran."""
     task, model = config.task, config.model
     if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and is_published(config, "recall"):
-        found = MQAR.get(task.num_pairs, {}).get(variant)
         if variant in HIDDEN and model.lam == "mlp_softplus":
             return HIDDEN[variant]
-        return None if found is None else f"{found[0]} ({found[1]})"
+        mean, peak = MQAR.get(task.num_pairs, {}).get(variant, (None, None))
+        return None if mean is None else f"{mean} ({peak})"
     if task.name == "selective_copy" and task.num_tokens == 16 and task.vocab_size in (64, 128):
-        found = SELECTIVE_COPY.get(task.seq_len, {}).get(variant)
+        mean, std = SELECTIVE_COPY.get(task.seq_len, {}).get(variant, (None, None))
         same = is_published(config, "recall", num_steps=30_000)
-        return f"{found[0]} ± {found[1]}" if found is not None and same else None
+        return f"{mean} ± {std}" if mean is not None and same else None
     if task.name == "text" and (task.corpus, task.seq_len, task.target_offset) == ("wikitext-103-raw", 512, 2):
         return LANGUAGE.get(model.hidden, {}).get(variant) if is_published(config, "language") else None
     return None

@@ -4,21 +4,21 @@ best rates; and what a few of the seeds would have said."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from loglinear_jax.analysis import best_rates, cells, style
+from loglinear_jax.analysis import best_rates, style
+from loglinear_jax.analysis import table as cells
+from loglinear_jax.analysis.best_rates import AtRate, name_of
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import VariantOutcome
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, RESAMPLES, few_seeds, mean_difference, mean_interval
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 
@@ -26,7 +26,7 @@ from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 # al.'s Table 2, MQAR at width 16: 55.9 against 46.9 (Mamba-2), five seeds each, as third parties quote it.
 FEWEST_TO_DRAW_FROM = 16
 PUBLISHED_GAIN = 9.0
-SHARE = f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"
+MEAN, SHARE = "mean [95 % interval]", f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"
 CROSS_FITTED = (
     "The best rate is chosen on one half of the seeds and reported on the other, and the reverse, so every seed counts once, "
     "at a rate that was chosen without it. Both rates are shown where the halves choose different ones. Intervals of means are "
@@ -35,75 +35,54 @@ CROSS_FITTED = (
 MANY_ROWS = 12  # above which a table is folded
 
 
-def rates(run: Run) -> list[Table]:
-    """(every variant at every rate, the best rate of every variant and its window); none if there is one rate alone."""
+def every_rate(run: Run) -> Table | None:
+    """Every variant at every rate; None if there is one rate alone."""
     variants = best_rates.by_rate(run)
-    if not variants:
-        return []
-    shown_as = next(iter(variants.values()))[0].outcome.shown_as
-    decays = len({at.weight_decay for group in variants.values() for at in group}) > 1
-    return [_at_every_rate(run, variants, shown_as, decays), _best_rates(run, variants, shown_as, decays)]
-
-
-def _at_every_rate(run: Run, variants: dict[str, list[best_rates.AtRate]], shown_as: str, decays: bool) -> Table:
-    rows, raw = [], []
-    for variant, group in variants.items():
-        for at in group:
-            mean, low, high = mean_interval(cells.finite(at.outcome.shown))
-            row = {"variant": variant, "rate": best_rates.name_of(at, decays), "seeds": cells.num_seeds(at.outcome)}
-            row["mean [95 % interval]"] = cells.with_interval(mean, low, high)
-            number = {"variant": variant, "learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
-            number |= {"num_seeds": len(at.outcome.seeds), "mean": mean, "low": low, "high": high}
-            if run.task.score.thresholds:
-                row[SHARE] = cells.share_converged(at.outcome)
-                number |= {"share_converged": at.outcome.share_converged}
-                number |= dict(zip(("share_low", "share_high"), at.outcome.share_converged_interval, strict=True))
-            if any(other.outcome.num_diverged for others in variants.values() for other in others):
-                row["diverged"] = str(at.outcome.num_diverged)
-            rows.append(row)
-            raw.append(number)
+    every, decays, rows = (
+        [at for group in variants.values() for at in group],
+        best_rates.several_decays(variants.values()),
+        [],
+    )
+    for variant, at in ((variant, at) for variant, group in variants.items() for at in group):
+        rate = {"learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
+        row = {"variant": Cell(variant, variant=variant), "rate": Cell(name_of(at, decays), **rate)}
+        row["seeds"] = cells.num_seeds(at.outcome)
+        row[MEAN] = cells.with_interval(*mean_interval(cells.finite(at.outcome.shown)))
+        if run.task.score.thresholds:
+            row[SHARE] = cells.share_converged(at.outcome)
+        if any(other.outcome.num_diverged for other in every):
+            row["diverged"] = str(at.outcome.num_diverged)
+        rows.append(row)
     note = "Intervals: of means by bootstrap over seeds, of shares Wilson's."
-    return Table(f"{shown_as} at every rate", rows, raw, note, describe_run(run))
+    return Table(f"{every[0].outcome.shown_as} at every rate", rows, note, describe_run(run)) if rows else None
 
 
-def _raw_rates(chosen: best_rates.Chosen) -> dict[str, float]:
-    """The rates as plain numbers; twice the same if the halves agree."""
-    of_halves = (("", chosen.rates[0]), ("other_", chosen.rates[-1]))
-    names = ("learning_rate", "weight_decay")
-    return {f"{prefix}{name}": getattr(rate, name) for prefix, rate in of_halves for name in names}
-
-
-def _best_rates(run: Run, variants: dict[str, list[best_rates.AtRate]], shown_as: str, decays: bool) -> Table:
-    rows, raw, score = [], [], run.task.score
-    chance = best_rates.chance_of(score, variants)
+def best_rates_table(run: Run) -> Table | None:
+    """The best rate of every variant and its window; None if there is one rate alone."""
+    variants, score = best_rates.by_rate(run), run.task.score
+    if not variants:
+        return None
+    decays, chance, rows = best_rates.several_decays(variants.values()), best_rates.chance_of(score, variants), []
     for variant, group in variants.items():
         chosen = best_rates.chosen_rate(score, group)
-        mean, low, high = best_rates.chosen_interval(score, group)
         windows = best_rates.windows_of_rates(score, group, chance)
-        row = {
-            "variant": variant,
-            "seeds": cells.num_finite(chosen.shown),
-            "best rate": best_rates.name_of(chosen.rates, decays),
+        rates = {
+            f"{prefix}{name}": getattr(rate, name)  # twice the same if the halves agree
+            for prefix, rate in (("", chosen.rates[0]), ("other_", chosen.rates[-1]))
+            for name in ("learning_rate", "weight_decay")
         }
-        row["mean at it [95 % interval]"] = cells.with_interval(mean, low, high)
-        share = {}
+        row = {"variant": Cell(variant, variant=variant), "seeds": cells.num_finite(chosen.shown)}
+        row["best rate"] = Cell(name_of(chosen.rates, decays), **rates)
+        row["mean at it [95 % interval]"] = cells.with_interval(*best_rates.chosen_interval(score, group))
         if score.thresholds:
-            share = dict(
-                zip(("share_converged", "share_low", "share_high"), best_rates.converged_at_chosen(chosen), strict=True)
-            )
-            row[SHARE] = "–" if np.isnan(share["share_low"]) else "{:.2f} [{:.2f}, {:.2f}]".format(*share.values())
-        row[f"rates within {best_rates.GOOD:.0%} of the best"] = _either(
-            f"{len(w.rates)} of {w.tried}: {w.span(decays)}" for w in windows
-        )
-        row["highest of them / lowest"] = _either(f"{'≥ ' * w.at_edge}{w.width:.3g}" for w in windows)
+            share, low, high = best_rates.converged_at_chosen(chosen)
+            text = "–" if np.isnan(low) else f"{share:.2f} [{low:.2f}, {high:.2f}]"
+            row[SHARE] = Cell(text, share_converged=share, share_low=low, share_high=high)
+        counts = dict.fromkeys(f"{len(w.rates)} of {w.tried}: {w.span(decays)}" for w in windows)
+        widths = dict.fromkeys(f"{'≥ ' * w.at_edge}{w.width:.3g}" for w in windows)
+        row[f"rates within {best_rates.GOOD:.0%} of the best"] = "; ".join(counts) or "–"
+        row["highest of them / lowest"] = "; ".join(widths) or "–"
         rows.append(row)
-        raw.append(
-            {"variant": variant, "num_seeds": len(chosen.shown)}
-            | _raw_rates(chosen)
-            | {"mean": mean, "low": low, "high": high}
-            | share
-            | _raw_windows(windows)
-        )
     shares = " Those of shares are Wilson's, with the choice as given." if score.thresholds else ""
     note = (
         f"{CROSS_FITTED}{shares} The window: rates next to the best one, without a gap, whose mean is within "
@@ -111,37 +90,42 @@ def _best_rates(run: Run, variants: dict[str, list[best_rates.AtRate]], shown_as
         "the other half has the means; both windows are shown where they differ. The highest of its rates over the lowest is "
         f"its width, ≥ where the window ends with the rates tried. {_describe_chance(score, chance)}"
     )
-    return Table(f"the best rate of every variant, {shown_as}", rows, raw, note, describe_run(run))
+    shown_as = next(iter(variants.values()))[0].outcome.shown_as
+    return Table(f"the best rate of every variant, {shown_as}", rows, note, describe_run(run))
+
+
+def _describe_chance(score: Score, chance: float) -> str:
+    if np.isnan(chance):
+        return f"With fewer than {FEWEST_FOR_INTERVAL} seeds there is no interval, and no window is given."
+    beyond, end = f"not below {score.text(chance)}", "lower end of that of the worst mean here"
+    if score.higher_is_better:
+        beyond, end = f"not above {score.text(chance)}", "upper end of that of the worst mean here, or 50 %"
+    return f"No window (–) is given where the best rate is not clearly better than chance: its interval is {beyond}, the {end}."
 
 
 def differences_at_best_rates(run: Run) -> Table | None:
     """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None if
     there is one variant, or one rate alone."""
-    variants = best_rates.by_variant(run)
+    variants, score = best_rates.by_variant(run), run.task.score
     if len(variants) < 2 or not best_rates.by_rate(run):
         return None
-    score, shown_as = run.task.score, next(iter(variants.values()))[0].outcome.shown_as
+    first, rows = next(iter(variants.values()))[0].outcome, []
     what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
-    rows, raw = [], []
     for a, b in itertools.combinations(variants, 2):
-        mean, low, high, p = best_rates.difference_at_best_rates(score, variants[a], variants[b])
+        *difference, p = best_rates.difference_at_best_rates(score, variants[a], variants[b])
         names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
-        rows.append(
-            names
-            | {
-                f"{what} [95 % interval]": cells.with_interval(mean, low, high, digits=2, sign="+"),
-                "p": cells.short_p(p, 2) if np.isfinite(p) else "–",
-            }
-        )
-        raw.append(names | {"mean_difference": mean, "low": low, "high": high, "p": p})
+        row = {name: Cell(text, **{name: text}) for name, text in names.items()}
+        row[f"{what} [95 % interval]"] = cells.with_interval(*difference, digits=2, sign="+", name="mean_difference")
+        rows.append(row | {"p": Cell(cells.short_p(p, 2), p=p)})
     note = (
         f"Paired by seed. {CROSS_FITTED} The p-values are of flipped signs (two-sided, from 14 seeds on at least 1/10,001), "
         "with the choices as given, so they are too small where the halves choose different rates: the interval counts there. "
         "They are not corrected for the number of comparisons."
     )
-    if any(np.isnan(row["mean_difference"]) for row in raw):
+    table = Table(f"differences at the best rates, {first.shown_as}", rows, note, describe_run(run))
+    if any(np.isnan(row["mean_difference"]) for row in table.raw):
         note += f" No difference (–) is given where a seed has no {score.name} at a rate that it reports, or there is one seed."
-    return Table(f"differences at the best rates, {shown_as}", rows, raw, note, describe_run(run))
+    return Table(table.title, rows, note, table.of)
 
 
 def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> Table | None:
@@ -156,34 +140,34 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
     shown = {variant: values for variant, values in every.items() if np.isfinite(values).all()}
     if len(shown) < 2 or min(map(len, shown.values())) < FEWEST_TO_DRAW_FROM:
         return None
-    points = ", points" if score.unit == "%" else ""
+    points, rows = ", points" if score.unit == "%" else "", []
     if published is None and score is ACCURACY:
         published = PUBLISHED_GAIN
-    rows, raw = [], []
     for a, b in itertools.combinations(shown, 2):
-        if len(groups[a]) == len(groups[b]) == 1:  # as in the table of differences
-            mean, low, high = mean_difference(shown[a], shown[b])
-        else:
-            mean, low, high, _ = best_rates.difference_at_best_rates(score, groups[a], groups[b])
+        difference = mean_difference(shown[a], shown[b])  # as in the table of differences
+        if len(groups[a]) > 1 or len(groups[b]) > 1:
+            difference = best_rates.difference_at_best_rates(score, groups[a], groups[b])[:3]
         each, same = (few_seeds(shown[a], shown[b], num, paired, published) for paired in (False, True))
         names = {"A": a, "B": b, "seeds": str(len(shown[a]))}
-        row = names | {
-            f"{score.name} A − B of all{points} [95 % interval]": cells.with_interval(
-                mean, low, high, digits=2, sign="+"
-            )
+        row = {name: Cell(text, **{name: text}) for name, text in names.items()}
+        of_all = cells.with_interval(*difference, digits=2, sign="+", name="mean_difference")
+        row[f"{score.name} A − B of all{points} [95 % interval]"] = of_all
+        numbers = {
+            f"{prefix}_{name}": x
+            for prefix, found in (("each", each), ("same", same))
+            for name, x in found._asdict().items()
+            if name != "as_large"
         }
-        row[f"{num} seeds each: 95 % of A − B"] = f"{each.low:+.2f} to {each.high:+.2f}"
+        text = f"{each.low:+.2f} to {each.high:+.2f}"
+        row[f"{num} seeds each: 95 % of A − B"] = Cell(text, num_drawn=num, **numbers)
         row[f"{num} each: right sign, wrong sign"] = _percents(each.right, each.wrong)
         row[f"the same {num}: right sign, wrong sign"] = _percents(same.right, same.wrong)
-        number = names | {"mean_difference": mean, "low": low, "high": high, "num_drawn": num}
-        number |= {f"each_{name}": x for name, x in each._asdict().items() if name != "as_large"}
-        number |= {f"same_{name}": x for name, x in same._asdict().items() if name != "as_large"}
         if published is not None:
             behind = few_seeds(shown[a], shown[b], num, published=-published).as_large
-            row[f"{num} each: A, B ahead by ≥ {published:.1f}"] = _percents(each.as_large, behind)
-            number |= {"published": published, "a_ahead_as_far": each.as_large, "b_ahead_as_far": behind}
+            numbers = {"published": published, "a_ahead_as_far": each.as_large, "b_ahead_as_far": behind}
+            ahead = Cell(_percents(each.as_large, behind), **numbers)
+            row[f"{num} each: A, B ahead by ≥ {published:.1f}"] = ahead
         rows.append(row)
-        raw.append(number)
     note = (
         f"{RESAMPLES:,} comparisons of {num} seeds of each variant, drawn with replacement from all of them. The right sign is "
         "that of the difference of all seeds, which is itself not known where its interval has 0 inside. Learning rates, where "
@@ -196,41 +180,11 @@ def few_seeds_table(run: Run, num: int = 5, published: float | None = None) -> T
             f" {PUBLISHED_GAIN:.1f} points: the largest gain of log-linear over one state in Guo et al.'s Table 2 (Mamba-2, "
             "width 16), of five seeds, as third parties quote it."
         )
-    return Table(f"what {num} seeds would tell, {groups[a][0].outcome.shown_as}", rows, raw, note, describe_run(run))
+    return Table(f"what {num} seeds would tell, {groups[a][0].outcome.shown_as}", rows, note, describe_run(run))
 
 
 def _percents(*shares: float) -> str:
     return ", ".join("–" if np.isnan(share) else cells.percent(share) for share in shares)
-
-
-def _describe_chance(score: Score, chance: float) -> str:
-    if np.isnan(chance):
-        return f"With fewer than {FEWEST_FOR_INTERVAL} seeds there is no interval, and no window is given."
-    if score.higher_is_better:
-        beyond, end = f"not above {score.text(chance)}", "upper end of that of the worst mean here, or 50 %"
-    else:
-        beyond, end = f"not below {score.text(chance)}", "lower end of that of the worst mean here"
-    return f"No window (–) is given where the best rate is not clearly better than chance: its interval is {beyond}, the {end}."
-
-
-def _either(of_windows: Iterable[str]) -> str:
-    """One text if both windows have the same, both if not, – for none."""
-    return "; ".join(dict.fromkeys(of_windows)) or "–"
-
-
-def _raw_windows(windows: Sequence[best_rates.Window]) -> dict[str, float | int | None]:
-    """As plain numbers; empty where there is no window."""
-    found: dict[str, float | int | None] = {}
-    for prefix, window in zip(("", "other_"), windows or (None, None), strict=True):
-        found |= {
-            f"{prefix}window_low": window and window.rates[0].learning_rate,
-            f"{prefix}window_high": window and window.rates[-1].learning_rate,
-            f"{prefix}window_decay": window and window.rates[0].weight_decay,
-            f"{prefix}num_good": window and len(window.rates),
-            f"{prefix}num_rates": window and window.tried,
-            f"{prefix}window_at_edge": window and window.at_edge,
-        }
-    return found
 
 
 def draw_rates(run: Run) -> Figure | None:
@@ -241,77 +195,49 @@ def draw_rates(run: Run) -> Figure | None:
     if not any(len(cells.finite(at.outcome.shown)) for at in every):
         return None
     score, first = run.task.score, every[0].outcome
-    panels = [(first.shown_as + (f" ({score.unit})" if score.unit else ""), _mean_shown)]
-    if score.thresholds:
-        panels.append((f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)", _percent_converged))
-    figure, (axes,) = style.new_figure(7.6 if len(panels) == 1 else style.FULL_WIDTH, 4.0, 1, len(panels))
+    labels = [first.shown_as + (f" ({score.unit})" if score.unit else "")]
+    labels += [f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)"] * bool(score.thresholds)
+    figure, (axes,) = style.new_figure(7.6 if len(labels) == 1 else style.FULL_WIDTH, 4.0, 1, len(labels))
     dashes = dict(zip(sorted({at.weight_decay for at in every}), best_rates.DASHES * len(every), strict=False))
     handles: dict[str, Any] = {}
-    for axis, (label, of_outcome) in zip(axes, panels, strict=True):
-        for variant, look in style.looks_of(variants).items():
-            how = look._asdict() | {"markersize": 5, "linewidth": 1.8}
-            handles[style.describe_variant(variant)] = Line2D([], [], **how)
-            for decay, dash in dashes.items():
-                group = [at for at in variants[variant] if at.weight_decay == decay]
-                _draw_line(axis, group, of_outcome, linestyle=dash, **how)
-        axis.set_xscale("log")
-        axis.set(xlabel="learning rate", ylabel=label)
-        _ticks_at(axis, sorted({at.learning_rate for at in every}), len(panels))
-        style.open_frame(axis)
+    for variant, look in style.looks_of(variants).items():
+        handles[style.describe_variant(variant)] = Line2D([], [], markersize=5, linewidth=1.8, **look._asdict())
+        for decay, dash in dashes.items():
+            group = [at for at in variants[variant] if at.weight_decay == decay]
+            rates = [at.learning_rate for at in group]
+            means = np.array([mean_interval(cells.finite(at.outcome.shown)) for at in group]).reshape(-1, 3)
+            style.draw_line(axes[0], rates, *means.T, linestyle=dash, **look._asdict())
+            # Shares without their intervals, which are wide: those of several variants would hide each other.
+            shares = [100 * at.outcome.share_converged for at in group] if score.thresholds else []
+            for axis in axes[1:]:
+                style.draw_line(axis, rates, shares, linestyle=dash, **look._asdict())
+    for axis, label in zip(axes, labels, strict=True):
+        axis.set(xlabel="learning rate", ylabel=label, xscale="log")
+        rates = sorted({at.learning_rate for at in every})
+        numbered = rates[:: -(-len(rates) // (12 // len(labels)))]  # as many as there is room for
+        axis.xaxis.set_major_locator(FixedLocator(numbered))
+        axis.xaxis.set_minor_locator(FixedLocator([rate for rate in rates if rate not in numbered]))
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        for tick in axis.get_xticklabels():
+            tick.set(rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
+        if score.metric != "loss":
+            axis.set_ylim(-2, 102)
     if score.metric == "loss":
         axes[0].set_yscale("log")
         style.log_ticks(axes[0].yaxis)
-    else:
-        for axis in axes:
-            axis.set_ylim(-2, 102)
     for decay, dash in dashes.items() if len(dashes) > 1 else ():
         handles[f"weight decay {decay:g}"] = Line2D([], [], color="0.35", linewidth=1.8, linestyle=dash)
-    style.legend_below(figure, handles)
     seeds = len(first.seeds)
     shaded = ", shaded: 95 % interval of the mean" if seeds >= FEWEST_FOR_INTERVAL else ""
     lacking = sum(len(at.outcome.shown) - len(cells.finite(at.outcome.shown)) for at in every)
     left_out = f", without {lacking} that have no finite {score.name}" if lacking else ""
     counted = f"{seeds} seed{'s' * (seeds > 1)} at each rate{left_out}"
-    style.title(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}")
+    style.finish(figure, f"{_message(score, variants)}\n{describe_run(run)}; {counted}{shaded}", handles)
     return figure
 
 
-def _draw_line(
-    axis: Axes,
-    group: Sequence[best_rates.AtRate],
-    of_outcome: Callable[[VariantOutcome], tuple[float, float, float]],
-    **how: Any,
-) -> None:
-    """A number of the outcome, and its interval, against the rate."""
-    if group:
-        rates = [at.learning_rate for at in group]
-        numbers, lows, highs = np.array([of_outcome(at.outcome) for at in group]).T
-        axis.plot(rates, numbers, **how)
-        axis.fill_between(rates, lows, highs, color=how["color"], alpha=0.12, linewidth=0)
-
-
-def _mean_shown(outcome: VariantOutcome) -> tuple[float, float, float]:
-    return mean_interval(cells.finite(outcome.shown))
-
-
-def _percent_converged(outcome: VariantOutcome) -> tuple[float, float, float]:
-    """Without its interval, which is wide: those of several variants would hide each other. It is in the table."""
-    return 100 * outcome.share_converged, np.nan, np.nan
-
-
-def _ticks_at(axis: Axes, rates: Sequence[float], panels: int) -> None:
-    """Ticks at the rates that were tried, and numbers at all of them, or at as many as there is room for."""
-    most = 12 // panels
-    shown = rates[:: -(-len(rates) // most)]
-    axis.xaxis.set_major_locator(FixedLocator(shown))
-    axis.xaxis.set_minor_locator(FixedLocator([rate for rate in rates if rate not in shown]))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    for label in axis.get_xticklabels():
-        label.set(rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
-
-
-def _message(score: Score, variants: Mapping[str, Sequence[best_rates.AtRate]]) -> str:
+def _message(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> str:
     chance = best_rates.chance_of(score, variants)
     windows = [window for group in variants.values() for window in best_rates.windows_of_rates(score, group, chance)]
     if not windows:
@@ -330,8 +256,9 @@ class Rates(Section):
 
     def show_run(self, run: Run, found: dict[str, Any]) -> None:
         self.add(draw_rates(run), "rates", run, "learning rates")
-        made = dict(zip(("rates-table", "best-rates"), rates(run), strict=False))  # none of a run with one rate
-        made["best-differences"] = differences_at_best_rates(run)
-        made["few-seeds"] = few_seeds_table(run)
-        for name, table in made.items():
+        tables = {"rates-table": every_rate, "best-rates": best_rates_table}
+        for name, make in (
+            tables | {"best-differences": differences_at_best_rates, "few-seeds": few_seeds_table}
+        ).items():
+            table = make(run)
             self.add(table, name, run, folded=table is not None and len(table.rows) > MANY_ROWS)

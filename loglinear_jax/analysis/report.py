@@ -15,36 +15,32 @@ from typing import Any
 
 import jinja2  # noqa: F401  # if it is missing, that shows before anything is made
 import numpy as np
-from ml_collections import ConfigDict
 
-import loglinear_jax.analysis
-from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.experiments import describe_run, setting_of
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.section import Choices, Context, Section
+from loglinear_jax.analysis.section import Cache, Choices, Context, Section
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several
 from loglinear_jax.files import local_path
-from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
+from loglinear_jax.runs.loading import Run, load_run, read_run
 
 LOG = "report.log"
 # The files of the sections in the report's order; sections in other files follow.
 ORDER = (
-    "comparisons", "sizes", "outcomes", "rates", "curves", "decays", "answers", "lam", "dependence", "looks", "attention_rows",
+    "comparisons", "outcomes", "rates", "curves", "decays", "answers", "lam", "dependence", "looks", "attention_rows",
     "lengths", "complexity",
 )  # fmt: skip
 
 
 def find_sections() -> dict[str, list[type[Section]]]:
     """By name, the sections in the files of this package, in the report's order."""
-    files = [file.name for file in pkgutil.iter_modules(loglinear_jax.analysis.__path__) if file.name != "__main__"]
+    names = {file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)])} - {"__main__"}
     found: dict[str, list[type[Section]]] = {}
-    for name in sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+    for name in [*ORDER, *sorted(names - set(ORDER))]:
         module = importlib.import_module(f"loglinear_jax.analysis.{name}")
-        classes = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, Section)]
-        for section in classes:
-            if section.NAME and section.__module__ == module.__name__:
-                found.setdefault(section.NAME, []).append(section)
+        classes = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, Section) and x.NAME]
+        for section in (x for x in classes if x.__module__ == module.__name__):
+            found.setdefault(section.NAME, []).append(section)
     return found
 
 
@@ -65,9 +61,7 @@ def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
 
 
 def make_report(
-    workdirs: Sequence[str | os.PathLike],
-    out: str | os.PathLike,
-    choices: Choices | None = None,
+    workdirs: Sequence[str | os.PathLike], out: str | os.PathLike, choices: Choices | None = None
 ) -> tuple[Path, list[str]]:
     """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
 
@@ -92,8 +86,9 @@ def make_report(
     context = Context(runs, report, choices, Cache(report.out / "cache"))
     with _logged_to(report.out / LOG):
         _go_through(context, [section(context) for section in chosen])
-    path = report.write(_title(runs), _runs_table(runs), _settings_tables(runs), _commands(runs))
-    return path, report.problems
+    title = describe_run(runs[0]) if len(runs) == 1 else f"Log-linear attention: {len(runs)} runs"
+    commands = [run.summary.command for run in runs if run.summary is not None and run.summary.command]
+    return report.write(title, _runs_table(runs), _settings_tables(runs), commands), report.problems
 
 
 @contextlib.contextmanager
@@ -119,8 +114,12 @@ def _go_through(context: Context, sections: list[Section]) -> None:
         found: dict[Section, dict[str, Any]] = {section: {} for section in reading}
         for variant in run.variants:
             with context.attempt(run.workdir, variant):
-                trained = load_run(run.workdir, variant)
-                _check_is_the_last(context, run, trained)
+                trained, outcome = load_run(run.workdir, variant), run.outcomes.get(variant)
+                if outcome is not None and trained.step < outcome.last_step:
+                    context.report.problems.append(
+                        f"{run.workdir}: {variant}: its last checkpoint, of step {outcome.last_step}, can't be read: "
+                        f"parameters are those of step {trained.step}"
+                    )
                 for section in reading:
                     with context.attempt(run.workdir, f"{variant}: {section}"):
                         of_variant = section.find(run, trained)
@@ -139,51 +138,27 @@ def _go_through(context: Context, sections: list[Section]) -> None:
             section.show_all()
 
 
-def _check_is_the_last(context: Context, run: Run, trained: TrainedVariant) -> None:
-    outcome = run.outcomes.get(trained.variant)
-    if outcome is not None and trained.step < outcome.last_step:
-        context.report.problems.append(
-            f"{run.workdir}: {trained.variant}: its last checkpoint, of step {outcome.last_step}, can't be read: parameters "
-            f"are those of step {trained.step}"
-        )
-
-
-def _title(runs: Sequence[Run]) -> str:
-    return describe_run(runs[0]) if len(runs) == 1 else f"Log-linear attention: {len(runs)} runs"
-
-
-def _commands(runs: Sequence[Run]) -> list[str]:
-    return [run.summary.command for run in runs if run.summary is not None and run.summary.command]
-
-
-def _rates(value: Any) -> str:
-    """One learning rate, or several."""
-    return ", ".join(f"{rate:g}" for rate in (value if has_several(value) else [value]))
-
-
-def _size(model: ConfigDict) -> str:
-    """Layers and width, or the import path of a model of one's own."""
-    return f"{model.layers} × {model.hidden}" if "layers" in model else model.kind
-
-
 def _runs_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
         model, train, summary, setting = run.config.model, run.config.train, run.summary, setting_of(run.config)
+        size = f"{model.layers} × {model.hidden}" if "layers" in model else model.kind  # a model of one's own
         seconds = [outcome.seconds for outcome in run.outcomes.values() if outcome.seconds is not None]
-        rates = [o.seed_steps_per_second for o in run.outcomes.values() if o.seed_steps_per_second]
+        speeds = [o.seed_steps_per_second for o in run.outcomes.values() if o.seed_steps_per_second]
+        rates = train.learning_rate if has_several(train.learning_rate) else [train.learning_rate]
+        rate = ", ".join(f"{rate:g}" for rate in rates)
         rows.append(
             {
                 "run": run.name,
                 "task": run.task.describe(),
-                "model": f"{_size(model)}{setting and f', setting {setting}'}",
+                "model": f"{size}{setting and f', setting {setting}'}",
                 "seeds": str(train.num_seeds),
-                "steps": f"{train.num_steps:,} of {train.batch_size}, rate {_rates(train.learning_rate)}, {train.precision}",
+                "steps": f"{train.num_steps:,} of {train.batch_size}, rate {rate}, {train.precision}",
                 "machine": (summary and summary.device) or "–",
                 "JAX": (summary and summary.versions.get("jax")) or "–",
                 "commit": (summary and summary.provenance.get("commit")) or "–",
                 "time": f"{sum(seconds) / 60:.1f} min" if seconds else "–",
-                "seed-steps/s": f"{np.median(rates):,.0f}" if rates else "–",
+                "seed-steps/s": f"{np.median(speeds):,.0f}" if speeds else "–",
             }
         )
     note = (
@@ -191,19 +166,17 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "optimiser steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers "
         "called “the paper” are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
     )
-    return Table("Runs", rows, note=note)
+    return Table("Runs", rows, note)
 
 
 def _settings_tables(runs: Sequence[Run]) -> list[Table]:
     """In which settings the runs differ, and all that they share."""
     flat = [flat_settings(run.config) for run in runs]
-    names = list(dict.fromkeys(name for settings in flat for name in settings))
     differing = differing_names(flat)
-    shared = Table("All settings" if len(runs) == 1 else "Settings that the runs share", [
-        {"setting": n, "value": str(flat[0][n])} for n in names if n not in differing
-    ])  # fmt: skip
-    rows = [
-        {"run": run.name} | {n: str(settings.get(n, "–")) for n in differing}
-        for run, settings in zip(runs, flat, strict=True)
-    ]
-    return [*([Table("Settings that differ", rows)] if differing else []), shared]
+    shared = [{"setting": name, "value": str(value)} for name, value in flat[0].items() if name not in differing]
+    tables = [Table("All settings" if len(runs) == 1 else "Settings that the runs share", shared)]
+    if differing:
+        of_runs = zip(runs, flat, strict=True)
+        rows = [{"run": run.name} | {n: str(of_run.get(n, "–")) for n in differing} for run, of_run in of_runs]
+        tables.insert(0, Table("Settings that differ", rows))
+    return tables

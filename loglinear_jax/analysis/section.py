@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import logging
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.cache import Cache
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.html import Part, Report, slug
-from loglinear_jax.analysis.lam_values import check_index, mixer_values
+from loglinear_jax.analysis.html import Report, slug
+from loglinear_jax.analysis.lam_values import layers_that, mixer_values
 from loglinear_jax.analysis.style import sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
+from loglinear_jax.runs.writing import replace_file
 
 log = logging.getLogger(__name__)
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
@@ -60,9 +62,34 @@ class Choices:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.example < self.sequences:
-            raise ValueError(
-                f"example={self.example}: expected 0 to {self.sequences - 1}, as there are {self.sequences}"
-            )
+            most = self.sequences
+            raise ValueError(f"example={self.example}: expected 0 to {most - 1}, as there are {most}")
+
+
+class Cache:
+    """Dicts of arrays in <folder>/<hash of the key>.npz. A damaged file is computed again; nothing in it is unpickled."""
+
+    VERSION = 2  # of what is computed: to be raised when the same key would give something else
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def get(self, key: Mapping[str, Any], compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """What `compute` gave for this key, now or before. key: JSON values; a run's `checkpoint` should be in it."""
+        name = json.dumps({"version": self.VERSION, **key}, sort_keys=True)
+        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.npz"
+        if path.exists():
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as read:
+                    kept = dict(read)
+                if all(isinstance(x, np.ndarray) for x in kept.values()):
+                    return kept
+            except (OSError, EOFError, ValueError, RuntimeError, MemoryError, TypeError, zipfile.BadZipFile):
+                log.warning("%s can't be read and is computed again", path)
+        value = {name: np.asarray(x) for name, x in compute().items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda file: np.savez(file, **value), mode="wb")
+        return value
 
 
 class Section:
@@ -96,23 +123,25 @@ class Section:
     def show_all(self) -> None:
         """After the last run."""
 
-    def add(
-        self,
-        shown: Figure | Table | None,
-        name: str,
-        run: Run | None = None,
-        title: str = "",
-        part: Part | None = None,
-        **how: Any,
-    ) -> None:
-        """Adds a figure or a table to the report, of one run or of all; nothing for None. name: of its files. part: the
-        section's own if None. how: see `Report.add`."""
+    def add(self, shown: Figure | Table | None, name: str, run: Run | None = None, title: str = "", **how: Any) -> None:
+        """Adds a figure or a table to the report, of one run or of all; nothing for None. name: of its files. how: see
+        `Report.add`."""
         if shown is None:
             return
         if run is not None:
-            name = self.context.stem(run, name)
-            title = self.context.titled(run, title or shown.title)
-        self.context.report.add(part or self.part, shown, name, title, **how)
+            name = f"{name}-{self.context.names[run.workdir]}"
+            what = title or shown.title
+            title = f"{describe_run(run)}: {what}" if len(self.context.runs) > 1 else sentence(what)
+        self.context.report.add(self.part, shown, name, title, **how)
+
+    def layers(self, run: Run, trained: TrainedVariant, trait: str, what: str) -> list[int]:
+        """`layers_that` have λ or states; a line of the report names the others, if there are both."""
+        layers = layers_that(trained, trait)
+        others = [str(layer) for layer in range(trained.model.settings.layers) if layer not in layers] if layers else []
+        note = f"{describe_run(run)}, {trained.variant}: left out, as they have no {what}: layers {', '.join(others)}."
+        if others and note not in self.part.notes:
+            self.part.notes.append(note)
+        return layers
 
 
 @dataclasses.dataclass
@@ -125,8 +154,15 @@ class Context:
     cache: Cache
 
     def __post_init__(self):
-        self._names = _distinct_names(self.runs)
-        self._kept: dict[tuple, list[dict[str, np.ndarray]]] = {}
+        self.names: dict[Any, str] = {}  # of each run's files: its folder's, with a number where two are the same
+        for run in self.runs:
+            name = candidate = slug(run.name) or "run"
+            count = 1
+            while candidate in self.names.values():
+                count += 1
+                candidate = f"{name}-{count}"
+            self.names[run.workdir] = candidate
+        self._kept: dict[tuple, dict[int, dict[str, np.ndarray]]] = {}
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
@@ -142,14 +178,6 @@ class Context:
                 text = f"{type(error).__name__}: {text}"
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
 
-    def stem(self, run: Run, what: str) -> str:
-        """The name of a run's file."""
-        return f"{what}-{self._names[run.workdir]}"
-
-    def titled(self, run: Run, what: str) -> str:
-        """A title in the report: which run, if there are several, and what is shown."""
-        return f"{describe_run(run)}: {what}" if len(self.runs) > 1 else sentence(what)
-
     def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
         if self.choices.seeds is None:
@@ -162,29 +190,25 @@ class Context:
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
         """Seeds for what is averaged over seeds: those with a finite evaluation, where its parameters are shown, as the others'
         were never trained. Raises ValueError if there is none."""
-        seeds = trained.seeds[: self.choices.max_seeds]
-        if self.choices.which == "best":
-            best = self.shown(trained)
-            seeds = [seed for seed in seeds if np.isfinite(best[seed])]
+        shown = self.shown(trained)
+        any_will_do = self.choices.which == "last"
+        seeds = [seed for seed in trained.seeds[: self.choices.max_seeds] if any_will_do or np.isfinite(shown[seed])]
         if not seeds:
             raise ValueError(f"no seed has a finite validation {trained.task.score.name}: there is nothing to average")
         return seeds
 
     def best_seed(self, trained: TrainedVariant) -> int:
         """The best of the seeds to draw, in validation."""
-        shown, higher = self.shown(trained), trained.task.score.higher_is_better
-        worst = -np.inf if higher else np.inf
-        key = lambda seed: np.nan_to_num(shown[seed], nan=worst)  # noqa: E731
-        return (max if higher else min)(self.drawn_seeds(trained), key=key)
+        shown, sign = self.shown(trained), 1 if trained.task.score.higher_is_better else -1
+        return max(self.drawn_seeds(trained), key=lambda seed: np.nan_to_num(sign * shown[seed], nan=-np.inf))
 
     def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
         """ "seed 3, validation accuracy 97.1 %"; without a finite one "seed 3, no validation perplexity"."""
-        index, score = trained.seeds.index(seed), trained.task.score
+        step, score = trained.diverged_step[trained.seeds.index(seed)], trained.task.score
         value = float(self.shown(trained)[seed])
         shown = f"validation {score.name} {score.text(value)}" if np.isfinite(value) else f"no validation {score.name}"
-        diverged = f", diverged at step {trained.diverged_step[index]}" if trained.diverged_step[index] >= 0 else ""
         last = " at the last step" if self.choices.which == "last" else ""
-        return f"seed {seed}, {shown}{last}{diverged}"
+        return f"seed {seed}, {shown}{last}" + (f", diverged at step {step}" if step >= 0 else "")
 
     def shown(self, trained: TrainedVariant) -> dict[int, float]:
         """By seed, the score in validation with the parameters that are shown; not finite where there is none."""
@@ -195,20 +219,22 @@ class Context:
     def accuracy(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, float], str]:
         """Each seed's accuracy, as a share of 1, of the parameters that are shown; and what it is: "test accuracy" if every
         variant of the run has one, as in the run's tables."""
-        if self.choices.which == "last":
-            return dict(zip(trained.seeds, trained.scores("last")[0], strict=True)), "last validation accuracy"
-        if set(run.variants) <= set(run.outcomes):
+        if self.choices.which == "best" and set(run.variants) <= set(run.outcomes):
             outcome = on_one_set(run.outcomes)[trained.variant]
             if outcome.test_accuracy is not None:
                 return dict(zip(outcome.seeds, outcome.accuracy, strict=True)), "test accuracy"
-        return dict(zip(trained.seeds, trained.scores()[0], strict=True)), "best validation accuracy"
+        accuracy, _ = trained.scores(self.choices.which)
+        return dict(zip(trained.seeds, accuracy, strict=True)), f"{self.choices.which} validation accuracy"
 
-    def layer_and_head(self, trained: TrainedVariant) -> tuple[int, int]:
-        """From 0. Raises ValueError if the model has no such layer or head."""
-        settings, choices = trained.model.settings, self.choices
-        check_index("layer", choices.layer, settings.layers)
-        check_index("head", choices.head, settings.heads)
-        return choices.layer % settings.layers, choices.head % settings.heads
+    def layer_and_head(self, trained: TrainedVariant, layers: list[int]) -> tuple[int, int]:
+        """The layer and head that were asked for, from 0; a negative layer counts from the end of `layers`, which have what is
+        shown. Raises ValueError if there is no such layer or head."""
+        layer, head, heads = self.choices.layer, self.choices.head, trained.model.settings.heads
+        if layer not in (*layers, *range(-len(layers), 0)):
+            raise ValueError(f"layer={layer}: expected one of {layers}, or -{len(layers)} to -1")
+        if not -heads <= head < heads:
+            raise ValueError(f"head={head}: expected -{heads} to {heads - 1}")
+        return layer if layer >= 0 else layers[layer], head % heads
 
     def sequences(self, trained: TrainedVariant) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets) [sequences, T] of the task. Raises ValueError if the example to draw is not among them."""
@@ -217,21 +243,18 @@ class Context:
             raise ValueError(f"example={self.choices.example}: there are {len(tokens)} sequences")
         return tokens, targets
 
-    def mixer_values(self, trained: TrainedVariant, seed: int) -> list[dict[str, np.ndarray]]:
+    def mixer_values(self, trained: TrainedVariant, seed: int) -> dict[int, dict[str, np.ndarray]]:
         """`mixer_values` of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, as several
         sections look at them."""
         key = (trained.checkpoint, trained.variant, seed)
         if key not in self._kept:
             values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
-            self._kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]}
-            if sum(map(_size, self._kept.values())) + _size(values) > MOST_KEPT:
+            kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
+            arrays = [array for layers in kept.values() for layer in layers.values() for array in layer.values()]
+            if sum(array.nbytes for array in arrays) > MOST_KEPT:
                 return values
-            self._kept[key] = values
+            self._kept = kept
         return self._kept[key]
-
-    def lam_of(self, trained: TrainedVariant, seed: int) -> Float[np.ndarray, "layers num T H L"]:
-        """λ at every token of all sequences."""
-        return np.stack([layer["lam_value"] for layer in self.mixer_values(trained, seed)])
 
     def over_seeds(
         self,
@@ -249,18 +272,3 @@ class Context:
                 found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
                 bar.update()
         return found
-
-
-def _size(values: list[dict[str, np.ndarray]]) -> int:
-    return sum(array.nbytes for layer in values for array in layer.values())
-
-
-def _distinct_names(runs: list[Run]) -> dict[Path, str]:
-    """A name for each run's files: its folder's, with a number where two are the same."""
-    names: dict[Path, str] = {}
-    for run in runs:
-        name, count = slug(run.name) or "run", 1
-        while (candidate := name if count == 1 else f"{name}-{count}") in names.values():
-            count += 1
-        names[run.workdir] = candidate
-    return names

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from loglinear_jax.components import split_outside
-from loglinear_jax.mixers import FORMER_NAMES
+from loglinear_jax.mixers import parse_pattern
 
 
 class Look(NamedTuple):
@@ -58,7 +58,6 @@ MARK = "#D4002A"
 DOTS_PER_INCH = 150
 FULL_WIDTH = 900 / 96  # inches: a column of 900 CSS pixels, of which an inch has 96
 CHARACTER = 0.54  # mean width of a character as a share of the font's size
-SEED_WIDTHS = (5.6, 7.4, FULL_WIDTH)  # of figures by `draw_seeds`, by their columns
 
 
 def describe_variant(variant: str) -> str:
@@ -74,7 +73,7 @@ def looks_of(variants: Iterable[str]) -> dict[str, Look]:
     """The look of each variant: that of its mixer and λ, the same in every figure; of a variant that differs in other settings
     the next that no mixer and no λ has."""
     looks, others = {}, iter(OTHER_LOOKS * 9)
-    for variant in variants:
+    for variant in dict.fromkeys(variants):
         mixer, settings = _mixer_and_settings(variant)
         lam = next((part.removeprefix("lam=") for part in settings), variant)
         if mixer in MIXERS and not settings:
@@ -82,7 +81,8 @@ def looks_of(variants: Iterable[str]) -> dict[str, Look]:
         elif lam in LAM_LOOKS and mixer is None:
             looks[variant] = LAM_LOOKS[lam]
         elif lam in LAM_LOOKS and mixer == DELTA and len(settings) == 1:
-            looks[variant] = Look(_darker(LAM_LOOKS[lam].color), LAM_LOOKS[lam].marker)
+            darker = 0.55 * np.array(mpl.colors.to_rgb(LAM_LOOKS[lam].color))
+            looks[variant] = Look(mpl.colors.to_hex(darker), LAM_LOOKS[lam].marker)
         else:
             looks[variant] = next(others)
     return looks
@@ -93,13 +93,7 @@ def _mixer_and_settings(variant: str) -> tuple[str | None, list[str]]:
     first, *settings = split_outside(variant, "+")
     if not first.startswith("mixer="):
         return None, []
-    mixer = first.removeprefix("mixer=")
-    return FORMER_NAMES.get(mixer, mixer), settings
-
-
-def _darker(color: str) -> str:
-    """The colour of a λ with the delta rule."""
-    return mpl.colors.to_hex(0.55 * np.array(mpl.colors.to_rgb(color)))
+    return ",".join(parse_pattern(first.removeprefix("mixer="))), settings
 
 
 def is_dark(color: Sequence[float]) -> bool:
@@ -110,16 +104,6 @@ def is_dark(color: Sequence[float]) -> bool:
 def sentence(text: str) -> str:
     """text with a capital first letter; λ stays λ, as Λ is another quantity."""
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedPanel:
-    """One panel of `draw_seeds`. line: where a vertical line stands. by_variant: (what is on the x axis, accuracy from 0 to 1)
-    of the seeds."""
-
-    title: str
-    line: float
-    by_variant: Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]
 
 
 def new_figure(
@@ -144,48 +128,34 @@ def panel_grid(number: int, widths: Sequence[float], around: float, row: float) 
     return figure, axes
 
 
-def draw_seeds(panels: Sequence[SeedPanel], row: float, x: str, y: str, line: str, message: str) -> tuple[Figure, Axes]:
-    """Every seed's accuracy against something else, and one of the axes, which share their scales.
-
-    row: the height of a row of panels in inches. x, y: what is on the axes. line: what the panels' lines are. message: the
-    figure's title.
-    """
-    figure, axes = panel_grid(len(panels), SEED_WIDTHS, 0.9, row)
-    width = figure.get_figwidth() / axes.shape[1]
-    looks = looks_of(dict.fromkeys(variant for panel in panels for variant in panel.by_variant))
-    handles: dict[str, Any] = {}
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        for variant, (values, accuracy) in panel.by_variant.items():
-            how = dict(looks[variant]._asdict(), linestyle="none", alpha=0.65, markersize=5, clip_on=False)
-            (handles[describe_variant(variant)],) = axis.plot(values, 100 * accuracy, **how)
-        axis.axvline(panel.line, color="0.5", linestyle="--", linewidth=1)
-        axis.set_title(wrap(panel.title, width - 0.9, 9), fontsize=9)
-        axis.set_xlabel(wrap(x, width - 0.5, 10))
-        axis.xaxis.set_tick_params(labelbottom=True)
-        open_frame(axis)
-    axes[0, 0].set_ylim(0, 102)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(y)
-    handles[line] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    legend_below(figure, handles)
-    title(figure, message)
-    return figure, axes[0, 0]
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes stem.png and stem.svg."""
-    png, svg = (stem.with_suffix(suffix) for suffix in (".png", ".svg"))
-    # Not by Figure.savefig, which draws twice for each file: half of a report's time is drawing.
-    figure.set_dpi(DOTS_PER_INCH)
-    FigureCanvasAgg(figure).print_png(png)
-    figure.set_layout_engine("none")  # the layout is found
-    with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
-        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
-    return [png, svg]
-
-
 def open_frame(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def hide(axes: Iterable[Axes]) -> None:
+    for axis in axes:
+        axis.set_axis_off()
+
+
+def label_panel(axis: Axes, title: str, x: str, size: int = 9) -> None:
+    """The title of a panel and what is on its x axis, broken so that they fit, with numbers at every panel's ticks."""
+    grid = axis.get_subplotspec().get_gridspec()
+    width = axis.figure.get_figwidth() / grid.ncols
+    axis.set_title(wrap(title, width - 0.9 if size < 10 else width - 0.4, size), fontsize=size)
+    axis.set_xlabel(wrap(x, width - 0.5, 10))
+    axis.xaxis.set_tick_params(labelbottom=True)
+
+
+def draw_line(
+    axis: Axes, x: Any, values: Any, low: Any = None, high: Any = None, bars: bool = False, **how: Any
+) -> Line2D:
+    """Values against x, with their intervals shaded, or as bars."""
+    (line,) = axis.plot(x, values, **({"linewidth": 1.8, "markersize": 5} | how))
+    if low is not None and bars:
+        axis.vlines(x, low, high, color=line.get_color(), linewidth=1.6)
+    elif low is not None:
+        axis.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    return line
 
 
 def percent_panel(axis: Axes, name: str, width: float, size: int, rows: tuple[float, float], label: str) -> None:
@@ -195,13 +165,45 @@ def percent_panel(axis: Axes, name: str, width: float, size: int, rows: tuple[fl
     axis.xaxis.set_tick_params(labelbottom=True)
     axis.grid(axis="x", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
-    open_frame(axis)
 
 
-def hide(axes: np.ndarray) -> None:
-    """Places of a grid that nothing stands in."""
-    for axis in axes:
-        axis.set_axis_off()
+@dataclasses.dataclass(frozen=True)
+class SeedPanel:
+    """One panel of `draw_seeds`. line: where a vertical line stands. by_variant: (what is on the x axis, accuracy from 0 to 1)
+    of the seeds."""
+
+    title: str
+    line: float
+    by_variant: Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]
+
+
+def draw_seeds(panels: Sequence[SeedPanel], x: str, y: str, line: str, message: str) -> tuple[Figure, Axes]:
+    """Every seed's accuracy against something else, and one of the axes, which share their scales. x, y: what is on the axes.
+    line: what the panels' lines are."""
+    figure, axes = panel_grid(len(panels), (5.6, 7.4, FULL_WIDTH), 0.9, 2.8)
+    looks = looks_of(variant for panel in panels for variant in panel.by_variant)
+    handles: dict[str, Any] = {}
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        for variant, (values, accuracy) in panel.by_variant.items():
+            how = dict(looks[variant]._asdict(), linestyle="none", alpha=0.65, clip_on=False)
+            handles[describe_variant(variant)] = draw_line(axis, values, 100 * accuracy, **how)
+        axis.axvline(panel.line, color="0.5", linestyle="--", linewidth=1)
+        label_panel(axis, panel.title, x)
+    axes[0, 0].set_ylim(0, 102)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(y)
+    handles[line] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
+    finish(figure, message, handles)
+    return figure, axes[0, 0]
+
+
+def finish(figure: Figure, message: str, handles: Mapping[str, Any] | None = None) -> None:
+    """The last of a figure of curves or bars: open frames, a title over it, and a legend below it, with handles by label."""
+    for axis in figure.axes:
+        open_frame(axis)
+    if handles:
+        legend_below(figure, handles)
+    title(figure, message)
 
 
 def wrap(text: str, width: float, size: int) -> str:
@@ -212,9 +214,8 @@ def wrap(text: str, width: float, size: int) -> str:
     return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
 
 
-def title(figure: Figure, text: str, size: int = 11) -> None:
-    """Over the whole figure."""
-    figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, size), fontsize=size)
+def title(figure: Figure, text: str) -> None:
+    figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, 11), fontsize=11)
 
 
 def legend_below(figure: Figure, handles: Mapping[str, Any], size: int = 9) -> None:
@@ -222,19 +223,11 @@ def legend_below(figure: Figure, handles: Mapping[str, Any], size: int = 9) -> N
     width = figure.get_figwidth() - 0.4
     labels = [wrap(label, width - 0.6, size) for label in handles]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
-    column = (longest * CHARACTER + 4.5) * size / 72
-    columns = max(1, min(len(labels), int(width / column)))
+    columns = max(1, min(len(labels), int(width / ((longest * CHARACTER + 4.5) * size / 72))))
     lines = -(-len(labels) // columns) + sum(label.count("\n") for label in labels)
     figure.set_figheight(figure.get_figheight() + (1.35 * lines + 1) * size / 72)
-    figure.legend(
-        list(handles.values()), labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=size
-    )
-
-
-def handles_of(axis: Axes) -> dict[str, Any]:
-    """By label, what an axis has drawn with one."""
-    handles, labels = axis.get_legend_handles_labels()
-    return dict(zip(labels, handles, strict=True))
+    how = dict(loc="outside lower center", ncols=columns, frameon=False, fontsize=size)
+    figure.legend(list(handles.values()), labels, **how)
 
 
 def log_ticks(axis: Axis, most: int = 6) -> None:
@@ -261,8 +254,20 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     return sorted(found[:: -(-len(found) // most)]) if len(found) else [low, high]
 
 
-def length_axis(axis: Axes, lengths: Sequence[int]) -> None:
+def length_axis(axis: Axes, lengths: Iterable[int]) -> None:
     lengths = sorted(set(lengths))
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n) for n in lengths])
     axis.minorticks_off()
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.png and stem.svg."""
+    png, svg = (stem.with_suffix(suffix) for suffix in (".png", ".svg"))
+    # Not by Figure.savefig, which draws twice for each file: half of a report's time is drawing.
+    figure.set_dpi(DOTS_PER_INCH)
+    FigureCanvasAgg(figure).print_png(png)
+    figure.set_layout_engine("none")  # the layout is found
+    with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+    return [png, svg]

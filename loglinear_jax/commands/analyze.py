@@ -134,8 +134,11 @@ def _check_any_run(workdirs: list[str]) -> None:
 
 def _matching(patterns: list[str]) -> list[str]:
     """The runs that the patterns stand for; what matches nothing stays as it is, to be named as no run."""
-    found = [sorted(x for x in glob.glob(p) if os.path.isdir(x) or x.endswith(".json")) or [p] for p in patterns]
-    return [path for paths in found for path in paths]
+    found = []
+    for pattern in patterns:
+        paths = [path for path in glob.glob(pattern) if os.path.isdir(path) or path.endswith(".json")]
+        found += sorted(paths, key=lambda path: path.removesuffix(".json")) or [pattern]
+    return found
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis.decays import _message, initial_memory
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.decays import initial_memory, message_of
+from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config import ConfigError, build
 from loglinear_jax.runs.loading import read_run
 from loglinear_jax.train import SeedTrainer
@@ -41,5 +41,5 @@ def test_initial_memory_is_that_of_the_parameters_that_training_starts_from(work
     ],
 )
 def test_the_title_says_whose_seeds_converge(converged, chance, title):
-    raw = [{"num_converged": n, "num_seeds": 4, "all: probability": chance, "all: p": 0.01} for n in converged]
-    assert _message(Table("", [], raw)) == title
+    numbers = [{"num_converged": n, "num_seeds": 4, "all: probability": chance, "all: p": 0.01} for n in converged]
+    assert message_of(Table("", [{"": Cell("", **of_one)} for of_one in numbers])) == title

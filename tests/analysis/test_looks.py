@@ -81,11 +81,15 @@ def test_the_table_leaves_out_seeds_whose_lam_is_not_finite():
     lam = 1.0 + is_answer[None, :, :, None]
     broken = lam.copy()
     broken[0, 0, np.flatnonzero(levels[0] >= 0)[0]] = np.nan
-    found = {0: looks_at_answers(lam, levels), 1: looks_at_answers(broken, levels)}
+    found = {i: looks_at_answers(x, levels) | {"layers": [3]} for i, x in enumerate((lam, broken))}
     accuracy = {0: 0.9, 1: 0.1}
     table = looks_table({"a": found, "b": {1: found[1]}}, {"a": accuracy, "b": accuracy}, 0.5, "title")
     assert [row["seeds"] for row in table.rows] == ["1, not finite: 1", "0, not finite: 1"]
-    assert table.rows[0]["answers at the largest λ"] == "100.0 %" and "layer" not in table.rows[1]
+    assert (
+        table.rows[0]["answers at the largest λ"] == "100.0 %"
+        and table.rows[0]["layer"] == "3"
+        and "layer" not in table.rows[1]
+    )
     assert len(table.raw) == 3 and "finds 50.0 %" in table.note
 
 
@@ -98,7 +102,7 @@ def test_the_section_has_every_seed_its_test_accuracy_and_the_rule_by_position(t
         assert tokens.shape == (4, 128) and which == "best"
         lam = np.ones((2, *tokens.shape, 2, 8), np.float32)
         lam[1, :seed, :, 0, 7] = 9
-        return [{"lam_value": of_layer} for of_layer in lam]
+        return {layer: {"lam_value": of_layer} for layer, of_layer in enumerate(lam)}
 
     def never(*args):
         raise AssertionError("computed again")

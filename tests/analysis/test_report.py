@@ -1,5 +1,6 @@
 """The whole report of a real run, from the command line and as a function."""
 
+import csv
 import dataclasses
 import errno
 import json
@@ -14,11 +15,12 @@ import pytest
 
 from loglinear_jax import tasks
 from loglinear_jax.analysis import html
-from loglinear_jax.analysis.comparisons import Comparisons
 from loglinear_jax.analysis.report import LOG, chosen_sections, find_sections, make_report
 from loglinear_jax.analysis.section import Choices, Context, Section
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
+from loglinear_jax.runs import run
+from tests.analysis.conftest import tiny_config
 from tests.analysis.made_runs import made_run, made_variant
 
 TASKS = Path(tasks.__file__).parent
@@ -42,9 +44,9 @@ def test_everything_is_drawn_and_shown(report):
     for stem in (
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
         "curves-tiny.png", "curves-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
-        "lam-dependence-tiny.csv", "lam-variation-tiny.png", "rows-mlp-softplus-tiny.png",
+        "lam-dependence-tiny.csv", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
-        "answer-levels.png", "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
+        "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
     ):  # fmt: skip
         assert (report.out / stem).stat().st_size > 0, stem
         assert stem.replace(".svg", ".png") in report.html or stem in report.html
@@ -89,15 +91,22 @@ def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
         context.averaged_seeds(dataclasses.replace(trained, best_loss=np.full(4, np.inf)))
 
 
-def test_shares_of_seeds_are_not_drawn_where_none_converges(tmp_path, blank_figures):
-    accuracies = {"linear": [0.13, 0.185], "fixed": [0.2, 0.1]}
-    runs = [made_run(tmp_path / str(steps), accuracies=accuracies, warmup_steps=steps) for steps in (0, 9)]
-    report = html.Report(tmp_path / "out")
-    Comparisons(Context(runs, report, Choices(), None)).show_all()
-    (part,) = report.parts
-    assert part.notes == ["Seeds that converge, by what is changed: not drawn, as no seed reaches 90 %."]
-    table = (report.out / "by-setting-1.md").read_text(encoding="utf-8")
-    assert "15.8 ± 3.9" in table and "0/2 [0.00, 0.66], 0/2" in table and not report.problems
+def test_layers_without_lam_are_left_out_and_named(tmp_path, blank_figures):
+    """Of a model whose mixers take turns."""
+    config = tiny_config()
+    config.variants = "mixer=(softmax,log_linear)"
+    run(config, tmp_path / "hybrid", ["python", "run.py"])
+    sections = ("lam", "dependence", "looks", "rows", "lengths", "decays")
+    path, problems = make_report(
+        [tmp_path / "hybrid"], tmp_path / "out", Choices(sections=sections, sequences=4, evaluated=8)
+    )
+    assert problems == []
+    page = path.read_text(encoding="utf-8")
+    assert page.count("left out, as they have no λ: layers 0.") >= 2 and "as they have no states: layers 0." in page
+    for name in ("lam-dependence-hybrid", "looks-table-hybrid"):
+        with (tmp_path / "out" / f"{name}.csv").open(encoding="utf-8") as file:
+            assert {row["layer"] for row in csv.DictReader(file)} == {"1"}
+    assert "layer 1" in (tmp_path / "out" / "initial-memory-table.md").read_text(encoding="utf-8")
 
 
 def test_timings_are_asked_for_by_name():
@@ -201,7 +210,6 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
 def test_nothing_to_report(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         make_report([tmp_path], tmp_path / "out")
-    with pytest.raises(ConfigError, match="sections is empty: expected some of tables"):
-        make_report([tmp_path], tmp_path / "out", Choices(sections=()))
-    with pytest.raises(ConfigError, match="sections: there is no 'all', but tables"):
-        make_report([tmp_path], tmp_path / "out", Choices(sections=("all",)))
+    for sections, message in (((), "is empty: expected some of tables"), (("all",), ": there is no 'all', but tables")):
+        with pytest.raises(ConfigError, match=f"sections ?{message}"):
+            make_report([tmp_path], tmp_path / "out", Choices(sections=sections))

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import comparisons, outcomes, paper, rates, sizes
+from loglinear_jax.analysis import comparisons, outcomes, paper, rates
 from loglinear_jax.analysis.best_rates import by_rate, chosen_interval, chosen_rate
 from loglinear_jax.analysis.decays import memory_table
 from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.page_tables import TABLES, Runs
-from loglinear_jax.analysis.table import Table
+from loglinear_jax.analysis.page_tables import TABLES
+from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.tasks import ACCURACY, load_task
+from loglinear_jax.tasks import ACCURACY
 from tests.analysis.made_runs import made_run
 
 
@@ -32,7 +32,7 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path)
     at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
     accuracies = swept({"linear": at_rates})
     run = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
-    every, best = rates.rates(run)
+    every, best = rates.every_rate(run), rates.best_rates_table(run)
     assert [row["learning_rate"] for row in every.raw] == [0.001, 0.004, 0.02]
     assert every.raw[0]["mean"] == pytest.approx(72.5) and every.raw[0]["variant"] == "linear"
     (row,) = best.raw  # fixed has one rate alone
@@ -43,10 +43,8 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path)
     assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
     chosen, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
     assert [at.learning_rate for at in chosen] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
-    assert (
-        row["num_good"] is None and best.rows[0]["highest of them / lowest"] == "–"
-    )  # too few seeds to be above chance
-    assert rates.rates(made_run(tmp_path)) == []
+    assert best.rows[0]["highest of them / lowest"] == "–"  # too few seeds to be above chance
+    assert rates.every_rate(made_run(tmp_path)) is rates.best_rates_table(made_run(tmp_path)) is None
 
 
 def swept(accuracies):
@@ -128,24 +126,22 @@ def window_of(tmp_path, accuracies, decays=(0.0,)):
         for decay, of in accuracies.items()
         for rate, x in of.items()
     } | swept({"fixed": {rate: list(0.02 + noise / 9) for rate in (0.001, 0.01)}})
-    table = rates.rates(made_run(tmp_path, accuracies=values, weight_decay=0.0))[1]
-    return table.rows[0], table.raw[0], table
+    table = rates.best_rates_table(made_run(tmp_path, accuracies=values, weight_decay=0.0))
+    return table.rows[0], table
 
 
 def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
     within, width = "rates within 90% of the best", "highest of them / lowest"
-    row, number, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
+    row, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
     assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2")  # 0.016 is beyond a gap
-    assert (number["num_good"], number["window_low"], number["window_high"]) == (2, 0.002, 0.004)
-    assert number["window_at_edge"] is False and number["other_num_good"] == 2
-    assert table.rows[1][within] == "–" and table.raw[1]["num_good"] is None  # every rate is at chance
+    assert table.rows[1][within] == "–"  # every rate is at chance
     assert "its interval is not above 2." in table.note
-    row, number, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
-    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4") and number["window_at_edge"]
-    row, *_ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
+    row, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
+    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4")
+    row, _ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
     assert (row["best rate"], row[within]) == ("0.001 (decay 0.1)", "2 of 3: 0.001 to 0.01 (decay 0.1)")
     halves = np.tile([0.3, 0.0], 8)  # the halves choose different rates, and the windows differ
-    row, *_ = window_of(tmp_path, {0.001: 0.6 - halves, 0.004: 0.5 + halves, 0.016: 0.5 + halves[::-1], 0.064: 0.1})
+    row, _ = window_of(tmp_path, {0.001: 0.6 - halves, 0.004: 0.5 + halves, 0.016: 0.5 + halves[::-1], 0.064: 0.1})
     assert (row["best rate"], row[within]) == ("0.004 and 0.016", "3 of 4: 0.001 to 0.016; 2 of 4: 0.004 to 0.016")
 
 
@@ -229,7 +225,7 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     states = [(16, 0.4, 3), (16, 0.6, 4), (8, 0.2, 3)]  # one width twice: the run with more seeds counts
     runs = [of_states(tmp_path / f"{width}-{n}", width, accuracy, n) for width, accuracy, n in states]
     other = of_states(tmp_path / "warm", 16, 0.9, warmup_steps=500)
-    found, shown_as = sizes.accuracies_by_size([*runs, other])
+    found, shown_as = comparisons.accuracies_by_size([*runs, other])
     assert shown_as == "best validation accuracy"
     (task,) = found
     assert task == "MQAR, length 128, vocabulary 128, pairs 4"
@@ -239,25 +235,15 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
         "content": [2 * 8 * 8 * (8 + 1), 2 * 8 * 16 * (16 + 1)],
     }  # softmax has one size
     assert [at.at_best.mean for at in found[task]["fixed"]] == pytest.approx([20, 60])
-    row = sizes.by_size(task, found[task], shown_as).rows[0]
+    row = comparisons.tables_by_size([*runs, other])[0].rows[0]
     assert row == {"variant": "mixer=linear", "2 × 8 × 8": "20.0 with 128", "2 × 16 × 16": "60.0 with 512"}
     rates = swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}})
     at_rates = [made_run(tmp_path / f"rates-{width}", accuracies=rates) for width in (8, 16)]
     for run, width in zip(at_rates, (8, 16), strict=True):
         run.config.model.key_dim = run.config.model.head_dim = width
         run.config.train.learning_rate = (0.001, 0.01)
-    ((at_sizes,),) = (found.values() for found in sizes.accuracies_by_size(at_rates)[0].values())
+    ((at_sizes,),) = (found.values() for found in comparisons.accuracies_by_size(at_rates)[0].values())
     assert [(at.numbers, at.at_best.mean) for at in at_sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
-
-
-def test_a_language_run_that_diverged_has_no_difference(tmp_path):
-    run = made_run(tmp_path)
-    found = {name: dataclasses.replace(x, metric="loss") for name, x in run.outcomes.items()}
-    found["linear"] = dataclasses.replace(found["linear"], best_loss=[None] * 3)
-    task = load_task(**language_config().task.to_dict())
-    run = dataclasses.replace(run, task=task, summary=RunSummary(found))
-    (row,) = outcomes.differences(run).rows
-    assert row["seeds"] == "0 of 3" and row["perplexity A − B [95 % interval]"] == "–"
 
 
 def made_text(tmp_path, losses, variants=None):
@@ -276,19 +262,19 @@ def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
     table = outcomes.outcomes(run)
     (row,), (numbers,) = table.rows, table.raw
     assert row["seeds"] == "2 of 3; 1 diverged" and row["validation perplexity, mean ± std"] == "3.02 ± 0.43"
-    assert numbers["mean_perplexity"] == pytest.approx(np.exp([1.0, 1.2]).mean()) and numbers["num_evaluated"] == 2
+    assert numbers["mean_perplexity"] == pytest.approx(np.exp([1.0, 1.2]).mean()) and numbers["num_perplexity"] == 2
     assert numbers["mean_test_perplexity"] == pytest.approx(np.exp(3)) and "share_low" not in numbers
     assert [row["linear"] for row in outcomes.by_seed(run).rows] == ["2.7", "–", "3.3"]
     columns = ["seeds", "validation", "test", "best step"]
-    (row,) = TABLES["of_variants"](Runs([run]), columns)
+    (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
     assert row["seeds"] == "2 of 3; 1 diverged" and row["validation"] == "3.02 ± 0.43" and row["best at step"] == "2"
-    (row,) = TABLES["losses_by_position"](Runs([run]))
+    (row,) = TABLES["losses_by_position"](lambda _: [run], "")
     assert row["from 1"] == "4.000 ± 0.000" and row["from 2"] == "–"
     run = made_text(tmp_path, [None, None])
-    (row,) = TABLES["of_variants"](Runs([run]), columns)
+    (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
     assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
     (row,), (numbers,) = outcomes.outcomes(run).rows, outcomes.outcomes(run).raw
-    assert row["test perplexity"] == "–" and numbers["mean_test_perplexity"] is None
+    assert row["test perplexity"] == "–" and "mean_test_perplexity" not in numbers
 
 
 def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(tmp_path):
@@ -305,14 +291,15 @@ def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(
 def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
     good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))
-    bad = {name: np.full_like(value, np.nan) for name, value in good.items()}
+    bad = {name: np.full_like(value, np.nan) for name, value in good.items()} | {"layers": np.array([2])}
+    good |= {"layers": np.array([2])}
     table = dependence_table({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (1)", "not finite: 1 (0)"]
     assert (
         table.rows[0]["Σ std over tokens / Σ mean of λ"] == "50.0 %"
         and table.rows[0]["of the variance between roles"] == "25 %"
     )
-    assert {row["seed"] for row in table.raw} == {3, 7}
+    assert {row["seed"] for row in table.raw} == {3, 7} and {row["layer"] for row in table.raw} == {2}
     flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
     assert "Converged" not in table.note
     table = dependence_table({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "test accuracy", "λ")
@@ -342,16 +329,17 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
     assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True, False, False, False]
     assert "best validation accuracy" in axis[1].title and axis[1].text("github").count("59.7 (99.0)") == 2
     assert "each seed's best in validation" in axis[1].note
-    memory = [(run, "linear", np.ones((3, 1, 1))) for run in (tested, made_run(tmp_path))]
+    memory = [(run, "linear", np.ones((3, 2, 1))) for run in (tested, made_run(tmp_path))]
     assert "with the parameters that validation chose" in memory_table(memory[:1]).note
     assert "each seed's best in validation" in memory_table(memory).note
 
 
 def test_tables_as_files(tmp_path):
-    table = Table("λ & more", [{"a_b": "1 ± 2", "λ": "≥ 3"}], [{"a_b": 1.5, "λ": None}], note="A note.")
+    row = {"a_b": Cell("1 ± 2", mean=1, std=2), "λ": Cell("≥ 3", mean=3, least=None)}
+    table = Table("λ & more", [row], "A note.")
     paths = table.write(tmp_path / "t")
     assert [path.suffix for path in paths] == [".md", ".csv", ".tex"]
     markdown, _, tex = (path.read_text(encoding="utf-8") for path in paths)
     assert "| 1 ± 2 | ≥ 3 |" in markdown and "A note." in markdown
     assert r"a\_b" in tex and r"$\pm$" in tex and r"$\lambda$" in tex and r"\toprule" in tex
-    assert paths[1].read_text(encoding="utf-8").split() == ["a_b,λ", "1.5,"]
+    assert paths[1].read_text(encoding="utf-8").splitlines() == ["a_b: mean,std,λ: mean,least", "1,2,3,"]

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 # Modules and calls that make objects, run code or write files out of what they read.
 MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml", "tarfile"}
 CALLS = {"eval", "exec", "extract", "extractall", "unpack_archive", "system", "popen"}
