@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.common.support import UnsupportedError, triton
 from pallas_kernels.common.tiles import Launch
@@ -119,13 +122,17 @@ def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fold_mapped_axes(function):
-    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result."""
+    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. Where that axis is
+    sharded over several devices, each computes its own part."""
+
+    @with_standard_promotion
+    def in_32_bits(*args):  # as the kernels count
+        with jax.enable_x64(False):
+            return function(*args)
 
     @custom_vmap
-    @with_standard_promotion
     def folding(*args):
-        with jax.enable_x64(False):  # the kernels count in 32 bits
-            return function(*args)
+        return _of_own_shard(in_32_bits, *args)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):
@@ -138,6 +145,37 @@ def fold_mapped_axes(function):
         return results, jax.tree.map(lambda _: True, results)
 
     return folding
+
+
+def _of_own_shard(function, *args):
+    """function(*args), by the partitioner of `jax.jit` with axis 0 of all arguments and results sharded as it finds it. Of a
+    kernel as such it knows nothing, and would give every device all of the arguments."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if jax.device_count() == 1 or (mesh.empty and mesh.abstract_device is not None):  # or lowered without a device
+        return function(*args)
+
+    def rule(mesh, arguments, results):
+        del mesh
+        number = itertools.count()
+
+        def factors(types):
+            return ", ".join(" ".join(["b", *(f"f{next(number)}" for _ in x.shape[1:])]) for x in types)
+
+        return f"{factors(arguments)} -> {factors(results)}"
+
+    def partition(mesh, arguments, results):
+        axes = [x.sharding.spec[0] for x in arguments if len(x.sharding.spec)]
+        of_batch = NamedSharding(mesh, PartitionSpec(next((axis for axis in axes if axis is not None), None)))
+        return mesh, own, jax.tree.map(lambda _: of_batch, results), (of_batch,) * len(arguments)
+
+    def own(*args):
+        return jax.jit(function)(*args)  # which keeps its constants to itself: the partitioner takes none
+
+    shared = custom_partitioning(own)
+    shared.def_partition(partition, sharding_rule=rule)
+    run = jax.custom_jvp(lambda *args: shared(*args))
+    run.defjvp(refuse_derivative)
+    return run(*args)
 
 
 def with_gradient(forward, backward):
