@@ -69,13 +69,15 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
 
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
     """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
-    changed = copy.deepcopy(config)
-    changed.update_from_flattened_dict(variant_settings(config, variant))
-    return changed
+    return _with_settings(config, variant)[0]
 
 
 def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
     """What a variant sets: "model.lam" and the like, with their values. Raises ConfigError for what is none."""
+    return _with_settings(config, variant)[1]
+
+
+def _with_settings(config: ConfigDict, variant: str) -> tuple[ConfigDict, dict[str, Any]]:
     settings: dict[str, Any] = {}
     changed = copy.deepcopy(config).lock()
     for setting in split_outside(variant, "+"):
@@ -105,4 +107,4 @@ def variant_settings(config: ConfigDict, variant: str) -> dict[str, Any]:
             if path == "model.lam":
                 find_lam(text)
         settings[path] = changed[section][field]
-    return settings
+    return (changed if config.is_locked else changed.unlock()), settings

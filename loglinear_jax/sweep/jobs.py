@@ -95,7 +95,7 @@ class Jobs(abc.ABC):
                 code = job.result()
             except UncompletedJobError:  # a bug, whose traceback is in the log
                 code = FAILED
-        tracked.look()
+        tracked.look(tracked.of.read_summary())
         if code == 0:
             tracked.state = State.FINISHED
         elif tracked.state in (State.FINISHED, State.IN_USE):
@@ -141,7 +141,7 @@ class LocalJobs(Jobs):
         started = []
         while self.waiting and self.free:
             tracked = self.waiting.popleft()
-            tracked.look()  # another sweep may have had it meanwhile
+            tracked.look(tracked.of.read_summary())  # another sweep may have had it meanwhile
             if tracked.state not in (State.IN_USE, State.FINISHED):
                 self._start(tracked)
             started.append(tracked)

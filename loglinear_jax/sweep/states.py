@@ -139,9 +139,9 @@ class Tracked:
     def shown_state(self) -> str:
         return f"{self.state} for {self.of.cell.best_of}" if self.state is State.WAITING else self.state
 
-    def look(self) -> None:
-        """Sets the state by what is on disk."""
-        summary, run = self.of.read_summary(), RunFolder(self.of.workdir, writes=False)
+    def look(self, summary: RunSummary | None) -> None:
+        """Sets the state by what is on disk; summary: `TrackedCell.read_summary`."""
+        run = RunFolder(self.of.workdir, writes=False)
         if summary is not None and summary.variants.keys() >= set(self.at_rates):
             self.state = State.FINISHED
         elif run.is_in_use(self.at_rates):
@@ -178,8 +178,9 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) -> list[Tr
         found = [Tracked(of, name, tuple(at_rates)) for name, at_rates in groups]
     except SettingError as error:
         raise cell.error(error) from error
+    summary = of.read_summary()
     for one in found:
-        one.look()
+        one.look(summary)
     return found
 
 
