@@ -1,18 +1,23 @@
 """A finished run, and copies of it to damage."""
 
+import contextlib
+import io
 import shutil
 
 import pytest
 
-from tests.runs.tiny import finish, start
+from loglinear_jax.commands.main import main
+from tests.runs.tiny import ROOT, TINY
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    code, out, err = finish(start(workdir))
-    assert code == 0, err
-    return workdir, out, err
+    """(its folder, standard output, standard error) of a run that nothing interrupted."""
+    workdir, out, err = tmp_path_factory.mktemp("undisturbed") / "run", io.StringIO(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*TINY, f"--workdir={workdir}"], command="train", called="python run.py")
+    assert code == 0, err.getvalue()
+    return workdir, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture
@@ -21,3 +26,15 @@ def copied(undisturbed, tmp_path):
     workdir = tmp_path / "copy"
     shutil.copytree(undisturbed[0], workdir)
     return workdir
+
+
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """A command line in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(ROOT)
+
+    def call(workdir, *arguments):
+        code = main([*TINY, *arguments, f"--workdir={workdir}"], command="train", called="python run.py")
+        return code, *capsys.readouterr()
+
+    return call

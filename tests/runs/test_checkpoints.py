@@ -63,7 +63,7 @@ def file_in_its_place(rng, step):
 DAMAGES = st.sampled_from([delete_file, cut_file, flip_byte, delete_item, file_in_its_place])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.randoms(use_true_random=False), st.lists(DAMAGES, min_size=1, max_size=2))
 def test_the_newest_good_checkpoint_is_found_after_any_damage(saved, rng, damages):
     with tempfile.TemporaryDirectory() as folder:

@@ -35,6 +35,7 @@ def test_more_steps_go_on_from_the_last_checkpoint(tmp_path):
     assert read_run(extended).outcomes["linear"].num_steps == 40
 
 
+@pytest.mark.slow
 def test_more_seeds_and_variants_are_trained_beside_the_others(tmp_path, longer):
     workdir = tmp_path / "run"
     train(workdir)
@@ -57,6 +58,7 @@ def test_more_seeds_and_variants_are_trained_beside_the_others(tmp_path, longer)
     assert read_run(workdir).metrics("linear")["val_loss"].shape == (8, 3)
 
 
+@pytest.mark.slow
 def test_more_rates_are_trained_beside_the_others(tmp_path):
     train(tmp_path, "--config.train.learning_rate=0.1,0.01")
     train(tmp_path, "--config.train.learning_rate=0.1,0.03,0.01")

@@ -11,24 +11,11 @@ import time
 import jax
 import pytest
 
-from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs import load_run, read_run
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.train import ManySeeds
-from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, start, wait_for_lines
-
-
-@pytest.fixture
-def train(monkeypatch, capsys):
-    """A command line in this process: (exit code, standard error)."""
-    monkeypatch.chdir(ROOT)
-
-    def call(workdir, *arguments):
-        code = main(["train", *TINY, *arguments, f"--workdir={workdir}"])
-        return code, capsys.readouterr().err
-
-    return call
+from tests.runs.tiny import assert_same_run, finish, start, wait_for_lines
 
 
 def truncate(step_directory):
@@ -41,10 +28,10 @@ def is_one_line(text):
     return text.count("\n") == 1 and "Traceback" not in text
 
 
-def test_the_checkpoint_before_an_unreadable_one_is_used_and_named(undisturbed, copied):
+def test_the_checkpoint_before_an_unreadable_one_is_used_and_named(undisturbed, copied, train):
     truncate(copied / "mlp_softplus" / "checkpoints" / "60")
     (copied / "mlp_softplus" / "outcome.json").unlink()
-    code, _, err = finish(start(copied))
+    code, _, err = train(copied)
     assert code == 0 and "mlp_softplus/checkpoints/60 can't be read" in err and "trying the one before it" in err
     assert "mlp_softplus: going on from step 50" in err and "linear: going on" not in err
     assert_same_run(copied, undisturbed[0])
@@ -63,7 +50,7 @@ def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied, train):
         truncate(path)
     (copied / "linear" / "outcome.json").unlink()
     before = sorted(copied.rglob("*"))
-    code, err = train(copied)
+    code, _, err = train(copied)
     assert code == 2 and "none of its checkpoints (40, 50, 60) can be read" in err and "Traceback" not in err
     assert sorted(copied.rglob("*")) == before
     with pytest.raises(NoReadableCheckpoint):
@@ -73,12 +60,12 @@ def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied, train):
 
 def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train):
     shutil.rmtree(copied / "linear" / "checkpoints")
-    code, err = train(copied)
+    code, _, err = train(copied)
     assert code == 0 and "going on from" not in err
     assert read_run(copied).outcomes == read_run(undisturbed[0]).outcomes
     with pytest.raises(ConfigError, match="'linear' has no checkpoint in the folder linear/checkpoints"):
         load_run(copied, "linear")
-    code, err = train(copied, "--config.train.num_steps=70")
+    code, _, err = train(copied, "--config.train.num_steps=70")
     assert code == 2 and "linear is finished, but has no checkpoint to go on from" in err
 
 
@@ -86,15 +73,14 @@ def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train)
     ("content", "message"),
     [
         ("{", "outcome.json can't be read: "),
-        ("{}", "not a summary of a run"),
-        ('{"variants": {"linear": {"seeds": []}}}', "of another version: linear: there is no metric"),
+        ('{"variants": {"linear": {"seeds": []}}}', "of another version: linear: there"),
     ],
 )
 def test_an_outcome_that_cannot_be_read_is_one_line(copied, train, content, message):
     (copied / "linear" / "outcome.json").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_run(copied)
-    code, err = train(copied)
+    code, _, err = train(copied)
     assert code == 2 and is_one_line(err.splitlines()[-1] + "\n") and message in err
 
 
@@ -107,7 +93,7 @@ def test_a_run_that_has_ended_is_shown_where_nothing_can_be_written(copied, trai
     opened = type(copied).open
     monkeypatch.setattr(type(copied), "open", refused)
     assert train(copied)[0] == 0
-    code, err = train(copied.with_name("new"))
+    code, _, err = train(copied.with_name("new"))
     assert code == 1 and "config.json can't be written: Read-only file system" in err.splitlines()[-1]
 
 
@@ -148,19 +134,20 @@ def test_too_little_memory_names_the_settings_to_reduce(tmp_path, train, monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.\nmore")
 
     monkeypatch.setattr(ManySeeds, "train_steps", too_much)
-    code, err = train(tmp_path / "run")
+    code, _, err = train(tmp_path / "run")
     assert code == 1 and "Traceback" not in err
     last = err.splitlines()[-1]
     assert "linear: cpu has too little memory: reduce train.num_seeds=2, train.batch_size=8" in last
     assert "Out of memory while trying to allocate 123 bytes." in last
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train):
     """It may train another variant of the run meanwhile. A dead process holds no lock."""
     workdir, long = tmp_path / "run", "--config.train.num_steps=100000"
     first = start(workdir, long)
     wait_for_lines(workdir / "linear" / "metrics.jsonl", 1, first)
-    code, err = train(workdir, long)
+    code, _, err = train(workdir, long)
     assert code == 2 and is_one_line(err.splitlines()[-1] + "\n"), err
     assert f"{workdir}/linear is in use: process {first.pid} on {os.uname().nodename} trains in it" in err
     second = start(workdir, long, "--only=mlp_softplus")

@@ -28,6 +28,7 @@ class Mine(FixedLam):
 """
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own_that_has_changed_is_said(tmp_path, monkeypatch, caplog, capsys):
     """When a run goes on, and when its parameters are loaded."""
     (tmp_path / "changing_lam.py").write_text(MY_LAM, encoding="utf-8")

@@ -30,6 +30,7 @@ def train(workdir, *more):
     return read_run(workdir).outcomes["fixed"]
 
 
+@pytest.mark.slow
 def test_a_mixture_goes_on_to_the_same_bits_and_keeps_its_seeds_apart(tmp_path, monkeypatch):
     outcome = train(tmp_path / "whole")
     evaluate, calls = ManySeeds.evaluate_and_record, []

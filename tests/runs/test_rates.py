@@ -56,6 +56,7 @@ def assert_same(workdir, variant, expected, other):
     np.testing.assert_allclose(first.test_loss, second.test_loss, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "held"), [(1, 2), (4, 2 * len(RATES))])
 def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
     """On one device with the data of a seed in common, on several with data for each."""

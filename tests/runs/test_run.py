@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 
 from loglinear_jax.commands.main import main
-from loglinear_jax.config import ConfigError, default_config
+from loglinear_jax.config import ConfigError, build
+from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs import load_run, read_run, training
 from loglinear_jax.runs.folders import read_lines
-from loglinear_jax.train import ManySeeds
+from loglinear_jax.train import ManySeeds, SeedTrainer
 from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, read_json, start, wait_for_lines
 
 VARIANTS = "linear", "mlp_softplus"
@@ -56,9 +55,6 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     run = load_run(workdir, "mlp_softplus")
     assert run.seeds == [0, 1] and run.config.model.lam == "mlp_softplus"
     assert run.metrics["val_accuracy"].shape == (12, 2)
-    from loglinear_jax.config import build
-    from loglinear_jax.train import SeedTrainer
-
     experiment, outcome = build(run.config, "mlp_softplus"), read_run(workdir).outcomes["mlp_softplus"]
     trainer = SeedTrainer(run.model, run.task, experiment.train)
     for index, seed in enumerate(run.seeds):
@@ -91,15 +87,15 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
             load_run(workdir, "linear").params(seed)
 
 
-def test_a_finished_run_only_shows_its_table_again(undisturbed):
+def test_a_finished_run_only_shows_its_table_again(undisturbed, train):
     workdir, out, _ = undisturbed
     files = sorted(path for path in workdir.rglob("*") if path.is_file() and path.name != "lock")
     before = [path.read_bytes() for path in files]
-    code, again, _ = finish(start(workdir))
-    assert code == 0 and again == out
+    assert train(workdir)[:2] == (0, out)
     assert [path.read_bytes() for path in files] == before
 
 
+@pytest.mark.slow
 def test_a_signal_saves_says_where_and_exits(tmp_path):
     """A run that is stopped goes on, and ends as if it never had been. (Ctrl-C: tests/sweep. `kill -9`:
     tests/runs/test_faults.py.)
@@ -128,7 +124,7 @@ def test_a_signal_saves_says_where_and_exits(tmp_path):
 
 
 @pytest.mark.parametrize("signalled", [True, False])
-def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeypatch, signalled):
+def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, train, monkeypatch, signalled):
     """As when `timeout` signals the assembler that XLA started; an error without a signal is an error."""
     train_steps, calls = ManySeeds.train_steps, []
 
@@ -141,112 +137,78 @@ def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, monkeyp
         return train_steps(*arguments)
 
     monkeypatch.setattr(ManySeeds, "train_steps", cut_short)
-    run = ["train", *TINY, "--config.variants=linear", f"--workdir={tmp_path / 'run'}"]
-    monkeypatch.chdir(ROOT)
     if not signalled:
         with pytest.raises(jax.errors.JaxRuntimeError):
-            main(run)
-    else:
-        assert main(run) == 130
-        assert len(calls) == 2  # what it was at is done, and then the run stops
-        assert [path.name for path in (tmp_path / "run" / "linear" / "checkpoints").iterdir()] == ["5"]
+            train(tmp_path / "run", "--config.variants=linear")
+        return
+    code, out, err = train(tmp_path / "run", "--config.variants=linear")
+    assert code == 130 and out == "" and len(calls) == 2  # what it was at is done, and then the run stops
+    assert [path.name for path in (tmp_path / "run" / "linear" / "checkpoints").iterdir()] == ["5"]
+    assert f"Stopped. Saved to {tmp_path}/run/linear; the same command goes on from there." in err
 
 
-def test_another_config_is_refused_by_field(undisturbed):
-    workdir, *_ = undisturbed
-    code, out, err = finish(start(workdir, "--config.train.learning_rate=0.5", "--config.model.layers=2"))
+def test_a_folder_with_another_run_or_that_cannot_be_written_is_refused(undisturbed, train, tmp_path):
+    code, out, err = train(undisturbed[0], "--config.train.learning_rate=0.5", "--config.model.layers=2")
     assert code == 2 and out == ""
     assert "model.layers: 1 → 2; train.learning_rate: 0.001 → 0.5" in err and err.count("\n") == 1
-
-
-def test_a_workdir_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    code, _, err = finish(start(tmp_path / "file" / "run"))
-    assert code == 2 and "can't be written: Not a directory" in err and err.count("\n") == 1
+    code, _, err = train(tmp_path / "file" / "run")
+    assert code == 2 and "can't be written: Not a directory" in err and err.splitlines()[-1].startswith("run.py: ")
 
 
-def test_a_task_of_ones_own_is_one_file(tmp_path):
-    (tmp_path / "echo_task.py").write_text(
-        "import dataclasses, jax, jax.numpy as jnp\n"
-        "from loglinear_jax.tasks import Task\n"
-        "@dataclasses.dataclass(frozen=True)\n"
-        "class Echo(Task):\n"
-        "    delay: int = 1\n"
-        "    def check(self):\n"
-        "        if self.delay >= self.seq_len: raise ValueError('task.delay must be below seq_len')\n"
-        "    def sample(self, key, num):\n"
-        "        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)\n"
-        "        return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])\n"
-        "TASK = Echo\n",
-        encoding="utf-8",
-    )
+ECHO = """
+import dataclasses, jax, jax.numpy as jnp
+from loglinear_jax.tasks import Task
+
+@dataclasses.dataclass(frozen=True)
+class Echo(Task):
+    delay: int = 1
+
+    def check(self):
+        if self.delay >= self.seq_len: raise ValueError("task.delay must be below seq_len")
+
+    def sample(self, key, num):
+        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)
+        return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])
+
+TASK = Echo
+"""
+
+
+def test_a_task_of_ones_own_is_one_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "echo_task.py").write_text(ECHO, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
     swapped = [flag for flag in TINY if "num_pairs" not in flag and "configs/mqar.py" not in flag]
-    command = [sys.executable, "run.py", "--config=configs/task.py:echo_task", *swapped, "--config.variants=linear"]
-    command += ["--config.task.delay=3", "--config.train.num_steps=10", f"--workdir={tmp_path / 'run'}"]
-    env = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
-    }
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "| linear" in done.stdout
+    arguments = ["train", "--config=task:echo_task", *swapped, "--config.variants=linear"]
+    arguments += ["--config.task.delay=3", "--config.train.num_steps=10", f"--workdir={tmp_path / 'run'}"]
+    assert main(arguments) == 0
+    assert "| linear" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a config: --config="),
-        (["--config=configs/nothing.py"], "nothing.py"),
+        ("", "name a config: --config="),
+        ("--config=configs/nothing.py", "there is no config file configs/nothing.py"),
+        ("--config=mqra", ": did you mean mqar?"),
+        ("--config=README.md", "the config README.md can't be read"),
+        ("--config=configs/task.py:nothing", "task.name: no task 'nothing'"),
+        ("--config=mqar:kv=32,seq=100", "task.seq_len=100 is too short for num_pairs=32"),
+        ("--config=mqar --config.task.name=..", "task.name: no task '..'"),
+        ("--config=mqar --config.variants=linear --config.model.lam=rope", "model.lam=rope has no effect"),
         (
-            ["--config=configs/mqar.py:smok"],
-            "run.py: no preset 'smok': there are smoke, released, robust, d_h, kv=N, seq=N",
-        ),
-        (["--config=configs/task.py:nothing"], "task.name: no task 'nothing'"),
-        (
-            ["--config=configs/mqar.py", "--config.train.num_sedes=3"],
-            "there is no setting train.num_sedes: did you mean train.num_seeds?",
-        ),
-        (["--config=configs/mqar.py", "--config.nosuch.field=1"], "no setting nosuch.field"),
-        (["--config=configs/mqar.py", "--config.task.name=.."], "task.name: no task '..'"),
-        (["--config=configs/mqar.py", "--config.model.lam=nope"], "model.lam must be one of fixed, linear"),
-        (
-            ["--config=configs/mqar.py", "--config.variants=linear", "--config.model.lam=rope"],
-            "model.lam=rope has no effect",
-        ),
-        (
-            ["--config=configs/mqar.py", "--config.model.key_dim=8", "--config.model.implementation=pallas"],
+            "--config=mqar --config.model.key_dim=8 --config.model.implementation=pallas",
             "model.implementation=pallas: K, the key dim, is 8: the Pallas kernels take 16 to 256",
         ),
-        (
-            ["--config=configs/mqar.py", "--config.model.kind=language"],
-            "model.kind=language does not go with this config",
-        ),
-        (["--flagfile=flags"], "unrecognized argument --flagfile=flags"),
-        (["--config=README.md"], "the config README.md can't be read"),
-        (["--config=configs/nope.py"], "there is no config file configs/nope.py"),
-        (["--config=configs/mqar.py", "--config.train={}"], "train.batch_size is missing: set single fields"),
-        (
-            ["--config=configs/mqar.py", "--config.train.num_seeds=few"],
-            "train.num_seeds: expected a whole number, got 'few'",
-        ),
-        (["--config=configs/mqar.py", "--wrokdir=x"], "unrecognized argument --wrokdir=x (did you mean --workdir?)"),
-        (
-            ["--config=configs/mqar.py", "--num_processes=few"],
-            "argument --num_processes: expected a whole number from 1 on",
-        ),
-        (["--config=configs/mqar.py", "--process_id=1"], "--num_processes and --process_id go together"),
-        (["--config=mqra"], ": did you mean mqar?"),
-        (["--config=mqar:kv=x"], "preset 'kv=x': expected a whole number"),
-        (["--config=configs/mqar.py", "extra"], "unexpected argument 'extra'"),
-        (["--config=configs/mqar.py:kv=32,seq=100"], "task.seq_len=100 is too short for num_pairs=32"),
-        (["--config=configs/mqar.py", "--config.model.key_groups=3"], "model.heads must be a multiple of key_groups"),
-        (["--config=configs/selective_copy.py", "--config.task.vocab_size=20"], "task.vocab_size=20 is too small"),
-        (["--config=configs/mqar.py", "--config.variants=linaer"], "'linaer' is not a λ"),
+        ("--config=mqar --flagfile=flags", "unrecognized argument --flagfile=flags"),
+        ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x (did you mean --workdir?)"),
+        ("--config=mqar --process_id=1", "--num_processes and --process_id go together"),
+        ("--config=mqar extra", "unexpected argument 'extra'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    arguments = [*arguments, f"--workdir={tmp_path / 'run'}"]
+    arguments = [*arguments.split(), f"--workdir={tmp_path / 'run'}"]
     assert main(arguments, command="train", called="python run.py") == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("run.py: ")
@@ -254,15 +216,11 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monke
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
-    config = default_config()
-    config.variants = "linear"
-    config.task.update(name="mqar", seq_len=16, vocab_size=16, num_pairs=2)
-    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1, implementation="parallel")
-    config.train.update(
-        num_seeds=8, num_steps=40, batch_size=8, num_train=100, num_validation=50, num_test=50, eval_every=5,
-        checkpoint_every=10, steps_per_dispatch=5, stop_at=0.12,
-    )  # fmt: skip
+    changes = "num_seeds=8", "num_steps=40", "num_test=50", "stop_at=0.12"
+    changed = [*TINY, "--config.variants=linear", *(f"--config.train.{change}" for change in changes)]
+    config = read_config_arguments(changed).config
     sizes = []
     rows_to_train = ManySeeds.rows_to_train
     monkeypatch.setattr(ManySeeds, "rows_to_train", lambda *a: sizes.append(rows_to_train(*a)) or sizes[-1])

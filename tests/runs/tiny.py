@@ -17,29 +17,20 @@ ROOT = Path(__file__).parents[2]
 TINY = (
     "--config=configs/mqar.py",
     "--config.variants=linear,mlp_softplus",
-    "--config.task.seq_len=16",
-    "--config.task.vocab_size=16",
-    "--config.task.num_pairs=2",
-    "--config.model.hidden=16",
-    "--config.model.head_dim=8",
-    "--config.model.key_dim=8",
-    "--config.model.layers=1",
-    "--config.model.implementation=parallel",
-    "--config.train.num_seeds=2",
-    "--config.train.num_steps=60",
-    "--config.train.batch_size=8",
-    "--config.train.num_train=100",
-    "--config.train.num_validation=50",
-    "--config.train.num_test=40",
-    "--config.train.eval_every=5",
-    "--config.train.checkpoint_every=10",
+    *(f"--config.task.{name}" for name in ("seq_len=16", "vocab_size=16", "num_pairs=2")),
+    *(
+        f"--config.model.{name}"
+        for name in ("hidden=16", "head_dim=8", "key_dim=8", "layers=1", "implementation=parallel")
+    ),
+    *(f"--config.train.{name}" for name in ("num_seeds=2", "num_steps=60", "batch_size=8", "num_train=100")),
+    *(f"--config.train.{name}" for name in ("num_validation=50", "num_test=40", "eval_every=5", "checkpoint_every=10")),
     "--config.train.steps_per_dispatch=5",
 )
 
 
 def start(workdir, *overrides, env=None, within=()):
     """within: a command that runs the command line which follows it."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"} | (env or {})
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONUNBUFFERED": "1"} | (env or {})
     command = [*within, sys.executable, "run.py", *TINY, *overrides, f"--workdir={workdir}"]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
