@@ -18,7 +18,7 @@ from loglinear_jax.models import LanguageSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NEEDED = ("*.json", "*.safetensors", "merges.txt")
-_POINTER, _MOST_HEADER = b"version https://git-lfs", 100_000_000  # the latter as safetensors has it
+_POINTER = b"version https://git-lfs"
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors calls them
 
@@ -54,9 +54,8 @@ def _stop_tokens(config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
-        raise ValueError(
-            f"config has eos_token_id={shown(value)}: expected a token id from 0 to {vocab_size - 1}, a list of them, or null"
-        )
+        expected = f"expected a token id from 0 to {vocab_size - 1}, a list of them, or null"
+        raise ValueError(f"config has eos_token_id={shown(value)}: {expected}")
     return tuple(ids)
 
 
@@ -145,11 +144,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: expected it beside the weights") from None
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: no JSON, no UTF-8, or a number of too many digits
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}: expected a mapping")
@@ -207,25 +202,7 @@ def _read_shard(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: {INDEX} names it") from None
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors: {_cut_off(path) or _first_line(error)}") from error
-
-
-def _cut_off(path: Path) -> str:
-    """What the file lacks: the end of an array, or of its header, or all but where it is; empty if nothing of these."""
-    try:
         with path.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
-                return "it only names the file, for Git LFS: run git lfs pull there"
-            file.seek(0)
-            data = path.stat().st_size - 8
-            header = int.from_bytes(file.read(8), "little")
-            if data < header < _MOST_HEADER:
-                return f"it ends inside of its header, after {data + 8:,} bytes of at least {header + 8:,}"
-            arrays = json.loads(file.read(header)) if header <= data else {}
-        arrays.pop("__metadata__", None)
-        for name, about in sorted(arrays.items(), key=lambda item: item[1]["data_offsets"]):
-            if about["data_offsets"][1] > data - header:
-                return f"it ends inside of {name}, {about['data_offsets'][1] - data + header:,} bytes before that array's end"
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        pass  # its header is not one
-    return ""
+            is_pointer = file.read(len(_POINTER)) == _POINTER
+        why = "it only names the file, for Git LFS: run git lfs pull there" if is_pointer else _first_line(error)
+        raise ValueError(f"{path} cannot be read as safetensors: {why}") from error

@@ -66,29 +66,19 @@ def replaced(name, change):
     ("change", "message"),
     [
         (lambda d: d.pop("lm_head.weight"), "lm_head.weight is missing: expected all parameters of a LogLinearMamba2For"),
-        (lambda d: d.pop(f"{SECOND}mixer.D"), "backbone.layers.1.mixer.D is missing"),
         (lambda d: d.pop(f"{FIRST}mixer.L"), "backbone.layers.0.mixer.L is missing"),
         (
             lambda d: d.update({f"{FIRST}mixer.in_proj.bias": np.zeros(3)}),
             "in_proj.bias is not a parameter of a LogLinearMamba2",
         ),
-        (lambda d: d.update({"backbone.layers.2.mixer.D": np.zeros(3)}), "backbone.layers.2.mixer.D is not a parameter"),
         (replaced(f"{FIRST}mixer.D", lambda x: np.repeat(x, 8)), r"0.mixer.D has shape \(32,\): expected \(4,\), by the"),
-        (
-            replaced(f"{FIRST}mlp.gate_proj.weight", lambda x: x[:8]),
-            r"0.mlp.gate_proj.weight has shape \(8, 32\): expected \(256, 32\)",
-        ),
-        (replaced(f"{SECOND}mixer.L", lambda x: x[:, :5]), r"1.mixer.L has shape \(4, 5\): expected \(4, 7\)"),
-        (replaced(f"{SECOND}mixer.in_proj.weight", np.transpose), r"1.mixer.in_proj.weight has shape \(32, 160\)"),
         (
             replaced(f"{SECOND}mixer.conv1d.weight", lambda x: np.repeat(x, 2, 1)),
             r"1.mixer.conv1d.weight has shape \(96, 2, 4\): expected \(96, 1, 4\)",
         ),
         (replaced(f"{FIRST}mixer.L", lambda x: x[0]), r"0.mixer.L has shape \(7,\): expected \[heads, levels\]"),
-        (replaced(f"{FIRST}mixer.L", lambda x: x[:, :0]), r"0.mixer.L has shape \(4, 0\): expected"),
         (replaced(f"{FIRST}mixer.L", lambda x: np.zeros((4, 40))), "at most 32 levels"),
         (replaced(f"{SECOND}mixer.D", lambda x: x.astype(int)), r"1.mixer.D has dtype int\d+: expected a floating dtype"),
-        (replaced(f"{SECOND}mixer.D", lambda x: None), "1.mixer.D has dtype object: expected a floating dtype"),
         (replaced(f"{SECOND}mixer.D", lambda x: x * np.nan), "1.mixer.D has 4 of 4 values that are not finite"),
         (replaced("lm_head.weight", lambda x: np.full(x.shape, 1e39)), "lm_head.weight has 608 of 608 values that"),
     ],
@@ -105,7 +95,6 @@ def test_arrays_that_do_not_fit_are_named(change, message):
     ("architecture", "changes", "message"),
     [
         ("LogLinearMamba2ForCausalLM", {"model_type": "llama"}, "config has model_type='llama': expected one of log_linear"),
-        ("LogLinearMamba2ForCausalLM", {"model_type": None}, "config has model_type=None: expected one of"),
         (
             "LogLinearMamba2ForCausalLM",
             {"architectures": ["LlamaForCausalLM"]},
@@ -113,20 +102,15 @@ def test_arrays_that_do_not_fit_are_named(change, message):
         ),
         ("Mamba2ForCausalLM", {"vocab_size": 20}, r"embeddings.weight has shape \(19, 32\): expected \(20, 32\), by the"),
         ("Mamba2ForCausalLM", {"num_hidden_layers": 3}, "backbone.layers.2.mixer.A_log is missing"),
-        ("Mamba2ForCausalLM", {"num_hidden_layers": 1}, "backbone.layers.1.mixer.A_log is not a parameter"),
         ("Mamba2ForCausalLM", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
         ("Mamba2ForCausalLM", {"expand": 2}, "config has num_heads=4, head_dim=8: expected 64 together"),
-        ("Mamba2ForCausalLM", {"expand": -1}, "config has expand=-1: expected a positive number$"),
         ("Mamba2ForCausalLM", {"n_groups": 3}, "config has num_heads=4, n_groups=3: expected a multiple of n_groups=3"),
-        ("Mamba2ForCausalLM", {"hidden_size": "32"}, "config has hidden_size='32': expected a whole number from 1 to 2,147"),
         ("Mamba2ForCausalLM", {"hidden_act": "gelu"}, "config has hidden_act='gelu': expected 'silu', as our model has"),
         ("Mamba2ForCausalLM", {"dt_limit": [0.0, 1.0]}, r"config has dt_limit=\[0.0, 1.0\]: expected"),
-        ("Mamba2ForCausalLM", {"norm_eps": 0}, "config has norm_eps=0: expected a positive number"),
         ("GatedDeltaNetForCausalLM", {"use_gate": False}, "config has use_gate=False: expected True"),
         ("GatedDeltaNetForCausalLM", {"attn": {"layers": [0]}}, "config has attn=.*: expected None"),
         ("GatedDeltaNetForCausalLM", {"expand_v": 1.3}, "config has expand_v=1.3, which makes 10.4: expected a whole number"),
         ("GatedDeltaNetForCausalLM", {"intermediate_size": 64}, r"gate_proj.weight has shape \(256, 32\): expected \(64, 32\)"),
-        ("HAttentionForCausalLM", {"time_step_limit": [0.1, 1.0]}, "config has time_step_limit"),
         ("Mamba2ForCausalLM", {"layer_norm_epsilon": 1e-3}, "config has norm_eps=1e-05, layer_norm_epsilon=0.001: expected"),
         ("Mamba2ForCausalLM", {"vocab_size": 2**31 - 1}, "config makes no model of ours: .* is a matrix of"),
         ("HGatedDeltaNetForCausalLM", {"num_v_heads": 8}, "config has num_v_heads=8, num_heads=4: expected as many"),
@@ -255,27 +239,19 @@ def test_models_that_others_lack_are_named(settings, change, message):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes", "message"),
+    ("name", "changes", "message"),
     [
-        (
-            "LogLinearMamba2ForCausalLM",
-            {"norm_groups": 4},
-            "norm_groups=4: expected what a LogLinearMamba2ForCausalLM has",
-        ),
-        (
-            "LogLinearMamba2ForCausalLM",
-            {"lam_levels": 3},
-            "lam_levels=3: expected what a LogLinearMamba2ForCausalLM has",
-        ),
-        ("Mamba2ForCausalLM", {"norm_groups": 4}, "norm_groups=4: expected what a Mamba2ForCausalLM has"),
-        ("HGatedDeltaNetForCausalLM", {"key_groups": 2}, "key_groups=2: expected what a HGatedDeltaNetForCausalLM has"),
-        ("GatedDeltaNetForCausalLM", {"beta_max": 1.5}, "settings have beta_max=1.5: expected 1 or 2"),
-        ("HGatedDeltaNetForCausalLM", {"beta_max": 2.0}, "beta_max=2.0: expected what a HGatedDeltaNetForCausalLM has"),
+        ("LogLinearMamba2", {"norm_groups": 4}, "norm_groups=4: expected what a LogLinearMamba2ForCausalLM has"),
+        ("LogLinearMamba2", {"lam_levels": 3}, "lam_levels=3: expected what a LogLinearMamba2ForCausalLM has"),
+        ("HGatedDeltaNet", {"key_groups": 2}, "key_groups=2: expected what a HGatedDeltaNetForCausalLM has"),
+        ("GatedDeltaNet", {"beta_max": 1.5}, "settings have beta_max=1.5: expected 1 or 2"),
+        ("HGatedDeltaNet", {"beta_max": 2.0}, "beta_max=2.0: expected what a HGatedDeltaNetForCausalLM has"),
     ],
 )
-def test_what_a_config_of_others_cannot_say_is_not_exported(architecture, changes, message):
+def test_what_a_config_of_others_cannot_say_is_not_exported(name, changes, message):
     """The arrays are the same: it would come back as another model."""
-    settings, params = import_params(draw(CONFIGS[architecture]), CONFIGS[architecture])
+    config = CONFIGS[f"{name}ForCausalLM"]
+    settings, params = import_params(draw(config), config)
     with pytest.raises(ValueError, match=message):
         export_params(dataclasses.replace(settings, **changes), params)
 
@@ -320,9 +296,7 @@ def test_an_architecture_is_chosen_or_asked_for():
     config = CONFIGS["LogLinearMamba2ForCausalLM"]
     settings, params = import_params(draw(config), config)
     assert export_params(settings, params)[0]["model_type"] == "log_linear_mamba2"
-    with pytest.raises(
-        ValueError, match="settings have mixer='log_linear', norm_groups=None: expected what a HAttentionForCausalLM"
-    ):
+    with pytest.raises(ValueError, match="norm_groups=None: expected what a HAttentionForCausalLM"):
         export_params(settings, params, "HAttentionForCausalLM")
     with pytest.raises(ValueError, match="architecture is 'Llama': expected one of LogLinearMamba2ForCausalLM"):
         export_params(settings, params, "Llama")
