@@ -1,15 +1,13 @@
-"""What a run shows while it goes on: the progress bar, TensorBoard, warnings about seeds that diverged."""
+"""What a run shows while it goes on: the progress bar and TensorBoard."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
@@ -18,8 +16,6 @@ from loglinear_jax.distributed import is_main
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.writing import writing
 from loglinear_jax.tasks import Score
-
-log = logging.getLogger(__name__)
 
 
 class Live:
@@ -92,23 +88,6 @@ class Live:
         with writing(self._tensorboards[variant]):
             self._writers[variant].write_event(Event(wall_time=time.time(), **event))
             self._writers[variant].flush()
-
-
-class DivergedSeeds:
-    """Warns once of each seed that diverged."""
-
-    def __init__(self, variant: str, numbers: list[int]):
-        self._variant, self._numbers, self._reported = variant, numbers, set()
-
-    def report(self, diverged_steps: Int[np.ndarray, " seeds"]) -> None:
-        """diverged_steps: of each seed, -1 if it has not."""
-        for seed, step in zip(self._numbers, diverged_steps, strict=True):
-            if step >= 0 and seed not in self._reported:
-                self._reported.add(seed)
-                log.warning(
-                    "%s: seed %d: loss or gradient not finite at step %d; frozen there, the others go on",
-                    self._variant, seed, step,
-                )  # fmt: skip
 
 
 def _finite_mean(values: list[float]) -> float | None:

@@ -23,7 +23,7 @@ from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.folders import VariantFolder
 from loglinear_jax.runs.idle_seeds import IdleSeeds
-from loglinear_jax.runs.live import DivergedSeeds, Live
+from loglinear_jax.runs.live import Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
@@ -73,7 +73,6 @@ class Trained:
     folder: VariantFolder
     checkpoints: Checkpoints
     rows: slice
-    diverged: DivergedSeeds
     saved: int | None
     end: SeedState | None = None
 
@@ -110,6 +109,7 @@ class Program:
         self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
         self.members: list[Trained] = []
         self.stopped = False
+        self._reported: set[tuple[str, int]] = set()  # variants and seeds that diverged
 
     def run(self, process: dict[str, Any]) -> None:
         """Trains from the newest checkpoints on. process: what processes.jsonl records of this process, if it trains."""
@@ -187,16 +187,9 @@ class Program:
             self.many = self._of_several_rates(chosen)
         for index, variant in enumerate(chosen):
             rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds)) if len(chosen) > 1 else slice(None)
+            checkpoints = restored[variant][0]
             self.members.append(
-                Trained(
-                    variant,
-                    self.experiments[variant],
-                    self.folders[variant],
-                    restored[variant][0],
-                    rows,
-                    DivergedSeeds(variant, self.seeds),
-                    first_step,
-                )
+                Trained(variant, self.experiments[variant], self.folders[variant], checkpoints, rows, first_step)
             )
         state = self._joined([restored[variant][1] for variant in chosen])
         self._report_diverged(state)
@@ -280,9 +273,16 @@ class Program:
         return records
 
     def _report_diverged(self, state: SeedState) -> None:
+        """Warns once of each seed that diverged."""
         diverged = to_host(state.diverged_step)
         for member in self._training():
-            member.diverged.report(diverged[member.rows])
+            for seed, step in zip(self.seeds, diverged[member.rows], strict=True):
+                if step >= 0 and (member.variant, seed) not in self._reported:
+                    self._reported.add((member.variant, seed))
+                    log.warning(
+                        "%s: seed %d: loss or gradient not finite at step %d; frozen there, the others go on",
+                        member.variant, seed, step,
+                    )  # fmt: skip
 
     def _despite_signal(self, compute: Callable, *arguments: Any) -> Any:
         """compute(*arguments), tried again if it fails once a stop is asked for: Ctrl-C in a terminal and `timeout` also signal

@@ -77,7 +77,7 @@ def means(text, value):
     if isinstance(value, str):
         return value == text
     if isinstance(value, list):
-        return all(map(means, text.split(","), value))
+        return all(map(means, text.strip("[]").split(","), value))
     readings = []
     for read in (float, lambda text: int(text, 0), ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, OverflowError):

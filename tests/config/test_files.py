@@ -18,18 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert config_names() == [
-        "forgetting",
-        "interleaved",
-        "mad",
-        "mqar",
-        "selective_copy",
-        "state_tracking",
-        "task",
-        "wikitext103",
-        "wikitext2",
-        "zoology_mqar",
-    ]
+    names = "forgetting interleaved mad mqar selective_copy state_tracking task wikitext103 wikitext2 zoology_mqar"
+    assert config_names() == names.split()
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
     (tmp_path / "mqar").write_text("", encoding="utf-8")
     assert find_config_file("mqar") == Path("mqar")  # a file of one's own comes first
@@ -43,16 +33,7 @@ def test_every_config_says_what_it_is_and_what_its_presets_do(name):
 
 
 def test_arguments_of_the_config_are_told_from_the_others():
-    argv = [
-        "--config",
-        "a.py:b",
-        "--workdir=x",
-        "--config.train.num_seeds",
-        "3",
-        "--config.train.stream",
-        "--configs=y",
-        "z",
-    ]
+    argv = "--config a.py:b --workdir=x --config.train.num_seeds 3 --config.train.stream --configs=y z".split()  # noqa: SIM905
     own = ["--config=a.py:b", "--config.train.num_seeds=3", "--config.train.stream"]
     assert split_arguments(argv) == (own, ["--workdir=x", "--configs=y", "z"])
 
@@ -71,7 +52,7 @@ def test_settings_are_changed_and_the_run_is_named():
     [
         ("def get_config(:\n", "can't be read: invalid syntax"),
         (
-            "from loglinear_jax.lam import find_lam\ndef get_config():\n    find_lam('nope')\n",
+            "from loglinear_jax.lam import find_lam\nget_config = lambda: find_lam('nope')",
             "lam must be one of .*, got 'nope'",
         ),
         ("config = 3\n", "has no function get_config"),
