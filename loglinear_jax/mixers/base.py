@@ -11,7 +11,7 @@ import numpy as np
 from flax.typing import Dtype
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops import check_attention_settings
+from loglinear_jax.ops import Implementation, check_attention_settings
 from loglinear_jax.settings import SettingError
 
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
@@ -106,9 +106,20 @@ class OneState(TokenMixer):
     """A mixer that remembers one state, [B, H, K, V], which is its cache."""
 
     chunk_size: int | None = None
+    implementation: Implementation | None = None
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return heads * key_dim * value_dim
+
+    def _how(self, q: Array, cache: Array | None, max_length: int | None) -> dict[str, Any]:
+        """Keyword arguments of the operation: one token after others is a step of it."""
+        one_token = cache is not None and q.shape[1] == 1
+        return {
+            "initial_state": cache,
+            "return_state": cache is not None or max_length is not None,
+            "chunk_size": self.chunk_size,
+            "implementation": "recurrent" if one_token else self.implementation,
+        }
 
 
 class DecayingMixer(TokenMixer):

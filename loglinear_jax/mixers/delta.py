@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.mixers.base import DecayingMixer, OneState, TokenMixer, sow, unit
 from loglinear_jax.mixers.levels import LevelMixer
-from loglinear_jax.ops import Implementation, gated_delta_attention, log_linear_delta_attention, log_linear_delta_step
+from loglinear_jax.ops import gated_delta_attention, log_linear_delta_attention, log_linear_delta_step
 from loglinear_jax.settings import SettingError
 
 
@@ -54,19 +54,13 @@ class _OneDeltaState(_DeltaRule, OneState):
     """scale_queries: divide unit queries by √K, as the layers of Gated DeltaNet do."""
 
     scale_queries: bool = False
-    implementation: Implementation | None = None
 
     def _attend(self, q, k, v, log_decay, b, cache: Array | None, max_length: int | None) -> Any:
         q, k, beta = unit(q), unit(k), self._beta(b)
         if self.scale_queries:
             q = (q * q.shape[-1] ** -0.5).astype(q.dtype)
         sow(self, queries=q, keys=k, log_decay=log_decay)
-        form = "recurrent" if cache is not None and q.shape[1] == 1 else self.implementation
-        decoding = cache is not None or max_length is not None
-        return gated_delta_attention(
-            q, k, v, log_decay, beta,
-            initial_state=cache, return_state=decoding, chunk_size=self.chunk_size, implementation=form,
-        )  # fmt: skip
+        return gated_delta_attention(q, k, v, log_decay, beta, **self._how(q, cache, max_length))
 
 
 class GatedDeltaMixer(_OneDeltaState, DecayingMixer):

@@ -57,7 +57,7 @@ class MixerSettings:
     chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
     implementation: str | None = setting(
         None,
-        "form of the attention, and of what λ looks at (`gated_linear` and `softmax` have one form): "
+        "form of the attention, and of what λ looks at (`softmax` has one): "
         f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
     dtype: str = "float32"

@@ -218,6 +218,7 @@ FORMS = (
     Form(GATED_LINEAR, "parallel", spreads=("k", "v")),
     Form(GATED_LINEAR, "recurrent"),
     Form(GATED_LINEAR, "xla", chunk_sizes=(4, 1, 8, 32), spreads=("k", "v")),
+    Form(GATED_LINEAR, "pallas", spreads=("k", "v", "log_decay"), **KERNELS),
     *(
         form
         for operation in (DELTA, GATED_DELTA)

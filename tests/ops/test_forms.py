@@ -466,7 +466,7 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(return_state=None), "return_state must be True or False, got None"),
         (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
         (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
-        (dict(implementation="pallas"), "implementation must be one of 'parallel', 'recurrent', 'xla' or None"),
+        (dict(implementation="flash"), "implementation must be one of 'parallel', 'recurrent', 'xla', 'pallas' or None"),
         (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
         (
             dict(initial_state=init_fenwick_state(2, 4, 3, 5, 9)),

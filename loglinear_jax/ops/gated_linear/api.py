@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import jax
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops.checks import check_chunk_size, check_implementation, check_options, check_shapes
-from loglinear_jax.ops.dispatch import compile_operation, run_form
+from loglinear_jax.ops.checks import Implementation, Options, check_attention_settings, check_options, check_shapes
+from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
-from loglinear_jax.ops.gated_linear import chunkwise, parallel, recurrent
+from loglinear_jax.ops.gated_linear import chunkwise, pallas, parallel, recurrent
 from pallas_kernels import with_standard_promotion
-
-Implementation = Literal["parallel", "recurrent", "xla"]
 
 
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
-    initial_state: Array | None = ..., return_state: Literal[False] = ...,
-    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+    initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
-    initial_state: Array | None = ..., return_state: Literal[True],
-    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+    initial_state: Array | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
 
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
-    initial_state: Array | None = ..., return_state: bool,
-    chunk_size: int | None = ..., precision: jax.lax.PrecisionLike = ..., implementation: Implementation | None = ...,
+    initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
 
@@ -61,36 +56,35 @@ def gated_linear_attention(
     Args:
       q, k, v, log_decay, return_state, chunk_size, precision: as in `log_linear_attention`.
       initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
-      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), or "xla" (chunkwise, O(T)), which
-        None stands for.
+      implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T), any
+        backend), "pallas" (the GPU kernels of `log_linear_attention`, O(T log T)), or None: "pallas" on a GPU that can run it,
+        else "xla".
 
     Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
-        not a power of two, or an unknown implementation.
+        not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot run.
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     if initial_state is not None:
         arrays["initial_state"] = (initial_state, "B H K V")
     check_shapes(**arrays)
-    check_chunk_size(chunk_size)
-    check_implementation(implementation, Implementation)
+    check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     out, state = _attend(
-        q,
-        k,
-        v,
-        log_decay,
-        initial_state,
-        chunk_size=chunk_size,
-        precision=precision,
-        implementation=implementation or "xla",
-    )
+        q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision,
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
+    )  # fmt: skip
     return (out, state) if return_state else out
 
 
-_FORMS = {"parallel": parallel.attend, "recurrent": recurrent.attend, "xla": chunkwise.attend}
+_FORMS = {
+    "parallel": parallel.attend,
+    "recurrent": recurrent.attend,
+    "xla": chunkwise.attend,
+    "pallas": pallas.attend,
+}
 
 
 @compile_operation("chunk_size", "precision", "implementation")

@@ -14,15 +14,19 @@ def attend(q, k, v, log_decay, *, initial_state, precision=None):
     Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks.
     """
     groups = q.shape[2]
-    q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
+    weights = dot("btgk,bsgk->bgts", q, k, precision)[:, :, None] * decay_matrix(split_heads(log_decay, groups))
+    out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), split_heads(v, groups), precision)
+    return with_states(merge_heads(out), q, k, v, log_decay, initial_state, precision)
+
+
+def with_states(out, q, k, v, log_decay, initial_state, precision=None):
+    """(out [B, T, H, V], which reads no initial state, with what the tokens read of it; the state [B, H, K, V] at the end)."""
+    groups = q.shape[2]
     v, log_decay = split_heads(v, groups), split_heads(log_decay, groups)
-    weights = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None] * decay_matrix(log_decay)
-    out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
-    decayed = decay_to_end(log_decay)[..., None] * v
-    state = jnp.einsum("bgsk,bgrsv->bgrkv", k.astype(decayed.dtype), decayed, precision=precision)
+    state = dot("bsgk,bgrsv->bgrkv", k.astype(log_decay.dtype), decay_to_end(log_decay)[..., None] * v, precision)
     if initial_state is not None:
         first = initial_state.reshape(state.shape)
         since = jnp.exp(jnp.cumsum(log_decay, axis=-1))[..., None]
-        out += since * dot("bgtk,bgrkv->bgrtv", q, first, precision)
+        out += merge_heads(since * dot("btgk,bgrkv->bgrtv", q, first, precision))
         state += since[..., -1:, :] * first
-    return merge_heads(out), state.reshape(state.shape[0], -1, *state.shape[3:])
+    return out, state.reshape(state.shape[0], -1, *state.shape[3:])

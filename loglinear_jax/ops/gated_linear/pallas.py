@@ -1,0 +1,23 @@
+"""The form by the GPU kernels of log-linear attention, of which one state is the case λ ≡ 1; states in and out by plain JAX."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+import pallas_kernels
+from loglinear_jax.fenwick import num_levels
+from loglinear_jax.ops.gated_linear.parallel import with_states
+from pallas_kernels import KERNELS
+
+
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
+    """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
+    dtype = jnp.result_type(q, k, v)
+    return KERNELS["gated_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
+
+
+def attend(q, k, v, log_decay, *, initial_state, chunk_size=None, precision=None):
+    """Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks."""
+    lam = jnp.ones((*log_decay.shape, num_levels(log_decay.shape[1])), jnp.float32)
+    out = pallas_kernels.fenwick_attention(q, k, v, log_decay, lam, chunk_size=chunk_size, precision=precision)
+    return with_states(out, q, k, v, log_decay, initial_state, precision)
