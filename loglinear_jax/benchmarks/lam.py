@@ -17,7 +17,7 @@ from loglinear_jax.benchmarks import common, kernels
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
 from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.lam import LAMS, lam_traits
+from loglinear_jax.lam import LAMS
 from loglinear_jax.mixers import make_mixer
 from loglinear_jax.ops.checks import Implementation
 
@@ -35,18 +35,21 @@ def time_lam(
 
     def draw(seed):
         q, k, v, _, _, cotangent = draw_inputs(preset, length, seed)
-        key_dt, key_d = jax.random.split(jax.random.key(seed + INPUT_SETS))
-        dt = jax.random.normal(key_dt, v.shape[:3], v.dtype)
-        d = None
-        if lam_traits(lam).needs_input:
-            d = jax.random.normal(key_d, (*v.shape[:2], v.shape[2] * levels), v.dtype)
-        return (q, k, v, dt, d), cotangent
+        keys = jax.random.split(jax.random.key(seed + INPUT_SETS), len(mixer.inputs))
+        more = {
+            name: jax.random.normal(key, (*v.shape[:2], v.shape[2] * width), v.dtype)
+            for key, (name, width) in zip(keys, mixer.inputs.items(), strict=True)
+        }
+        return (q, k, v, more), cotangent
+
+    def mix(params, arrays):
+        *of_attention, more = arrays
+        return mixer.apply(params, *of_attention, **more)
 
     inputs = [draw(seed) for seed in range(INPUT_SETS)]
-    params = {"params": mixer.init(jax.random.key(0), *inputs[0][0])["params"]}
-    return kernels.time_passes(
-        lambda params, arrays: mixer.apply(params, *arrays), [(params, *given) for given in inputs], profile
-    )
+    *of_attention, more = inputs[0][0]
+    params = {"params": mixer.init(jax.random.key(0), *of_attention, **more)["params"]}
+    return kernels.time_passes(mix, [(params, *given) for given in inputs], profile)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
