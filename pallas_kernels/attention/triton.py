@@ -45,7 +45,7 @@ from pallas_kernels.common.chunks import (
     read_decay,
     where_read,
 )
-from pallas_kernels.common.launch import call, pad
+from pallas_kernels.common.launch import call, for_columns, pad
 from pallas_kernels.common.tiles import Launch
 
 
@@ -511,20 +511,27 @@ def _chunk_gradients_kernel(
     else:
         dq_ref, dk_ref, dv_ref, dlam_ref, of_queries_ref = refs
     chunk = pl.program_id(0)
-    q, k = q_ref[:, :], k_ref[:, :]
-    scores = multiply(q, k, sizes, transpose_y=True)
-    level = level_tile(sizes.chunk)
 
-    def one_head(head, carry):
-        d_scores, dk = carry
+    def until_end_of(head):
+        """Decay of each token until the chunk's end, [tokens, 1]."""
+        decay_head = _decay_head(head, launch, sizes)
+        parts = decay_parts(decay_ref, decay_head, slice(None), sizes)
+        return decay_until_end(parts, decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes))[:, None]
+
+    def one_head(head, d_scores):
         decay_head = _decay_head(head, launch, sizes)
         parts = decay_parts(decay_ref, decay_head, slice(None), sizes)
         lam = _lam_tile(lam_ref, decay_head, level, sizes)
-        v, do = v_ref[:, head, :], do_ref[:, head, :]
+
+        def of_values(place, total):
+            return total + multiply(do_ref[:, head, place], v_ref[:, head, place], sizes, transpose_y=True)
+
+        products = for_columns(sizes.value_dim, of_values, jnp.zeros_like(d_scores), most=32)
         decayed = decay_tile(parts)
-        weights = scores * decayed * lam
-        dv = multiply(weights.astype(sizes.dtype), do, sizes, transpose_x=True)
-        decayed *= multiply(do, v, sizes, transpose_y=True)
+        # No level is so high: without the selection Triton would make λ and decays twice, in two layouts.
+        weights = jnp.where(level >= sizes.levels_inside, products, scores * decayed * lam)
+        dv = multiply(weights.astype(sizes.dtype), do_ref[:, head, :], sizes, transpose_x=True)
+        decayed *= products
         d_scores += lam * decayed
         d_lam = scores * decayed
         for index in range(sizes.levels_inside):
@@ -533,24 +540,31 @@ def _chunk_gradients_kernel(
         d_weights = jnp.where(level > 0, lam * d_lam, 0.0)
         of_queries_ref[head, :] = jnp.sum(d_weights, axis=1) - jnp.sum(d_weights, axis=0)
         if sizes.heights:
-            last = decay_parts(decay_ref, decay_head, sizes.chunk - 1, sizes)
-            until_end = decay_until_end(parts, last)[:, None]
-            gradient = gradients_ref[head, chunk]
-            dk += multiply((until_end * v).astype(sizes.dtype), gradient, sizes, transpose_y=True)
-            from_later = until_end * multiply(k, gradient, sizes)
-            of_keys_ref[head, :] = jnp.sum(from_later * v, axis=1)
+
+            def of_keys(place, total):
+                return total + multiply(k_ref[:, place], gradients_ref[head, chunk, place], sizes)
+
+            zeros = jnp.zeros((sizes.chunk, sizes.value_dim), jnp.float32)
+            from_later = until_end_of(head) * for_columns(sizes.key_dim, of_keys, zeros)
+            of_keys_ref[head, :] = jnp.sum(from_later * v_ref[:, head, :], axis=1)
             dv += from_later
         dv_ref[:, head, :] = dv.astype(dv_ref.dtype)
-        return d_scores, dk
+        return d_scores
 
-    carry = (
-        jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32),
-        jnp.zeros((sizes.chunk, sizes.key_dim), jnp.float32),
-    )
-    d_scores, dk = _fold_heads(one_head, launch.heads, carry)
+    def from_later_to_keys(head, dk):
+        """dk with what later chunks give to the keys by way of a head's state."""
+        values = (until_end_of(head) * v_ref[:, head, :]).astype(sizes.dtype)
+        return dk + multiply(values, gradients_ref[head, chunk], sizes, transpose_y=True)
+
+    # One after the other, and few columns of an operand at once: registers do not hold more. A compiler for Ampere that finds
+    # too few of them takes 32, and spills the rest.
+    scores = multiply(q_ref[:, :], k_ref[:, :], sizes, transpose_y=True)
+    level = level_tile(sizes.chunk)
+    d_scores = _fold_heads(one_head, launch.heads, jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32))
     d_scores = d_scores.astype(sizes.dtype)
-    dq_ref[:, :] = multiply(d_scores, k, sizes)
-    dk_ref[:, :] = dk + multiply(d_scores, q, sizes, transpose_x=True)
+    dq_ref[:, :] = multiply(d_scores, k_ref[:, :], sizes)
+    dk = multiply(d_scores, q_ref[:, :], sizes, transpose_x=True)
+    dk_ref[:, :] = _fold_heads(from_later_to_keys, launch.heads, dk) if sizes.heights else dk
 
 
 def _fold_heads(body, heads: int, carry):

@@ -64,9 +64,9 @@ def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
     return lax.dot_general(x, y, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
 
 
-def for_columns(columns: int, body, carry):
-    """body(some columns, carry) for all of a matrix's: a program holds less at once, and more of them run side by side."""
-    block = columns_of_block(columns)
+def for_columns(columns: int, body, carry, most: int = COLUMNS):
+    """body(up to `most` columns, carry) for all of a matrix's: a program holds less at once, and more of them run side by side."""
+    block = min(columns, most)
     return lax.fori_loop(0, columns // block, lambda i, carry: body(pl.ds(i * block, block), carry), carry)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
+
+from pallas_kernels.common.gpu import DEFAULT, GPUS, SMALLEST, Gpu, assumed
 
 try:
     from jax.experimental.pallas import triton
@@ -48,7 +51,7 @@ def interpret(enabled: bool = True) -> Iterator[None]:
 
 def interpreting() -> bool:
     """Whether the interpreter was asked for."""
-    chosen = _interpreting.get()
+    chosen = False if assumed() else _interpreting.get()
     if chosen is not None:
         return chosen
     value = os.environ.get(INTERPRET_VARIABLE, "0")
@@ -81,7 +84,7 @@ def _platform() -> str:
 
 def runs_on_gpu() -> bool:
     """Whether JAX's default device is a GPU."""
-    return _platform() in ("gpu", "cuda")
+    return assumed() is not None or _platform() in ("gpu", "cuda")
 
 
 def why_no_hopper() -> str | None:
@@ -100,6 +103,8 @@ def why_no_hopper() -> str | None:
 
 def why_no_device() -> str | None:
     """Why the kernels cannot run on the default device; None if they can."""
+    if assumed():
+        return None
     hint = f"set {INTERPRET_VARIABLE}=1 or use pallas_kernels.interpret() to run them in Pallas's interpreter"
     if not runs_on_gpu():
         return f"JAX runs on {_platform()}: the Pallas kernels need an NVIDIA GPU ({hint})"
@@ -118,10 +123,23 @@ def _device():
 
 def compute_capability() -> tuple[int, ...] | None:
     """Of the GPU; None if it has none."""
+    if assumed():
+        return assumed().capability
     try:
         return tuple(int(part) for part in _device().compute_capability.split("."))
     except (AttributeError, ValueError):
         return None
+
+
+def gpu() -> Gpu:
+    """The GPU that kernels are cut for: the one that they run on; where there is none, or in the interpreter, DEFAULT."""
+    if assumed():
+        return assumed()
+    if interpreting() or why_no_device() is not None:
+        return DEFAULT
+    capability, device = compute_capability(), _device()
+    known = GPUS.get(".".join(map(str, capability)), dataclasses.replace(SMALLEST, capability=capability))
+    return dataclasses.replace(known, multiprocessors=getattr(device, "core_count", None) or known.multiprocessors)
 
 
 # JAX's names for what multiplies float32: see jax.lax.Precision and jax.lax.DotAlgorithmPreset.
