@@ -2,8 +2,8 @@
 
     python -m pallas_kernels.compile_table --gpu=8.0 --only=attention
 
-No GPU is needed, but JAX from 0.12 on (Python 3.12) and Triton. The kernels are lowered to Triton's IR as for the GPU, which Triton and
-its ptxas compile; a GPU's own JAX has another version of both, so its numbers may differ a little.
+No GPU is needed, but JAX from 0.12 on (Python 3.12) and Triton. The kernels are lowered to Triton's IR as for the GPU, which
+Triton and its ptxas compile. JAX on a GPU brings other versions of both, so that its numbers may differ a little.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import functools
+import multiprocessing
 import pathlib
 import re
 import subprocess
@@ -156,7 +157,13 @@ def _pointwise_cases() -> Iterator[Case]:
         for out in ("softplus", "softmax"):
 
             def mlp(_, levels=levels, hidden=hidden):
-                return array(1, length, heads, levels), array(levels, hidden), array(hidden), array(hidden, levels), array(levels)
+                return (
+                    array(1, length, heads, levels),
+                    array(levels, hidden),
+                    array(hidden),
+                    array(hidden, levels),
+                    array(levels),
+                )
 
             function = functools.partial(pallas_kernels.lam_mlp, out=out)
             yield Case("lam_mlp", f"L={levels} d_h={hidden} {out}", function, mlp, high)
@@ -253,7 +260,7 @@ def compiled(kernel: Kernel, capability: tuple[int, int]) -> Needs:
 def table(wanted: list[Case], gpus: list[Gpu], modes: list[str], processes: int = 2) -> Iterator[Row]:
     """A row for every kernel of every case, mode and GPU, as they are compiled."""
     submitted, waiting = {}, []
-    with concurrent.futures.ProcessPoolExecutor(processes) as pool:
+    with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for case in wanted:
             rows = []
             for mode in (mode for mode in case.modes if mode in modes):
@@ -280,7 +287,8 @@ def main() -> None:
     arguments = parser.parse_args()
     gpus = [GPUS[name] for name in arguments.gpu or GPUS]
     wanted = [case for case in cases() if case.operation in (arguments.only or names) and arguments.shape in case.shape]
-    print("| operation | shape | mode | kernel | warps | GPU | shared memory | registers | spilled |\n|---|---|---|---|---|---|---|---|---|")
+    heads = "operation", "shape", "mode", "kernel", "warps", "GPU", "shared memory", "registers", "spilled"
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for row in table(wanted, gpus, arguments.mode or list(MODES)):
         mark = " !" if row.needs.spilled > MOST_SPILLED or not row.fits else ""
         capability = ".".join(map(str, row.gpu.capability))

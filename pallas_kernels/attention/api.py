@@ -61,12 +61,16 @@ def fenwick_attention(
         tiles = (
             choose_hopper_tiles(length, value_dim)
             if for_hopper
-            else choose_tiles(length, tile_for(key_dim), value_dim, q.dtype)
+            else choose_tiles(length, tile_for(key_dim), value_dim, q.dtype, precision)
         )
     if chunk_size is not None:
         tiles = tiles.with_chunk(chunk_size)
-    if chosen is None and for_hopper:
-        tiles = tiles.filling(heads // groups, groups, length, batch)
+    if chosen is None:
+        tiles = (
+            tiles.filling(heads // groups, groups, length, batch)
+            if for_hopper
+            else tiles.in_shared_memory(tile_for(key_dim), q.dtype)
+        )
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks, groups)
     q, k = (pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))

@@ -10,8 +10,13 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 
+from pallas_kernels.common.support import dot_mode, gpu
 from pallas_kernels.common.tiles import MIN_TILE, Launch
+
+MAX_KEY_DIM = 256
+RESERVED = 2048  # bytes of shared memory for numbers of single tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,14 @@ class Tiles:
 
     def with_chunk(self, chunk: int) -> Tiles:
         """The same with chunks of this size; of large ones, a program of `query_gradients` has room for one only."""
-        return dataclasses.replace(self, chunk=chunk, read_chunks=2 if chunk <= 64 else 1)
+        return dataclasses.replace(self, chunk=chunk, read_chunks=self.read_chunks if chunk <= 64 else 1)
+
+    def in_shared_memory(self, key_dim: int, dtype) -> Tiles:
+        """The same, with smaller chunks where the queries and keys of one have no room on this GPU."""
+        room = gpu().shared_memory - RESERVED
+        if self.chunk == MIN_TILE or 2 * self.chunk * key_dim * jnp.dtype(dtype).itemsize <= room:
+            return self
+        return self.with_chunk(self.chunk // 2).in_shared_memory(key_dim, dtype)
 
     def fitted(self, group_heads: int, value_blocks: int, groups: int) -> Tiles:
         """The same with no more heads a program than a group has, in whole heads or whole fractions of one head's blocks.
@@ -63,14 +75,15 @@ class Tiles:
         )
 
 
-def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
+def choose_tiles(length: int, key_dim: int, value_dim: int, dtype, precision: PrecisionLike = None) -> Tiles:
     """Tiles for a shape, found on an H200. key_dim: a power of two; value_dim: not necessarily."""
-    if jnp.dtype(dtype).itemsize == 2:
-        tiles = BFLOAT16
+    mode, largest = dot_mode(dtype, precision), key_dim == MAX_KEY_DIM
+    if mode == "bf16":
+        tiles = BFLOAT16_LARGEST if largest else BFLOAT16
     elif key_dim <= 64:
-        tiles = FLOAT32
+        tiles = FLOAT32 if mode == "f32" else TF32
     else:
-        tiles = FLOAT32_WIDE
+        tiles = FLOAT32_LARGEST if largest else FLOAT32_WIDE
     chunk, value_block = tiles.chunk, tiles.value_block
     while chunk > MIN_TILE and chunk >= 2 * length:
         chunk //= 2
@@ -79,9 +92,11 @@ def choose_tiles(length: int, key_dim: int, value_dim: int, dtype) -> Tiles:
     return dataclasses.replace(tiles, chunk=chunk, value_block=value_block)
 
 
+# Of the largest keys and in full float32, which takes three products, fewer warps would have too few registers: see
+# `pallas_kernels.compile_table`.
 BFLOAT16 = Tiles()
-# Full float32 takes three products on the matrix units, and its operands twice the room.
-FLOAT32 = Tiles(
+BFLOAT16_LARGEST = Tiles(read_chunks=1, state_gradients=Launch(1, 8, 3))
+TF32 = Tiles(
     chunk=32,
     chunk_states=Launch(1, 2, 1),
     outputs=Launch(4, 2, 1),
@@ -89,6 +104,7 @@ FLOAT32 = Tiles(
     query_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 2, 1),
 )
+FLOAT32 = dataclasses.replace(TF32, state_gradients=Launch(1, 4, 2), chunk_gradients=Launch(4, 4, 1))
 FLOAT32_WIDE = Tiles(
     chunk=32,
     value_block=16,
@@ -99,4 +115,7 @@ FLOAT32_WIDE = Tiles(
     state_gradients=Launch(1, 4, 1),
     query_gradients=Launch(4, 4, 1),
     chunk_gradients=Launch(4, 4, 1),
+)
+FLOAT32_LARGEST = dataclasses.replace(
+    FLOAT32_WIDE, outputs=Launch(4, 8, 1), query_gradients=Launch(4, 8, 1), chunk_gradients=Launch(4, 8, 1)
 )

@@ -45,7 +45,7 @@ from pallas_kernels.common.chunks import (
     read_decay,
     where_read,
 )
-from pallas_kernels.common.launch import call, for_columns, pad
+from pallas_kernels.common.launch import COLUMNS, call, for_columns, pad
 from pallas_kernels.common.tiles import Launch
 
 
@@ -71,6 +71,16 @@ def _lam_tile(lam_ref, head, level, sizes: AttentionSizes):
     for index in range(sizes.levels_inside):
         tile = jnp.where(level == index, lam_ref[head, index, :][:, None], tile)
     return tile
+
+
+def _scores(q_ref, k_ref, sizes: AttentionSizes):
+    """q kᵀ of all pairs. In full float32 a program has no registers for all columns of both."""
+
+    def of_keys(place, total):
+        return total + multiply(q_ref[:, place], k_ref[:, place], sizes, transpose_y=True)
+
+    most = COLUMNS if sizes.precision == "f32" else sizes.key_dim
+    return for_columns(sizes.key_dim, of_keys, jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32), most)
 
 
 def _decay_head(head, launch: Launch, sizes: AttentionSizes):
@@ -251,8 +261,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ti
 def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch):
     *tree_refs, o_ref = refs
     chunk = pl.program_id(0)
-    q = q_ref[:, :]
-    scores = multiply(q, k_ref[:, :], sizes, transpose_y=True)
+    scores = _scores(q_ref, k_ref, sizes)
     level = level_tile(sizes.chunk)
 
     def one_head(head, _):
@@ -265,8 +274,14 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 
             def read(_, carry):
                 end, out = carry
+
+                def of_keys(place, total):
+                    return total + multiply(q_ref[:, place], states_ref[head, end, place], sizes)
+
+                most = COLUMNS if sizes.precision == "f32" else sizes.key_dim
+                nothing = jnp.zeros(out.shape, jnp.float32)
                 weight = weight_ref[decay_head, node_height(end), :]
-                out += weight[:, None] * multiply(q, states_ref[head, end], sizes)
+                out += weight[:, None] * for_columns(sizes.key_dim, of_keys, nothing, most)
                 return next_end(end), out
 
             _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))
@@ -558,7 +573,7 @@ def _chunk_gradients_kernel(
 
     # One after the other, and few columns of an operand at once: registers do not hold more. A compiler for Ampere that finds
     # too few of them takes 32, and spills the rest.
-    scores = multiply(q_ref[:, :], k_ref[:, :], sizes, transpose_y=True)
+    scores = _scores(q_ref, k_ref, sizes)
     level = level_tile(sizes.chunk)
     d_scores = _fold_heads(one_head, launch.heads, jnp.zeros((sizes.chunk, sizes.chunk), jnp.float32))
     d_scores = d_scores.astype(sizes.dtype)

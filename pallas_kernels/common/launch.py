@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -20,12 +21,16 @@ from pallas_kernels.common.tiles import Launch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MOST_PROGRAMS = 2**31 - 2  # of a kernel
 COLUMNS = 64  # a block of them, of `for_columns` and `column_blocks`
 
 
 def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch, interpret: bool, aliases=None):
     """The pallas_call, whose results vary over the same manual mesh axes (of shard_map) as its operands together. It has no
     derivative: where a kernel's gradient is differentiated, it is an UnsupportedError."""
+
+    if math.prod(grid) > MOST_PROGRAMS:  # axes of a grid are folded into its first where they are too long for it
+        raise UnsupportedError(f"{name} would have {math.prod(grid)} programs: a GPU takes up to {MOST_PROGRAMS}")
 
     @jax.custom_jvp
     def run(*operands):
@@ -65,8 +70,10 @@ def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
 
 
 def for_columns(columns: int, body, carry, most: int = COLUMNS):
-    """body(up to `most` columns, carry) for all of a matrix's: a program holds less at once, and more of them run side by side."""
+    """body(up to `most` columns, carry) for all columns: a program holds less at once, and more of them run side by side."""
     block = min(columns, most)
+    if block == columns:
+        return body(slice(None), carry)
     return lax.fori_loop(0, columns // block, lambda i, carry: body(pl.ds(i * block, block), carry), carry)
 
 

@@ -135,11 +135,10 @@ def gpu() -> Gpu:
     """The GPU that kernels are cut for: the one that they run on; where there is none, or in the interpreter, DEFAULT."""
     if assumed():
         return assumed()
-    if interpreting() or why_no_device() is not None:
+    if interpreting() or not runs_on_gpu() or (capability := compute_capability()) is None:
         return DEFAULT
-    capability, device = compute_capability(), _device()
     known = GPUS.get(".".join(map(str, capability)), dataclasses.replace(SMALLEST, capability=capability))
-    return dataclasses.replace(known, multiprocessors=getattr(device, "core_count", None) or known.multiprocessors)
+    return dataclasses.replace(known, multiprocessors=getattr(_device(), "core_count", None) or known.multiprocessors)
 
 
 # JAX's names for what multiplies float32: see jax.lax.Precision and jax.lax.DotAlgorithmPreset.

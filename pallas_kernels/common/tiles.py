@@ -21,9 +21,6 @@ class Launch:
     stages: int
 
 
-MULTIPROCESSORS = 132  # of an H100 or H200
-
-
 def fractions(heads: int, most: int) -> list[int]:
     """Numbers of heads, up to `most`, of which a group of `heads` has a whole number."""
     return [h for h in range(1, most + 1) if heads % h == 0]

@@ -6,7 +6,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pallas_kernels.common.tiles import MIN_TILE, MULTIPROCESSORS, Launch
+from pallas_kernels.common.support import gpu
+from pallas_kernels.common.tiles import MIN_TILE, Launch
 
 # `for_maps` has those of small maps.
 TREE_JOINS = Launch(1, 8, 3)
@@ -20,10 +21,16 @@ CARRY_GRADIENTS = Launch(1, 4, 1)
 
 
 def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
-    """Tokens a chunk of the kernels of the delta rule."""
+    """Tokens a chunk of the kernels of the delta rule. In float32, tiles of 64 tokens find room on Hopper GPUs only."""
     if jnp.dtype(dtype).itemsize == 2:
         return 64
-    return next((size for size in (16, 32) if max(key_dim, value_dim) <= size), 64)
+    largest = 64 if _is_hopper() else 32
+    return next((size for size in (16, 32) if max(key_dim, value_dim) <= size), largest)
+
+
+def _is_hopper() -> bool:
+    """Whether matrix units read their operands from shared memory, which leaves more registers."""
+    return gpu().capability[0] == 9
 
 
 def delta_launch(*tile: int, gradients: bool = False, pipelined: bool = False) -> Launch:
@@ -32,13 +39,18 @@ def delta_launch(*tile: int, gradients: bool = False, pipelined: bool = False) -
     pipelined: whether the columns of large tiles are fetched while those before are multiplied.
     """
     largest = max(tile)
-    small = 2 if gradients and largest > 16 else 1
-    return Launch(1, small if largest <= 32 else 4, 2 if pipelined and largest > 32 else 1)
+    if largest > 32:
+        wide = not _is_hopper() and (pipelined or largest > 64)
+        return Launch(1, 8 if wide else 4, 2 if pipelined and _is_hopper() else 1)
+    return Launch(1, 2 if gradients and largest > 16 else 1, 1)
 
 
 def for_maps(launch: Launch, *tile: int) -> Launch:
-    """A launch with one warp where a program's tile is 32 x 32 at most (timed there, in TF32)."""
-    return dataclasses.replace(launch, warps=1) if max(tile) <= 32 else launch
+    """A launch with one warp where a program's tile is 32 x 32 at most (timed there, in TF32), and with eight where four have
+    too few registers."""
+    if max(tile) <= 32:
+        return dataclasses.replace(launch, warps=1)
+    return dataclasses.replace(launch, warps=8) if max(tile) > 64 and not _is_hopper() else launch
 
 
 def carry_columns(sequences: int, value_dim: int) -> int:
@@ -47,6 +59,6 @@ def carry_columns(sequences: int, value_dim: int) -> int:
     Programs are few and long there: smaller ones where they leave multiprocessors idle.
     """
     block = value_dim
-    while block > MIN_TILE and sequences * (value_dim // block) < MULTIPROCESSORS:
+    while block > MIN_TILE and sequences * (value_dim // block) < gpu().multiprocessors:
         block //= 2
     return block

@@ -132,7 +132,8 @@ def _tree_specs(sizes: Sizes, specs: Specs):
 
 def _fitted(sizes: Sizes, tiles: ScoreTiles | None) -> ScoreTiles:
     """These tiles, or the best ones, for the batch with all mapped axes."""
-    chosen = tiles or choose_score_tiles(sizes.group_heads, sizes.batch * sizes.groups * sizes.num_chunks)
+    chunks = sizes.batch * sizes.groups * sizes.num_chunks
+    chosen = tiles or choose_score_tiles(sizes.group_heads, chunks, sizes.key_dim, sizes.precision)
     return chosen.fitted(sizes.group_heads)
 
 
@@ -254,6 +255,8 @@ def _heads_at_once(sizes: Sizes, launch: Launch) -> int:
     """A power of two, of heads whose rows make tiles of READ_BYTES; of more than the launch has, to fill the smallest tile."""
     rows = _rows_of_head(sizes)
     row_bytes = max(sizes.key_dim * jnp.dtype(sizes.dtype).itemsize, sizes.chunk * 4)
+    if sizes.precision == "f32":
+        row_bytes *= 4  # operands are split into two parts each, and registers hold them all
     most = READ_BYTES // (row_bytes * rows)
     return max(min(most, 1 << (launch.heads - 1).bit_length()), MIN_TILE // rows, 1)
 

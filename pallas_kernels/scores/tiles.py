@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from pallas_kernels.common.support import gpu
 from pallas_kernels.common.tiles import Launch, fractions, tile_for
 
-SCORE_PROGRAMS = 384  # of the gradients of bucket scores, almost three a multiprocessor
+PROGRAMS_A_MULTIPROCESSOR = 384 / 132  # of the gradients of bucket scores, almost three
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,14 @@ class ScoreTiles:
         return ScoreTiles(fits(self.scores), fits(self.gradients))
 
 
-def choose_score_tiles(group_heads: int, chunks: int) -> ScoreTiles:
-    """Tiles for so many chunks of all groups' sequences: many heads a program, but enough programs."""
+def choose_score_tiles(group_heads: int, chunks: int, key_dim: int = 128, precision: str = "bf16") -> ScoreTiles:
+    """Tiles for so many chunks of all groups' sequences: many heads a program, but enough programs. precision: a `dot_mode`."""
     tiles = ScoreTiles()
+    if precision == "f32" or (precision == "tf32" and key_dim > 128):  # fewer warps would have too few registers
+        tiles = ScoreTiles(Launch(8, 4, 1), Launch(48, 4, 1))
+    enough = round(PROGRAMS_A_MULTIPROCESSOR * gpu().multiprocessors)
     fits = fractions(group_heads, tiles.gradients.heads)
-    heads = max((h for h in fits if chunks * (group_heads // h) >= SCORE_PROGRAMS), default=1)
+    heads = max((h for h in fits if chunks * (group_heads // h) >= enough), default=1)
     return dataclasses.replace(tiles, gradients=dataclasses.replace(tiles.gradients, heads=heads))
 
 

@@ -1,6 +1,7 @@
 """The kernels that carry one state of the delta rule from chunk to chunk against its definition in float64: in Pallas's
 interpreter, or on a GPU if there is one."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels.common.tiles import MIN_TILE, MULTIPROCESSORS
+from pallas_kernels.common.gpu import DEFAULT
+from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.delta.tiles import carry_columns
 from tests.pallas_kernels.modes import (
     DTYPES,
@@ -82,7 +84,7 @@ def test_batched_by_vmap():
 
 
 def test_few_sequences_have_smaller_programs():
-    assert carry_columns(2 * MULTIPROCESSORS, 64) == 64
+    assert carry_columns(2 * DEFAULT.multiprocessors, 64) == 64
     assert carry_columns(1, 64) == MIN_TILE
     inputs = draw(1, 2, 2, 16, 16, 32)
     assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *inputs)
@@ -90,7 +92,7 @@ def test_few_sequences_have_smaller_programs():
 
 def test_programs_of_all_columns(monkeypatch):
     """As where there are many sequences; and more columns than gradients take at a time."""
-    monkeypatch.setattr("pallas_kernels.delta.tiles.MULTIPROCESSORS", 1)
+    monkeypatch.setattr("pallas_kernels.delta.tiles.gpu", lambda: dataclasses.replace(DEFAULT, multiprocessors=1))
     inputs = draw(1, 2, 2, 16, 16, 128, jnp.bfloat16)
     assert (1, 2) in grids(pallas_kernels.carry_state, *inputs)
     check("bf16", inputs)

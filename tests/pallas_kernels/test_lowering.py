@@ -15,8 +15,7 @@ from loglinear_jax import (
     num_levels,
     occupied_levels,
 )
-from pallas_kernels.attention.backends import BACKENDS
-from pallas_kernels.common import support
+from pallas_kernels.common.gpu import GPUS, as_if_on
 from tests.pallas_kernels.modes import DTYPES, PRECISIONS
 
 B, T, G, H, K, V = 1, 256, 1, 4, 64, 64
@@ -98,12 +97,8 @@ STEP = [
 
 
 @pytest.fixture(autouse=True)
-def as_if_there_were_a_gpu(monkeypatch):
-    monkeypatch.setattr(support, "why_no_device", lambda: None)
-    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: "Triton's are wanted")
-    device = jax.sharding.AbstractDevice(device_kind="NVIDIA A100-SXM4-80GB", num_cores=None, platform="gpu")
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
-    with pallas_kernels.interpret(False), jax.sharding.use_abstract_mesh(mesh):
+def as_if_there_were_a_gpu(no_hopper):
+    with as_if_on(GPUS["8.0"]):
         yield
 
 

@@ -36,6 +36,7 @@ from pallas_kernels.attention.hopper.parts import (
     plain,
     product,
     products,
+    program_index,
     rowwise,
     tiled,
     write,
@@ -91,7 +92,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
     )
 
     def body(ref, shared):
-        index, worker = lax.axis_index("chunk"), lax.axis_index("worker")
+        index, worker = program_index("chunk"), lax.axis_index("worker")
         program = _Program(ref, shared, sizes, heads, lams, depth, index, worker, heads.sequence, heads.first)
 
         @pl.when(program.worker == rows)

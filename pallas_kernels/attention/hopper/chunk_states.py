@@ -19,6 +19,7 @@ from pallas_kernels.attention.hopper.parts import (
     most_slots,
     num_bytes,
     plain,
+    program_index,
     rowwise,
     states_type,
     tiled,
@@ -50,7 +51,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     depth = most_slots(num_bytes(once), num_bytes(slots(1)), 2)
 
     def body(ref, shared):
-        block, worker = lax.axis_index("chunk"), lax.axis_index("worker") if workers > 1 else 0
+        block, worker = program_index("chunk"), lax.axis_index("worker") if workers > 1 else 0
         sequence, first, own_out = heads.sequence, heads.first + worker * worker_heads, shared.out.at[worker]
 
         def tokens(part, row):

@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from loglinear_jax.fenwick import next_end
+from pallas_kernels.attention.hopper.parts import program_index
 from pallas_kernels.attention.triton import AttentionSizes
 
 
@@ -35,21 +36,21 @@ class Heads:
 
     @property
     def part(self):
-        return 0 if self.own_keys else lax.axis_index("block")
+        return 0 if self.own_keys else program_index("block")
 
     @property
     def sequence(self):
-        z = lax.axis_index("sequence")
+        z = program_index("sequence")
         return z if self.own_keys else lax.div(z, self.sizes.groups)
 
     @property
     def first(self):
-        before = 0 if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups) * self.sizes.group_heads
-        return before + lax.axis_index("block") * self.number
+        before = 0 if self.own_keys else lax.rem(program_index("sequence"), self.sizes.groups) * self.sizes.group_heads
+        return before + program_index("block") * self.number
 
     def group(self, number=0):
         """Of the program's head of this number."""
-        return self.first + number if self.own_keys else lax.rem(lax.axis_index("sequence"), self.sizes.groups)
+        return self.first + number if self.own_keys else lax.rem(program_index("sequence"), self.sizes.groups)
 
     def fetch(self, pairs, number, slot, blocks, barrier):
         """What the group of the program's head of this number has in arrays [B, T, G, K]: blocks of tokens, into this slot.

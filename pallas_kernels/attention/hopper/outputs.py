@@ -30,6 +30,7 @@ from pallas_kernels.attention.hopper.parts import (
     num_bytes,
     plain,
     product,
+    program_index,
     rowwise,
     tiled,
 )
@@ -72,7 +73,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
     def body(ref, shared):
         arrived, head_full, head_empty, state_full, state_empty = shared.barriers
         of_heads, of_states = Ring(head_full, head_empty, head_depth), Ring(state_full, state_empty, depth)
-        index, worker = ref.order[lax.axis_index("chunk")], lax.axis_index("worker")
+        index, worker = ref.order[program_index("chunk")], lax.axis_index("worker")
         sequence, first = heads.sequence, heads.first
 
         def tokens(row):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.launch import MOST_PROGRAMS
+from pallas_kernels.common.support import UnsupportedError
 
 BLOCK = 64  # tokens, as many as the matrix unit of a warpgroup takes rows
 PAIRS = (BLOCK, BLOCK)
@@ -143,6 +147,28 @@ def write(ref, x, sizes: AttentionSizes) -> None:
 
 # --- Launching ----------------------------------------------------------------------------------------------------------
 
+MOST_OF_AXIS = 2**16 - 1  # programs that a GPU has on any but the last axis of a grid
+_folded: contextvars.ContextVar[Mapping[str, int] | None] = contextvars.ContextVar("folded", default=None)
+
+
+@contextlib.contextmanager
+def _fold(grid: Mapping[str, int] | None) -> Iterator[None]:
+    token = _folded.set(grid)
+    try:
+        yield
+    finally:
+        _folded.reset(token)
+
+
+def program_index(axis: str):
+    """Where on this axis of the grid a program is."""
+    grid = _folded.get()
+    if grid is None:
+        return lax.axis_index(axis)
+    sizes = list(grid.values())
+    behind = math.prod(sizes[list(grid).index(axis) + 1 :])
+    return lax.rem(lax.div(lax.axis_index("program"), behind), grid[axis])
+
 
 def launch(
     body: Callable,
@@ -160,16 +186,22 @@ def launch(
 
     inputs: arrays, or references to arrays that are changed in place.
     refs: global memory of the inputs and outputs, by name; None for what is None here. shared: shared memory, by name.
-    grid: sizes by name, the last changes fastest. warpgroups: of a program, which the axis "worker" numbers; with several the
-    body itself has to put a barrier, `commit_smem`, wherever threads use shared memory after others of their warpgroup.
+    grid: sizes by name, the last changes fastest; `program_index` tells where a program is.
+    warpgroups: of a program, which the axis "worker" numbers; with several the body itself has to put a barrier, `commit_smem`,
+    wherever threads use shared memory after others of their warpgroup.
     column_sums: bytes of shared memory for sums over rows.
     """
     operands, results = ({key: x for key, x in named.items() if x is not None} for named in (inputs, outputs))
-    missing = dict.fromkeys([*inputs, *outputs])
+    missing, folded = dict.fromkeys([*inputs, *outputs]), None
+    if max(list(grid.values())[:-1], default=0) > MOST_OF_AXIS:
+        folded, grid = grid, dict(program=math.prod(grid.values()))
+    if max(grid.values()) > MOST_PROGRAMS:
+        raise UnsupportedError(f"{name} would have {max(grid.values())} programs: a GPU takes up to {MOST_PROGRAMS}")
 
     def run(*refs, **shared_refs):
         found = dict(zip([*operands, *results], refs, strict=True))
-        body(types.SimpleNamespace(**missing | found), types.SimpleNamespace(**shared_refs))
+        with _fold(folded):
+            body(types.SimpleNamespace(**missing | found), types.SimpleNamespace(**shared_refs))
 
     found = plgpu.kernel(
         run,

@@ -22,6 +22,7 @@ from pallas_kernels.attention.hopper.parts import (
     num_bytes,
     plain,
     product,
+    program_index,
     rowwise,
     tiled,
     write,
@@ -55,7 +56,7 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
     def body(ref, shared):
         arrived, do_full, do_empty, state_full, state_empty = shared.barriers
         of_heads, of_states = Ring(do_full, do_empty, HEAD_DEPTH), Ring(state_full, state_empty, depth)
-        index, worker = ref.order[lax.axis_index("chunk")], lax.axis_index("worker")
+        index, worker = ref.order[program_index("chunk")], lax.axis_index("worker")
         sequence, first = heads.sequence, heads.first
 
         def tokens(row):

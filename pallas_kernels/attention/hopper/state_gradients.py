@@ -19,6 +19,7 @@ from pallas_kernels.attention.hopper.parts import (
     most_slots,
     num_bytes,
     plain,
+    program_index,
     rowwise,
     states_type,
     tiled,
@@ -52,7 +53,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
     def body(ref, shared):
         ring = Ring(shared.full, shared.empty, depth)
         # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
-        number = lax.axis_index("node") + 1
+        number = program_index("node") + 1
         sequence, group, first = heads.sequence, heads.group(), heads.first
         worker = lax.axis_index("worker")
         level = highest_bit(number)

@@ -11,7 +11,8 @@ import heapq
 import math
 from typing import ClassVar
 
-from pallas_kernels.common.tiles import MULTIPROCESSORS, fractions
+from pallas_kernels.common.support import gpu
+from pallas_kernels.common.tiles import fractions
 
 START = 1.5  # of a program, in heads' work
 PROGRAMS_A_MULTIPROCESSOR = dict(chunk_states=2, chunk_gradients=1)
@@ -84,13 +85,14 @@ class HopperTiles:
 
         groups: of a sequence. A program has a chunk of heads, in `chunk_states` `span` chunks.
         """
+        multiprocessors = gpu().multiprocessors
         chunks, all_heads = -(-length // self.chunk), sequences * groups * group_heads
 
         def alike(name: str, heads: int) -> float:
             """Time of programs that all take the same."""
             span, workers = (self.span, self.sharing_warpgroups(heads)) if name == "chunk_states" else (1, 1)
             programs = -(-chunks // span) * (all_heads // heads)
-            at_once = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
+            at_once = multiprocessors * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
             return math.ceil(programs / at_once) * (span * heads / workers + START)
 
         def reading(name: str, heads: int) -> float:
@@ -100,8 +102,8 @@ class HopperTiles:
                 (START + heads * (1 + READ[name] * chunk.bit_count()) for chunk in range(chunks)), reverse=True
             )
             if blocks * chunks > MOST_PROGRAMS:  # then the last ones to start make up for what is uneven
-                return blocks * sum(times) / MULTIPROCESSORS + times[-1]
-            busy = [0.0] * MULTIPROCESSORS
+                return blocks * sum(times) / multiprocessors + times[-1]
+            busy = [0.0] * multiprocessors
             for time in times:
                 for _ in range(blocks):
                     heapq.heapreplace(busy, busy[0] + time)

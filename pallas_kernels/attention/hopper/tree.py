@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.hopper.parts import F32, launch
+from pallas_kernels.attention.hopper.parts import F32, launch, program_index
 from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes
 
@@ -23,7 +23,7 @@ def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, 
     num_nodes = node_decay.shape[2]
 
     def body(ref, _):
-        z, group, strip = lax.axis_index("head"), lax.axis_index("group"), lax.axis_index("strip")
+        z, group, strip = program_index("head"), program_index("group"), program_index("strip")
         sequence, head = lax.div(z, heads), lax.rem(z, heads)
         first = group * radix
         ends = [(first + index + 1) * size for index in range(radix)]
@@ -67,7 +67,7 @@ def spread_gradients(
 
     def body(ref, _):
         gradients_ref = ref.read if in_place else ref.gradients
-        z, group, strip = lax.axis_index("head"), lax.axis_index("group"), lax.axis_index("strip")
+        z, group, strip = program_index("head"), program_index("group"), program_index("strip")
         sequence, head = lax.div(z, heads), lax.rem(z, heads)
         first, last = group * radix, num_nodes - 1
 
