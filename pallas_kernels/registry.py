@@ -7,6 +7,8 @@ import functools
 import warnings
 from collections.abc import Callable
 
+import jax
+
 from pallas_kernels.common import support
 
 
@@ -47,6 +49,11 @@ class Kernel:
         reason = self.why_not(*problem)
         if reason is not None and self.warns:
             _warn_once(f"{self.title} falls back to implementation='xla', which is slower: {reason}")
+        if reason is None and support.newer_than_tested():
+            newest = ".".join(map(str, support.NEWEST_TESTED))
+            _warn_once(
+                f"JAX {jax.__version__} is newer than {newest}, the newest that the Pallas kernels were tested with"
+            )
         return reason is None
 
     def is_chosen(self, implementation: str | None, *problem: object) -> bool:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import logging
 
+import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
-from pallas_kernels.common.support import UnsupportedError, interpreting, why_no_hopper, why_not_precise
+from pallas_kernels.common.support import (
+    UnsupportedError,
+    interpreting,
+    newer_than_tested,
+    why_no_hopper,
+    why_not_precise,
+)
 from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.registry import Kernel, register
 
@@ -56,8 +65,37 @@ def triton_limits(
     return why_not_precise(dtype, precision)
 
 
+_trying: contextvars.ContextVar[bool] = contextvars.ContextVar("trying", default=False)
+
+
+def _why_no_hopper() -> str | None:
+    trying = _trying.get() or not newer_than_tested()
+    return why_no_hopper() or (None if trying else _why_mosaic_changed())
+
+
+@functools.cache
+def _why_mosaic_changed() -> str | None:
+    """What tracing the kernels for Hopper raises with a JAX that nobody has tried them with; None if nothing."""
+    from pallas_kernels.attention.api import fenwick_attention
+    from pallas_kernels.attention.hopper.tiles import choose_hopper_tiles
+
+    def attend(*operands):
+        out, pull = jax.vjp(functools.partial(fenwick_attention, tiles=choose_hopper_tiles(700, 64)), *operands)
+        return pull(out)
+
+    keys, of_head = jnp.zeros((1, 700, 1, 64), jnp.bfloat16), jnp.zeros((1, 700, 1))
+    _trying.set(True)
+    try:
+        jax.eval_shape(attend, keys, keys, keys, of_head, jnp.zeros((1, 700, 1, 11)))
+    except Exception as error:  # whatever a changed interface raises
+        return f"JAX {jax.__version__} has another Mosaic GPU than the kernels for Hopper were written for ({error!r:.200})"
+    finally:
+        _trying.set(False)
+    return None
+
+
 BACKENDS = {
-    "hopper": Kernel("log_linear_attention on Hopper", _hopper_limits, why_no_hopper),
+    "hopper": Kernel("log_linear_attention on Hopper", _hopper_limits, _why_no_hopper),
     "triton": Kernel("log_linear_attention by Triton", triton_limits),
 }
 

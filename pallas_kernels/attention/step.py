@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import merged_level
 from pallas_kernels.attention.backends import MAX_DIM, MIN_DIM
+from pallas_kernels.common.chunks import at_most_zero
 from pallas_kernels.common.launch import call, fold_mapped_axes
 from pallas_kernels.common.support import interpreting
 from pallas_kernels.common.tiles import Launch
@@ -46,7 +47,7 @@ def fenwick_step(
     Raises UnsupportedError where KERNELS["fenwick_step"] says why it cannot run.
     """
     STEP.require(*levels.shape[-3:], levels.dtype)
-    operands = (x.astype(jnp.float32) for x in (q, k, v, log_decay, lam))
+    operands = (x.astype(jnp.float32) for x in (q, k, v, at_most_zero(log_decay), lam))
     run = functools.partial(_step, interpret=interpreting())
     return fold_mapped_axes(run)(levels, position.astype(jnp.int32), *operands)
 

@@ -150,8 +150,8 @@ def _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes: Siz
 
 
 def _is_used(log_decay):
-    """Whether a decay is taken as it is, not as the smallest there is, on which nothing depends."""
-    return log_decay * LOG2_E >= MIN_LOG2_DECAY
+    """Whether a decay is taken as it is, not as the smallest or largest there is, on which nothing depends."""
+    return (log_decay * LOG2_E >= MIN_LOG2_DECAY) & (log_decay <= 0.0)
 
 
 def _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels: int, sizes: Sizes):

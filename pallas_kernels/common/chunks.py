@@ -103,7 +103,7 @@ def log2_decays(log_decay, sizes: Sizes):
 
 def log2_decay_parts(log_decay, sizes: Sizes) -> list:
     """The parts of `log2_decays`, each of log_decay's shape."""
-    log2_decay = log_decay * LOG2_E
+    log2_decay = at_most_zero(log_decay * LOG2_E)  # decays above 1 are 1, in every kernel
     # NaN stays, in a kernel on a GPU too.
     log2_decay = jnp.where(log2_decay < MIN_LOG2_DECAY, MIN_LOG2_DECAY, log2_decay)
     if sizes.decay_parts == 1:
@@ -175,7 +175,7 @@ def decay_parts(decay_ref, head, tokens, sizes: Sizes):
     return [decay_ref[part, head, tokens] for part in range(sizes.decay_parts)]
 
 
-def _at_most_zero(x):
+def at_most_zero(x):
     """min(x, 0), and NaN of NaN: the minimum of a kernel on a GPU would make 0 of it, a decay of 1."""
     return jnp.where(x > 0.0, 0.0, x)
 
@@ -183,13 +183,13 @@ def _at_most_zero(x):
 def decay_tile(parts):
     """Decay from key (column) to query (row) for each pair of a chunk; 1 where the key comes later."""
     between = sum(part[:, None] - part[None, :] for part in parts)
-    return jnp.exp2(_at_most_zero(between))
+    return jnp.exp2(at_most_zero(between))
 
 
 def decay_until_end(parts, last):
     """Decay from each token to the end of the chunk; `last` are the parts at its last token."""
     after = sum(end - part for part, end in zip(parts, last, strict=True))
-    return jnp.exp2(_at_most_zero(after))
+    return jnp.exp2(at_most_zero(after))
 
 
 def level_tile(size: int):

@@ -26,6 +26,8 @@ except ImportError:
 if jax.__version_info__ < (0, 11, 2):  # its interfaces were others before
     mosaic = None
 
+NEWEST_TESTED = (0, 12)  # of JAX
+
 INTERPRET_VARIABLE = "LOGLINEAR_PALLAS_INTERPRET"
 MIN_COMPUTE_CAPABILITY = (8, 0)
 
@@ -85,6 +87,11 @@ def _platform() -> str:
 def runs_on_gpu() -> bool:
     """Whether JAX's default device is a GPU."""
     return assumed() is not None or _platform() in ("gpu", "cuda")
+
+
+def newer_than_tested() -> bool:
+    """Whether nobody has tried the kernels with this JAX."""
+    return jax.__version_info__[:2] > NEWEST_TESTED
 
 
 def why_no_hopper() -> str | None:

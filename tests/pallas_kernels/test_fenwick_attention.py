@@ -116,6 +116,15 @@ def test_any_shape(length, groups, group_heads, dims, more_levels, min_decay, se
         check("f32", inputs, chunk_size=16)
 
 
+def test_decays_above_one_are_one():
+    inputs = list(inputs_of("f32", 1, 70, 1, 2, 16, 16))
+    inputs[3] = inputs[3].at[:, ::7].set(0.5)
+    run = compiled(fenwick_attention, chunk_size=16)
+    (out, gradients), (expected, _) = run(inputs), run([*inputs[:3], jnp.minimum(inputs[3], 0.0), inputs[4]])
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
+    np.testing.assert_array_equal(np.asarray(gradients["log_decay"][:, ::7]), 0)
+
+
 @pytest.mark.parametrize("decay", ["none", "strong", "uniform", "mixed", "reset"])
 def test_extreme_decays_in_bfloat16(decay):
     """In float32: tests/ops/test_forms.py."""

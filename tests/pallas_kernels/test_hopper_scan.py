@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import UnsupportedError, fenwick_attention
+from pallas_kernels import UnsupportedError, fenwick_attention, registry
+from pallas_kernels.attention import backends
 from pallas_kernels.attention.backends import BACKENDS, choose_backend
 from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
 from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
+from pallas_kernels.common.gpu import GPUS, as_if_on
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.test_fenwick_attention import check, check_twice, inputs_of, output_and_gradients, reference
 
@@ -154,6 +156,38 @@ def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_siz
         monkeypatch.setattr(support, "triton", None)
         with pytest.raises(UnsupportedError, match="has no Triton lowering of Pallas"):
             choose_backend(None, *dims, dtype, chunk_size)
+
+
+@pytest.mark.parametrize("changed", ["wgmma", None])
+def test_a_mosaic_that_has_changed_leaves_the_work_to_triton(changed, monkeypatch):
+    """With a JAX that nobody has tried the kernels with, of which there is one warning."""
+    monkeypatch.setattr(support, "NEWEST_TESTED", (0, 10))
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
+    backends._why_mosaic_changed.cache_clear()
+    registry._warn_once.cache_clear()
+    if changed:
+        monkeypatch.delattr(f"jax.experimental.pallas.mosaic_gpu.{changed}")
+    with as_if_on(GPUS["9.0"]):
+        assert choose_backend(None, 64, 64, jnp.bfloat16) == ("triton" if changed else "hopper")
+        with pytest.warns(
+            UserWarning, match=r"is newer than 0\.10, the newest that the Pallas kernels were tested with"
+        ):
+            assert pallas_kernels.KERNELS["log_linear_attention"].is_best(64, 64, jnp.bfloat16)
+        reason = BACKENDS["hopper"].why_not(64, 64, jnp.bfloat16)
+        assert ("has another Mosaic GPU" in reason) if changed else reason is None
+    backends._why_mosaic_changed.cache_clear()
+
+
+def test_decays_above_one_are_one():
+    inputs = list(inputs_of("bf16", 1, 200, 1, 2, 64, 64))
+    inputs[3] = inputs[3].at[:, ::7].set(0.5)
+    attend = functools.partial(fenwick_attention, tiles=HopperTiles(rows=1))
+    run = jax.jit(functools.partial(output_and_gradients, attend))
+    clipped = [*inputs[:3], jnp.minimum(inputs[3], 0.0), inputs[4]]
+    (out, gradients), (expected, expected_gradients) = run(inputs), run(clipped)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
+    np.testing.assert_array_equal(np.asarray(gradients["log_decay"][:, ::7]), 0)
+    np.testing.assert_array_equal(np.asarray(gradients["k"]), np.asarray(expected_gradients["k"]))
 
 
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
