@@ -137,11 +137,14 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """The forward pass alone, that before a backward one, and the backward one, with a batching rule each: a mapped axis
     becomes part of the batch, so grids keep their axes."""
     forward = functools.partial(_forward, sizes=sizes, tiles=tiles)
-    return (
-        fold_mapped_axes(functools.partial(forward, keep=False)),
-        fold_mapped_axes(functools.partial(forward, keep=True)),
-        fold_mapped_axes(functools.partial(_backward, sizes=sizes, tiles=tiles)),
+    ways = (
+        functools.partial(forward, keep=False),
+        functools.partial(forward, keep=True),
+        functools.partial(_backward, sizes=sizes, tiles=tiles),
     )
+    # Mosaic's interpreter has ordered effects, which JAX's partitioning rules do not take.
+    partitioned = tiles.backend == "triton" or not sizes.interpret
+    return tuple(fold_mapped_axes(way, partitioned) for way in ways)
 
 
 def _scan_of(tiles: Tiles | HopperTiles):

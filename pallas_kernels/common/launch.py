@@ -128,9 +128,9 @@ def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
     return promoting
 
 
-def fold_mapped_axes(function):
+def fold_mapped_axes(function, partitioned: bool = True):
     """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. Where that axis is
-    sharded over several devices, each computes its own part."""
+    sharded over several devices, each computes its own part, if `partitioned`."""
 
     @with_standard_promotion
     def in_32_bits(*args):  # as the kernels count
@@ -139,7 +139,7 @@ def fold_mapped_axes(function):
 
     @custom_vmap
     def folding(*args):
-        return _of_own_shard(in_32_bits, *args)
+        return _of_own_shard(in_32_bits, *args) if partitioned else in_32_bits(*args)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):
