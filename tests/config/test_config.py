@@ -300,7 +300,7 @@ def test_without_variants_lam_alone_is_trained_and_one_that_no_variant_uses_is_r
             {"variants": "linear+train.learning_rate=0.1", "train.learning_rate": [0.1, 0.2]},
             "train.learning_rate=0.2 has no effect: every variant",
         ),
-        ({"variants": "mixer=gated_linear", "implementation": "xla"}, "model.implementation=xla has no effect"),
+        ({"variants": "mixer=softmax", "implementation": "xla"}, "model.implementation=xla has no effect"),
         ({"variants": "mixer=delta", "implementation": "recurrent", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"implementation": "parallel", "chunk_size": 16}, "model.chunk_size=16 has no effect"),
         ({"variants": "lam_hidden=32,lam_hidden=64", "lam_hidden": 16}, "model.lam_hidden=16 has no effect"),
