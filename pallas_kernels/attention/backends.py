@@ -107,7 +107,9 @@ def _neither(*problem: object) -> str | None:
 
 
 ATTENTION = register("log_linear_attention", Kernel("log_linear_attention", _neither, device=lambda: None))
-register("gated_linear_attention", Kernel("gated_linear_attention", _neither, device=lambda: None))  # by the same kernels
+register(
+    "gated_linear_attention", Kernel("gated_linear_attention", _neither, device=lambda: None)
+)  # by the same kernels
 
 
 def choose_backend(asked: str | None, *problem: object) -> str:

@@ -84,6 +84,8 @@ def choose_tiles(length: int, key_dim: int, value_dim: int, dtype, precision: Pr
         tiles = FLOAT32 if mode == "f32" else TF32
     else:
         tiles = FLOAT32_LARGEST if largest else FLOAT32_WIDE
+    if mode == "bf16" and gpu().capability[0] == 10:  # on Hopper and Ampere four warps have enough registers
+        tiles = dataclasses.replace(tiles, chunk_gradients=dataclasses.replace(tiles.chunk_gradients, warps=8))
     chunk, value_block = tiles.chunk, tiles.value_block
     while chunk > MIN_TILE and chunk >= 2 * length:
         chunk //= 2

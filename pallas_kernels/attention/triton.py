@@ -260,9 +260,22 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ti
 
 def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch):
     *tree_refs, o_ref = refs
+    weight_ref, states_ref = tree_refs or (None, None)
     chunk = pl.program_id(0)
     scores = _scores(q_ref, k_ref, sizes)
     level = level_tile(sizes.chunk)
+    in_parts = sizes.precision == "f32"  # a program has no registers for all columns at once
+    q = None if in_parts else q_ref[:, :]
+
+    def of_state(head, end):
+        """What queries read of a state."""
+        if not in_parts:
+            return multiply(q, states_ref[head, end], sizes)
+
+        def of_keys(place, total):
+            return total + multiply(q_ref[:, place], states_ref[head, end, place], sizes)
+
+        return for_columns(sizes.key_dim, of_keys, jnp.zeros((sizes.chunk, sizes.value_dim), jnp.float32))
 
     def one_head(head, _):
         decay_head = _decay_head(head, launch, sizes)
@@ -270,18 +283,11 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
         weights = scores * decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
         out = multiply(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
         if sizes.heights:
-            weight_ref, states_ref = tree_refs
 
             def read(_, carry):
                 end, out = carry
-
-                def of_keys(place, total):
-                    return total + multiply(q_ref[:, place], states_ref[head, end, place], sizes)
-
-                most = COLUMNS if sizes.precision == "f32" else sizes.key_dim
-                nothing = jnp.zeros(out.shape, jnp.float32)
                 weight = weight_ref[decay_head, node_height(end), :]
-                out += weight[:, None] * for_columns(sizes.key_dim, of_keys, nothing, most)
+                out += weight[:, None] * of_state(head, end)
                 return next_end(end), out
 
             _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))

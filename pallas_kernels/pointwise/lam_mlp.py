@@ -23,7 +23,7 @@ from jax.lax import PrecisionLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.common.launch import call, dot, vary_as, with_gradient
-from pallas_kernels.common.support import dot_mode, interpreting, triton, why_not_precise
+from pallas_kernels.common.support import dot_mode, gpu, interpreting, triton, why_not_precise
 from pallas_kernels.common.tiles import Launch, tile_for
 from pallas_kernels.registry import Kernel, register
 
@@ -32,6 +32,7 @@ OUTS = ("softplus", "softmax")
 ACTIVATIONS = ("gelu", "identity")
 # Gradients of the weights are summed by programs, at least so many for each MLP and so many in all, and then over them.
 PROGRAMS, ALL_PROGRAMS = 64, 1024
+MOST_WEIGHTS = 2048  # of each matrix of an MLP on an A100 in full float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,14 @@ def _limits(levels: int, hidden: int, out: str, activation: str, precision: Prec
     return why_not_precise(jnp.float32, precision)
 
 
-LAM_MLP = register("lam_mlp", Kernel("the MLP of λ", _limits))
+def _pays(levels: int, hidden: int, out: str, activation: str, precision: PrecisionLike = None) -> bool:
+    """Not where ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
+    del out, activation
+    is_large = tile_for(levels + 1) * tile_for(hidden) > MOST_WEIGHTS and dot_mode(jnp.float32, precision) == "f32"
+    return not (is_large and gpu().capability == (8, 0))
+
+
+LAM_MLP = register("lam_mlp", Kernel("the MLP of λ", _limits, pays=_pays))
 
 
 @functools.cache

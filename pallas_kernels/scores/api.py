@@ -40,7 +40,7 @@ from pallas_kernels.common.chunks import (
     since_block_start,
 )
 from pallas_kernels.common.launch import call, pad, with_gradient
-from pallas_kernels.common.support import dot_mode, interpreting, triton
+from pallas_kernels.common.support import dot_mode, gpu, interpreting, triton
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.registry import Kernel, register
 from pallas_kernels.scores.key_tree import join_keys
@@ -55,7 +55,13 @@ def _limits(
     return triton_limits(key_dim, None, dtype, chunk_size, precision)
 
 
-SCORES = register("bucket_scores", Kernel("bucket_scores", _limits))
+def _pays(key_dim: int, dtype: DTypeLike, chunk_size: int | None = None, precision: PrecisionLike = None) -> bool:
+    """Not where ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
+    del chunk_size
+    return not (key_dim > 128 and dot_mode(dtype, precision) == "f32" and gpu().capability == (8, 0))
+
+
+SCORES = register("bucket_scores", Kernel("bucket_scores", _limits, pays=_pays))
 
 
 def chunk_scores(

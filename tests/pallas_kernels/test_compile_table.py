@@ -30,7 +30,7 @@ def rows(operation, mode, gpus, part_of_shape="", **more):
 @pytest.mark.parametrize(
     ("operation", "mode", "gpus", "shape"),
     [
-        ("attention", "bf16", ("8.0", "12.0"), "K=128 V=64"),
+        ("attention", "bf16", ("8.0", "10.0", "12.0"), "K=128 V=64"),
         ("attention", "f32", ("8.0",), "K=128 V=64"),
         ("attention", "bf16", ("8.0", "8.6"), "K=256"),
         ("attention", "f32", ("8.6",), "K=256"),

@@ -6,10 +6,12 @@ import pytest
 import pallas_kernels
 from pallas_kernels import KERNELS, registry
 from pallas_kernels.common import support
+from pallas_kernels.common.gpu import GPUS, as_if_on
 
 F32, BF16, F16 = jnp.float32, jnp.bfloat16, jnp.float16
 RUNS = {
     "log_linear_attention": (16, 16, F32),
+    "gated_linear_attention": (16, 16, F32),
     "bucket_scores": (16, F32),
     "delta": (16, 16, 16, F32),
     "fenwick_step": (32, 64, 64, F32),
@@ -54,6 +56,16 @@ def test_every_kernel_runs_somewhere(name):
 def test_what_a_kernel_cannot_run_is_named(name, problem, message):
     with pallas_kernels.interpret(), pytest.raises(pallas_kernels.UnsupportedError, match=message):
         KERNELS[name].require(*problem)
+
+
+def test_what_would_crawl_on_an_a100_is_left_to_plain_jax(monkeypatch):
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
+    for gpu, expected in (("8.0", False), ("9.0", True)):
+        with as_if_on(GPUS[gpu]):
+            assert KERNELS["lam_mlp"].is_best(31, 128, "softplus", "gelu", "highest") is expected
+            assert KERNELS["bucket_scores"].is_best(256, F32, None, "highest") is expected
+            assert KERNELS["lam_mlp"].is_best(14, 64, "softplus", "gelu", "highest")
+            assert KERNELS["bucket_scores"].is_best(128, F32, None, "highest")
 
 
 def test_what_is_chosen(monkeypatch):
