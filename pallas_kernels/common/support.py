@@ -134,7 +134,7 @@ def compute_capability() -> tuple[int, ...] | None:
         return assumed().capability
     try:
         return tuple(int(part) for part in _device().compute_capability.split("."))
-    except (AttributeError, ValueError):
+    except (AttributeError, ValueError, RuntimeError):  # RuntimeError: there is no GPU
         return None
 
 
