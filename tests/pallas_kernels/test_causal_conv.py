@@ -14,7 +14,7 @@ import pallas_kernels
 from loglinear_jax.modules import CausalConv
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
-from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
+from tests.pallas_kernels.modes import check_against_float64, flat_value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels", "small_programs")
 NAMES = "y", "x", "kernel", "bias"
@@ -89,7 +89,7 @@ def test_mapped_twice_is_a_loop():
     inputs = [jnp.stack(x) for x in zip(*(draw(seed, 2, 9, 4, 4) for seed in range(3)), strict=True)]
     inputs = [jnp.stack([x, 2 * x]) for x in inputs]
     inputs[1] = inputs[1][0]  # the kernel has no outer axis
-    function = functools.partial(value_and_gradients, pallas_kernels.causal_conv)
+    function = functools.partial(flat_value_and_gradients, pallas_kernels.causal_conv)
     mapped = jax.jit(jax.vmap(jax.vmap(lambda *x: function(x)), (0, None, 0)))(*inputs)
     for outer in range(2):
         for inner in range(3):

@@ -10,7 +10,7 @@ import pallas_kernels
 from loglinear_jax.fenwick import num_levels, occupied_levels
 from loglinear_jax.lam import make_lam
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
+from tests.pallas_kernels.modes import check_against_float64, flat_value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -67,7 +67,7 @@ def test_mapped_twice_is_a_loop():
     scale = scale[0]  # has no outer axis
 
     def function(*x):
-        return value_and_gradients(lambda *x: pallas_kernels.content_lam(*x, occupied[0]), x)
+        return flat_value_and_gradients(lambda *x: pallas_kernels.content_lam(*x, occupied[0]), x)
 
     mapped = jax.jit(jax.vmap(jax.vmap(function), (0, None)))(scores, scale)
     for outer in range(2):
@@ -82,8 +82,8 @@ def test_a_scale_of_another_dtype_is_used_in_float32(dtype):
     (scores, scale), occupied = draw("parts of blocks")
     with jax.enable_x64(True):
         of_dtype = scale.astype(dtype)
-        found = value_and_gradients(lambda *x: pallas_kernels.content_lam(*x, occupied), [scores, of_dtype])
-        expected = value_and_gradients(
+        found = flat_value_and_gradients(lambda *x: pallas_kernels.content_lam(*x, occupied), [scores, of_dtype])
+        expected = flat_value_and_gradients(
             lambda *x: pallas_kernels.content_lam(*x, occupied), [scores, of_dtype.astype(jnp.float32)]
         )
     assert [x.dtype for x in found] == [jnp.float32, jnp.float32, dtype]
@@ -98,7 +98,7 @@ def test_a_scale_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
         lambda *x: pallas_kernels.content_lam(*x, occupied),
         mesh=mesh, in_specs=(by_batch, PartitionSpec()), out_specs=by_batch,
     )  # fmt: skip
-    results = jax.eval_shape(lambda *x: value_and_gradients(sharded, x), *map(np.asarray, inputs))
+    results = jax.eval_shape(lambda *x: flat_value_and_gradients(sharded, x), *map(np.asarray, inputs))
     assert [x.shape for x in results] == [inputs[0].shape, *(x.shape for x in inputs)]
 
 

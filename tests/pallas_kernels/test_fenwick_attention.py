@@ -98,6 +98,7 @@ def test_lower_precision(shape, mode):
     check(mode, inputs_of(mode, *sizes), **kwargs)
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     length=st.integers(2, 120),
@@ -145,6 +146,7 @@ def test_extreme_decays_in_bfloat16(decay):
     check("bf16", inputs, chunk_size=32)
 
 
+@pytest.mark.slow
 def test_nested_vmap_over_some_arguments_is_a_loop():
     attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")
     seeds = [inputs_of("f32", 1, 40, 1, 2, 16, 16, seed=seed) for seed in range(4)]
@@ -178,6 +180,7 @@ def test_nested_vmap_over_some_arguments_is_a_loop():
     assert all(len(grid) <= 3 for grid in grids(mapped(jax.grad(loss, argnums=range(5))), *arguments))
 
 
+@pytest.mark.slow
 def test_rematerialised_gradients_are_the_same():
     inputs = inputs_of("f32", 1, 40, 1, 2, 16, 16)
     attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")

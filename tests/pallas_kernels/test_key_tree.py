@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.scores import key_tree
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
+from tests.pallas_kernels.modes import check_against_float64, flat_value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -64,7 +64,7 @@ def test_mapped_twice_is_a_loop():
     inputs = [
         jnp.stack(x).reshape(2, 2, *x[0].shape) for x in zip(*(draw("five chunks", i) for i in range(4)), strict=True)
     ]
-    function = functools.partial(value_and_gradients, functools.partial(key_tree.join_keys, dtype=jnp.float32))
+    function = functools.partial(flat_value_and_gradients, functools.partial(key_tree.join_keys, dtype=jnp.float32))
     mapped = jax.jit(jax.vmap(jax.vmap(lambda *x: function(x))))(*inputs)
     for outer in range(2):
         for inner in range(2):
@@ -77,7 +77,7 @@ def test_long_sequences_are_for_xla(monkeypatch):
 
     def by(most: int):
         monkeypatch.setattr(key_tree, "MAX_CHUNKS", most)
-        return value_and_gradients(functools.partial(key_tree.join_keys, dtype=jnp.float32), inputs)
+        return flat_value_and_gradients(functools.partial(key_tree.join_keys, dtype=jnp.float32), inputs)
 
     for by_xla, by_kernel in zip(by(4), by(8), strict=True):
         assert relative_error(by_xla, by_kernel) < 1e-6

@@ -19,7 +19,7 @@ from pallas_kernels.common import support
 from pallas_kernels.pointwise.lam_mlp import MlpSizes, normal_distribution
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
-from tests.pallas_kernels.float64 import check_against_float64, value_and_gradients
+from tests.pallas_kernels.modes import check_against_float64, flat_value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 NAMES = "d", "w1", "b1", "w2", "b2"
@@ -68,7 +68,7 @@ def test_mapped_twice_is_a_loop():
     inputs = [jnp.stack([x, 2 * x]) for x in inputs]
     inputs[1] = inputs[1][0]  # w1 has no outer axis
     kernel = functools.partial(pallas_kernels.lam_mlp, out="softmax", precision="highest")
-    function = jax.jit(functools.partial(value_and_gradients, kernel))
+    function = jax.jit(functools.partial(flat_value_and_gradients, kernel))
     mapped = jax.jit(jax.vmap(jax.vmap(lambda *x: function(x)), (0, None, 0, 0, 0)))(*inputs)
     for outer in range(2):
         for inner in range(3):
@@ -84,7 +84,7 @@ def test_weights_that_all_devices_share_in_shard_map(compiling_for_a_gpu):
         functools.partial(pallas_kernels.lam_mlp, out="softmax"),
         mesh=mesh, in_specs=(PartitionSpec("devices"), *[shared] * 4), out_specs=PartitionSpec("devices"),
     )  # fmt: skip
-    results = jax.eval_shape(lambda *x: value_and_gradients(sharded, x), *inputs)
+    results = jax.eval_shape(lambda *x: flat_value_and_gradients(sharded, x), *inputs)
     assert [x.shape for x in results] == [x.shape for x in (inputs[0], *inputs)]
 
 
