@@ -74,6 +74,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", READS)
 def test_heads_whose_sums_are_read_at_once(reads):
     chunks, heads, key_dim = READS[reads]
@@ -81,6 +82,7 @@ def test_heads_whose_sums_are_read_at_once(reads):
     check("f32", inputs, against="xla", chunk_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [(1, 3), (2, 6), (3, 2), (6, 1)])
 def test_tiles_change_nothing(tiles):
     chunks, size = 5, 16
@@ -110,6 +112,7 @@ def test_lower_precision(mode, sizes, min_decay):
     check(mode, inputs_of(mode, *sizes, min_decay=min_decay))
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     length=st.integers(2, 120),

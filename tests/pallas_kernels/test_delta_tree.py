@@ -101,6 +101,7 @@ def test_full_float32(shape):
     check_joins("f32", inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", LOWER)
 def test_other_precisions(mode):
     dims = (128, 128) if mode == "bf16" else (16, 16)  # 128: two blocks of columns

@@ -57,7 +57,9 @@ def lowered(function, operands):
 
 
 @pytest.mark.parametrize("sizes", FEW_AND_MANY)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation", ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPERATIONS)[1:])]
+)
 def test_grids_by_triton(operation, sizes, monkeypatch):
     monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: "Triton's are wanted")
     function = functools.partial(OPERATIONS[operation][0], implementation="pallas")

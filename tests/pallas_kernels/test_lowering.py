@@ -102,7 +102,15 @@ def as_if_there_were_a_gpu(no_hopper):
         yield
 
 
-@pytest.mark.parametrize(("mode", "x64"), [("bf16", False), ("tf32", False), ("f32", False), ("f32", True)])
+MODES = [
+    ("bf16", False),
+    pytest.param("tf32", False, marks=pytest.mark.slow),
+    pytest.param("f32", False, marks=pytest.mark.slow),
+    ("f32", True),
+]
+
+
+@pytest.mark.parametrize(("mode", "x64"), MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_and_their_gradients_are_lowered(name, mode, x64):
     function, arguments, *kernels = CALLS[name]
