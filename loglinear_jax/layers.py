@@ -150,7 +150,7 @@ class MixingLayer(nn.Module):
             features, use_bias=False, kernel_init=init, dtype=self.dtype, param_dtype=self.param_dtype, name=name
         )
 
-    def _out_proj(self, y: Float[Array, "B P HV"], window, mixer_cache) -> Output:
+    def _out_proj(self, y: Float[Array, "B P HV"] | Scaled, window, mixer_cache) -> Output:
         y = self._dense(self.features, "out_proj", self.out_init)(y)
         return y if mixer_cache is None else (y, LayerCache(window, mixer_cache))
 

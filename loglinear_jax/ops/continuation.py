@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels, occupied_levels
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops.decays import bounded
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
@@ -85,7 +85,7 @@ def _take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_
     levels, dtype = state.levels.shape[2], state.levels.dtype
     position = as_int32(state.position)
     known = have_room(position, 1, capacity(min(levels, lam.shape[-1])))
-    log_decay = jnp.maximum(log_decay.astype(dtype), MIN_LOG_DECAY)
+    log_decay = bounded(log_decay.astype(dtype))
     lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
     q, k, others = q.astype(dtype), k.astype(dtype), [x.astype(dtype) for x in others]
     out, new_state = step(state.replace(position=position), q, k, v.astype(dtype), log_decay, *others, lam)

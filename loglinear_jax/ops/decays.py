@@ -11,6 +11,12 @@ MIN_LOG_DECAY = -1e4
 SLOW = -0.5  # log decays above are those of `decayed` that lose less than they keep
 
 
+def bounded(log_decay: Float[Array, "*N"]) -> Float[Array, "*N"]:
+    """The log decays from MIN_LOG_DECAY to 0. One above 0 counts as 0 and has no gradient, one of 0 has its own."""
+    log_decay = jnp.maximum(log_decay, MIN_LOG_DECAY)
+    return jnp.where(log_decay > 0, 0.0, log_decay)
+
+
 def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"], Float[Array, "... T"]]:
     """Inclusive cumulative sum over the last axis as a pair (sum, correction).
 

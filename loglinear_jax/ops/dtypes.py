@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from loglinear_jax.ops.decays import MIN_LOG_DECAY
+from loglinear_jax.ops import decays
 
 
 def accumulation_dtype(*arrays) -> jnp.dtype:
@@ -14,6 +14,6 @@ def accumulation_dtype(*arrays) -> jnp.dtype:
 
 
 def to_common_dtypes(log_decay: Float[Array, "B T H"], *arrays: Array, bounded: bool = True) -> tuple[Array, ...]:
-    """(log_decay in the dtype of sums, if `bounded` from MIN_LOG_DECAY on; the others in the widest of their dtypes)."""
+    """(log_decay in the dtype of sums, by `decays.bounded` if `bounded`; the others in the widest of their dtypes)."""
     log_decay, widest = log_decay.astype(accumulation_dtype(*arrays)), jnp.result_type(*arrays)
-    return jnp.maximum(log_decay, MIN_LOG_DECAY) if bounded else log_decay, *(x.astype(widest) for x in arrays)
+    return decays.bounded(log_decay) if bounded else log_decay, *(x.astype(widest) for x in arrays)

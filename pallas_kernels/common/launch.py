@@ -14,6 +14,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.common.support import UnsupportedError, triton
@@ -176,13 +178,31 @@ def _of_own_shard(function, *args):
         return mesh, own, jax.tree.map(lambda _: of_batch, results), (of_batch,) * len(arguments)
 
     def own(*args):
-        return jax.jit(function)(*args)  # which keeps its constants to itself: the partitioner takes none
+        results = jax.tree.structure(jax.eval_shape(function, *args))
+        return results.unflatten(_SELF_CONTAINED.bind(*args, function=function))
 
     shared = custom_partitioning(own)
     shared.def_partition(partition, sharding_rule=rule)
     run = jax.custom_jvp(lambda *args: shared(*args))
     run.defjvp(refuse_derivative)
     return run(*args)
+
+
+# A function as one operation. The partitioner takes none with constants, as index maps have, nor with the effects by which
+# kernels of Mosaic GPU write their results.
+_SELF_CONTAINED = Primitive("self_contained")
+_SELF_CONTAINED.multiple_results = True
+
+
+@_SELF_CONTAINED.def_abstract_eval
+def _(*args, function):
+    return [jax.core.ShapedArray(x.shape, x.dtype) for x in jax.tree.leaves(jax.eval_shape(function, *args))]
+
+
+mlir.register_lowering(
+    _SELF_CONTAINED,
+    mlir.lower_fun(lambda *args, function: jax.tree.leaves(function(*args)), multiple_results=True),
+)
 
 
 def with_gradient(forward, backward):

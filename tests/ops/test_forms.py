@@ -207,6 +207,23 @@ def with_bad_token(inputs, index, token, value):
     return [x.at[0, token, 0].set(value) if i == index else x for i, x in enumerate(inputs)]
 
 
+@every_form(lambda form: "log_decay" in form.operation.arguments)
+def test_a_log_decay_above_0_counts_as_0(form):
+    inputs, at = list(form.inputs(6, 1, 20, 1, 2)), form.operation.arguments.index("log_decay")
+
+    @jax.jit
+    def output_and_gradient(log_decay):
+        out, pull = jax.vjp(lambda x: form((*inputs[:at], x, *inputs[at + 1 :])), log_decay)
+        return out, *pull(out)
+
+    log_decay = inputs[at] + 1
+    is_above = log_decay > 0
+    (out, gradient), (expected, wanted) = map(output_and_gradient, (log_decay, jnp.where(is_above, 0, log_decay)))
+    np.testing.assert_array_equal(out, expected)
+    assert is_above.any() and (gradient[is_above] == 0).all() and (wanted[is_above] != 0).any()
+    assert relative_error(gradient[~is_above], wanted[~is_above]) < form.gradient_tolerance
+
+
 @every_form(of_its_own)
 def test_what_is_not_finite_never_leaves_its_chunk_backwards_nor_its_sequence_or_group(form):
     inputs = form.inputs(6, 2, 70, 2, 4)
@@ -214,6 +231,8 @@ def test_what_is_not_finite_never_leaves_its_chunk_backwards_nor_its_sequence_or
     clean = np.asarray(attend(inputs))
     for index, argument in enumerate(form.operation.arguments):
         for token, value in ((37, np.nan), (63, np.inf)):
+            if argument == "log_decay" and value == np.inf:
+                continue  # which counts as 0
             out = np.array(attend(with_bad_token(inputs, index, token, value)))
             first = form.first_reached(argument, token)
             finite = np.isfinite(out[0, [first, token], 0])
@@ -466,7 +485,10 @@ def test_bad_arguments_are_named(arguments, message):
         (dict(return_state=None), "return_state must be True or False, got None"),
         (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
         (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
-        (dict(implementation="flash"), "implementation must be one of 'parallel', 'recurrent', 'xla', 'pallas' or None"),
+        (
+            dict(implementation="flash"),
+            "implementation must be one of 'parallel', 'recurrent', 'xla', 'pallas' or None",
+        ),
         (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
         (
             dict(initial_state=init_fenwick_state(2, 4, 3, 5, 9)),

@@ -78,7 +78,7 @@ def log_linear_attention(
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
         or (under x64) float64.
       v: values, [B, T, H, V], H a multiple of G.
-      log_decay: natural log of the decay, [B, T, H], ≤ 0 (not checked), one scalar per token and head; -inf forgets
+      log_decay: natural log of the decay, [B, T, H], one scalar per token and head; above 0 it counts as 0, and -inf forgets
         everything before the token. Called g in flash-linear-attention. Used in float32 or wider.
       lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
         level_scales in flash-linear-attention. Used in float32 or wider.
