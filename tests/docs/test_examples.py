@@ -93,7 +93,7 @@ def test_commands_are_read(page, folder, monkeypatch):
     """With every setting, by the parser that a user meets; nothing is trained."""
 
     def read_config(args):
-        config = read_config_arguments(args.aside).config
+        config = read_config_arguments(args.config_arguments).config
         for variant in variant_names(config):
             if config.task.name != "text":  # whose files are not here
                 build(config, variant)
