@@ -160,7 +160,9 @@ def _of_own_shard(function, *args):
     """function(*args), by the partitioner of `jax.jit` with axis 0 of all arguments and results sharded as it finds it. Of a
     kernel as such it knows nothing, and would give every device all of the arguments."""
     mesh = jax.sharding.get_abstract_mesh()
-    if jax.device_count() == 1 or (mesh.empty and mesh.abstract_device is not None):  # or lowered without a device
+    has_no_device = mesh.empty and mesh.abstract_device is not None
+    is_shard = any(jax.typeof(x).manual_axis_type.varying for x in args)  # in shard_map
+    if jax.device_count() == 1 or has_no_device or is_shard:
         return function(*args)
 
     def rule(mesh, arguments, results):
@@ -175,21 +177,23 @@ def _of_own_shard(function, *args):
     def partition(mesh, arguments, results):
         axes = [x.sharding.spec[0] for x in arguments if len(x.sharding.spec)]
         of_batch = NamedSharding(mesh, PartitionSpec(next((axis for axis in axes if axis is not None), None)))
-        return mesh, own, jax.tree.map(lambda _: of_batch, results), (of_batch,) * len(arguments)
+        return mesh, of_shard, jax.tree.map(lambda _: of_batch, results), (of_batch,) * len(arguments)
 
-    def own(*args):
+    def of_shard(*args):
         results = jax.tree.structure(jax.eval_shape(function, *args))
         return results.unflatten(_SELF_CONTAINED.bind(*args, function=function))
 
-    shared = custom_partitioning(own)
+    def of_all(*args):
+        return jax.jit(function)(*args)  # which keeps its constants to itself: the partitioner takes none
+
+    shared = custom_partitioning(of_all)
     shared.def_partition(partition, sharding_rule=rule)
     run = jax.custom_jvp(lambda *args: shared(*args))
     run.defjvp(refuse_derivative)
     return run(*args)
 
 
-# A function as one operation. The partitioner takes none with constants, as index maps have, nor with the effects by which
-# kernels of Mosaic GPU write their results.
+# A function as one operation: the partitioner takes none with the effects by which kernels of Mosaic GPU write their results.
 _SELF_CONTAINED = Primitive("self_contained")
 _SELF_CONTAINED.multiple_results = True
 
