@@ -33,6 +33,7 @@ def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
 
 
 @pytest.mark.parametrize("mixer", ["log_linear_delta", "softmax"])
+@pytest.mark.slow
 def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     model = LanguageModel(dataclasses.replace(SETTINGS, mixer=mixer))
     prompt = np.arange(22).reshape(2, 11)

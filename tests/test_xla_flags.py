@@ -35,6 +35,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_gradients_of_several_seeds():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     ended = subprocess.run([sys.executable, "-c", GRADIENTS], env=environment, capture_output=True, text=True)

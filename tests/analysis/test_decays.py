@@ -11,6 +11,7 @@ from loglinear_jax.runs.loading import read_run
 from loglinear_jax.train import SeedTrainer
 
 
+@pytest.mark.slow
 def test_initial_memory_is_that_of_the_parameters_that_training_starts_from(workdir):
     run = read_run(workdir)
     memory = initial_memory(run, "mlp_softplus")

@@ -190,10 +190,12 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+@pytest.mark.slow
 def test_a_figure_fits_its_column(draw, tmp_path):
     assert misfits(draw(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_figures_of_the_report_fit(report):
     assert len(report.figures) == 8 and not any(map(misfits, report.figures.values()))
 

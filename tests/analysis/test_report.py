@@ -91,6 +91,7 @@ def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
         context.averaged_seeds(dataclasses.replace(trained, best_loss=np.full(4, np.inf)))
 
 
+@pytest.mark.slow
 def test_layers_without_lam_are_left_out_and_named(tmp_path, blank_figures):
     """Of a model whose mixers take turns."""
     config = tiny_config()

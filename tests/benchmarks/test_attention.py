@@ -30,6 +30,7 @@ def test_a_record_is_named_as_asked(output, tmp_path):
     assert common.output_file(tmp_path / output, ".png").name == output.removesuffix(".json") + ".png"
 
 
+@pytest.mark.slow
 def test_the_delta_rule_is_measured(capsys):
     found, well = attention.measure(SMALL | {"delta": True}, [32], ["log_linear_delta", "jla_delta"], repeats=1)
     assert found["log_linear_delta"][32]["both_ms"] > 0

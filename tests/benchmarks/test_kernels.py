@@ -62,6 +62,7 @@ def test_without_a_gpu_it_is_refused_before_anything_is_timed(command, capsys):
 
 
 @pytest.mark.parametrize(("command", "calls"), [("attention", [6, 6]), ("lam", [3, 3]), ("language", [1, 64])])
+@pytest.mark.slow
 def test_a_benchmark_profiles_what_it_times(command, calls, capsys, monkeypatch, tmp_path):
     """Inputs that take turns, forward and both ways; or training steps and decoded tokens."""
     computed = []

@@ -20,6 +20,7 @@ def test_flops_are_six_for_each_weight_of_a_product():
     assert matmul_flops_per_token(params) == 6 * (mixer + lam + mlp + head)
 
 
+@pytest.mark.slow
 def test_training_counts_the_tokens_of_all_seeds():
     measured = time_training(SETTINGS, batch=2, length=16, num_seeds=2, steps=1, repeats=1)
     rate = measured["tokens_per_second"]

@@ -37,6 +37,7 @@ def words_after(capsys, folder, *arguments):
     return [re.findall(r"w\d+", text) for text in capsys.readouterr().out.split("\n\n")]
 
 
+@pytest.mark.slow
 def test_several_prompts_of_any_lengths(folder, capsys):
     prompts = ["w3 w5 w2", "w4", "w1 w7 w9", "w3 w5"]
     alone = [words_after(capsys, folder, f"--prompt={prompt}", "--num_tokens=6")[0] for prompt in prompts]

@@ -99,6 +99,7 @@ few = settings(max_examples=20, deadline=None, suppress_health_check=list(Health
 
 @few
 @given(one_change())
+@pytest.mark.slow
 def test_a_setting_is_refused_by_name_or_means_what_was_asked(change):
     base, setting, text = change
     code, err, accepted = ending(f"--config={base}", f"--config.{setting}={text}")

@@ -73,6 +73,7 @@ def folder(page, request, tmp_path, monkeypatch):
 
 
 @pages_with("python")
+@pytest.mark.slow
 def test_python_runs(page, folder):
     for example in examples_of(page, "python", RunPython()):
         example.evaluate()

@@ -53,6 +53,7 @@ def test_causal_and_every_parameter_learns(settings):
 
 
 @pytest.mark.parametrize(("settings", "room"), [({"lam": "mlp_softmax"}, 8), ({"mixer": "softmax"}, 6)], ids=str)
+@pytest.mark.slow
 def test_steps_without_room_give_nan_and_never_logits(settings, room):
     model, params = build(**settings, layers=1)
     _, caches = model.apply(params, TOKENS[:, :5], 6, method="prefill")
@@ -117,6 +118,7 @@ def test_prompts_in_parts_and_decoding_are_the_full_pass(settings, prompt):
 @pytest.mark.parametrize(
     "settings", [{}, {"mixer": "gated_linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str
 )
+@pytest.mark.slow
 def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(monkeypatch, settings):
     model, params = build(**settings)
     _, caches = model.apply(params, TOKENS[:1, :11], 24, method="prefill")
@@ -181,6 +183,7 @@ def test_decoding_memory_grows_by_a_level_as_length_doubles():
     assert size(1 << 11) - size(1 << 10) == level == size(1 << 20) - size(1 << 19)
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_give_the_same_gradients():
     targets = jnp.roll(TOKENS, -1, axis=1)
     results = []
@@ -232,6 +235,7 @@ def test_bad_settings_are_named(settings, message):
 
 
 @pytest.mark.parametrize("mixer", ["log_linear", "softmax"])
+@pytest.mark.slow
 def test_decoding_weights_give_the_same_outputs(mixer):
     model = LanguageModel(LanguageSettings(50, 64, mixer=mixer, hidden=64, layers=1, dtype="bfloat16"))
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)

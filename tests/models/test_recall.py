@@ -143,6 +143,7 @@ def test_linear_mixer_is_log_linear_with_lambda_one():
     np.testing.assert_allclose(jax.jit(with_lam.apply)(params, TOKENS), jax.jit(model.apply)(params, TOKENS), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_mixers_of_the_delta_rule():
     """With λ ≡ 1 the log-linear one is the one with a single state, which without decays is DeltaNet; keys have length 1."""
     by_mixer = {mixer: build(mixer=mixer, lam="fixed") for mixer in ("log_linear_delta", "gated_delta", "delta")}
@@ -273,6 +274,7 @@ def test_linear_maps_are_one_product_where_no_convolution_takes_its_own(conv_wid
     assert products[: len(widths)] == widths
 
 
+@pytest.mark.slow
 def test_losses_over_a_large_vocabulary_are_computed_in_parts(monkeypatch):
     model, params = build(vocab_size=37)
     targets = np.where(np.arange(24) % 3 == 0, TOKENS[:, ::-1], -1)
@@ -347,9 +349,8 @@ def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=() if name == "gated_linear" else pytest.mark.slow) for name in MIXERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_a_model_has_forward_mode_derivatives(mixer):
     """Also of its gradient: the matrix of second derivatives is symmetric. On a GPU of the gradient alone."""
     if mixer == "softmax" and pallas_kernels.runs_on_gpu():

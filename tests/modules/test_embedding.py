@@ -36,6 +36,7 @@ def test_rows_of_equal_ids_are_added_up(form, data, length):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("counts", [(300,), (63, 1, 64, 200, 5), (1,) * 70, (10, 130, 0, 52)])
+@pytest.mark.slow
 def test_ids_of_which_several_blocks_have_rows(counts, dtype):
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.repeat(np.arange(len(counts)), counts))
@@ -94,6 +95,7 @@ def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time(dtype):
     np.testing.assert_allclose(once, expected_sums(weights, ids, 50), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_softmax_with_unit_queries_and_keys_can_choose_a_token():
     """Only with a scale: within ±1/√K the weights of 24 tokens stay almost equal."""
     tokens = jax.random.randint(jax.random.key(0), (1, 24), 0, 16)

@@ -37,6 +37,7 @@ def test_positions_of_each_sequence():
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_losses_where_targets_are_alone_are_all_losses(name):
     model, (tokens, targets) = MODELS[name], drawn()
     params = jax.jit(model.init)(jax.random.key(0), tokens)

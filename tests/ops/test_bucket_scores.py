@@ -37,6 +37,7 @@ def test_levels_of_empty_buckets_are_zero_and_no_others(form):
 
 
 @every_form
+@pytest.mark.slow
 def test_tokens_beyond_the_levels_are_nan_from_a_traced_position_and_those_before_are_not(form):
     """4 levels are for 8 positions: of 6 tokens from position 5 on, 3."""
     inputs = form.inputs(0, 2, 6, 1, 2)

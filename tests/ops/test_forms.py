@@ -128,6 +128,7 @@ def test_gradients_of_strong_decays_are_as_exact_as_those_of_weak_ones(form, dec
 
 
 @in_float64
+@pytest.mark.slow
 def test_segments_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
     inputs = random_inputs(11, 5, 45, 1, 2, 3, 4)
     form = next(form for form in LOG_LINEAR_FORMS if form.name == "xla")
@@ -301,6 +302,7 @@ def test_extreme_decays_in_float32(form, decay):
 
 
 @every_form(lambda form: form.name not in ("parallel", "recurrent") or form.operation is SOFTMAX)
+@pytest.mark.slow
 def test_bfloat16_inputs_accumulate_in_float32(form):
     with jax.enable_x64(False):
         inputs = form.inputs(9, 1, 70, 1, 2, dtype=jnp.bfloat16)
@@ -358,6 +360,7 @@ def test_second_derivatives_of_kernels_are_refused_by_name(form):
 
 
 @every_form()
+@pytest.mark.slow
 def test_settings_that_watch_over_a_users_promotions_change_nothing(form):
     inputs = form.inputs(6, 1, 20, 1, 2, dtype=np.float32)
     inputs = [

@@ -13,10 +13,10 @@ from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.positions import END, advanced, as_position, have_room
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .forms import FORMS, LOG_LINEAR
+from .forms import FORMS, LOG_LINEAR, in_tiers
 from .inputs import in_float64, random_inputs, relative_error
 
-every_form = pytest.mark.parametrize("form", [form for form in FORMS if form.operation is LOG_LINEAR], ids=str)
+every_form = pytest.mark.parametrize("form", in_tiers(form for form in FORMS if form.operation is LOG_LINEAR))
 
 
 def continued(form):

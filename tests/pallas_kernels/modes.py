@@ -15,6 +15,11 @@ PRECISIONS = {"bf16": None, "tf32": "tensorfloat32", "f32": "highest"}
 LOWER = ["bf16", pytest.param("tf32", marks=pytest.mark.gpu)]
 
 
+def but_slow(shapes, *fast):
+    """The names of shapes as a test's parameters; all but those named after them are slow."""
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in shapes]
+
+
 def value_and_gradients(function, inputs):
     """(what function gives, the gradients of its inputs for random ones of that)."""
     out, vjp = jax.vjp(function, *inputs)

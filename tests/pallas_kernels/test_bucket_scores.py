@@ -15,7 +15,7 @@ from pallas_kernels.common.tiles import Launch
 from pallas_kernels.scores.tiles import ScoreTiles, choose_score_tiles
 from tests.ops.inputs import random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
+from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, but_slow, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -57,7 +57,7 @@ SHAPES = {  # batch, length, groups, heads, K
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", but_slow(SHAPES, "one token", "heads in groups, an odd length"))
 def test_full_float32(shape):
     sizes, kwargs = SHAPES[shape]
     check("f32", inputs_of("f32", *sizes), **kwargs)
@@ -128,6 +128,7 @@ def test_any_shape(length, groups, group_heads, key_dim, min_decay, seed):
         check("f32", inputs, chunk_size=16)
 
 
+@pytest.mark.slow
 def test_nested_vmap_over_some_arguments_is_a_loop():
     score = functools.partial(bucket_scores, implementation="pallas", chunk_size=16, precision="highest")
     seeds = [inputs_of("f32", 1, 40, 1, 2, 16, seed=seed) for seed in range(4)]

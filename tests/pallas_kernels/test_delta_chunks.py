@@ -82,16 +82,19 @@ def test_other_precisions(mode):
 
 
 @pytest.mark.parametrize("dims", [(100, 70), (128, 16), (16, 128)])
+@pytest.mark.slow
 def test_several_blocks_of_columns(dims):
     """Of keys and of values, or of one of them: a block has 64."""
     check("bf16", draw(1, 2, 1, 2, *dims, dtype=DTYPES["bf16"]))
 
 
 @pytest.mark.parametrize(("mode", "chunk"), [("f32", 16), ("f32", 64), ("bf16", 128)])
+@pytest.mark.slow
 def test_chunk_sizes(mode, chunk):
     check(mode, draw(1, 1, 1, 1, 16, 16, chunk=chunk, dtype=DTYPES[mode]), chunk)
 
 
+@pytest.mark.slow
 def test_batched_by_vmap():
     inputs = draw(3, 2, 1, 2, 16, 16)
     run = functools.partial(pallas_kernels.delta_chunks, chunk_size=CHUNK, precision="highest")

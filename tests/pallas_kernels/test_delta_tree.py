@@ -15,6 +15,7 @@ from tests.pallas_kernels.modes import (
     PRECISIONS,
     TOLERANCE,
     assert_exact_enough,
+    but_slow,
     exact_results,
     results,
     value_and_gradients,
@@ -94,7 +95,7 @@ def check_joins(mode, inputs):
     check(mode, of_joins(inputs), pallas_kernels.join_tree, joined)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", but_slow(SHAPES, "an odd number, and dims that are no powers of two"))
 def test_full_float32(shape):
     inputs = draw(*SHAPES[shape])
     check("f32", inputs)
@@ -111,6 +112,7 @@ def test_other_precisions(mode):
 
 
 @pytest.mark.parametrize("dims", [(128, 16), (16, 128)])
+@pytest.mark.slow
 def test_several_blocks_of_columns_of_keys_or_values(dims):
     inputs = draw(1, 1, 7, 16, *dims, DTYPES["bf16"])
     check("bf16", inputs)
@@ -124,6 +126,7 @@ def test_decays_that_leave_nothing():
 
 
 @pytest.mark.parametrize("function", [pallas_kernels.read_tree, pallas_kernels.join_tree])
+@pytest.mark.slow
 def test_batched_by_vmap(function):
     inputs = draw(3, 2, 5, 16, 16, 16)
     if function is pallas_kernels.join_tree:

@@ -18,7 +18,7 @@ from loglinear_jax import log_linear_attention
 from pallas_kernels import fenwick_attention
 from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, grids
+from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, but_slow, grids
 
 pytestmark = pytest.mark.usefixtures("run_kernels", "no_hopper")
 
@@ -84,7 +84,7 @@ SHAPES = {  # batch, length, groups, heads, K, V
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", but_slow(SHAPES, "one token", "heads in groups, an odd length"))
 def test_full_float32(shape):
     sizes, kwargs = SHAPES[shape]
     # With one token nothing decays.
@@ -199,6 +199,7 @@ def sharded(attend):
     return functools.partial(jax.shard_map, attend, mesh=mesh, in_specs=spec, out_specs=spec), inputs
 
 
+@pytest.mark.slow
 def test_sharded_over_batch_and_heads():
     attend = functools.partial(fenwick_attention, chunk_size=16, precision="highest")
     shard, inputs = sharded(attend)

@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.scores import key_tree
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.modes import check_against_float64, flat_value_and_gradients
+from tests.pallas_kernels.modes import but_slow, check_against_float64, flat_value_and_gradients
 
 pytestmark = pytest.mark.usefixtures("run_kernels")
 
@@ -41,7 +41,7 @@ def node_by_node(of_chunks, decay):
     return jnp.stack(sums, axis=2)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", but_slow(SHAPES, "two chunks", "five chunks"))
 def test_value_and_gradients(shape):
     inputs = draw(shape)
     chunks = inputs[0].shape[2]

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_sums_from_the_start_of_a_block(num_chunks, seed):
 @in_float64
 @settings(max_examples=30)
 @given(num_chunks=st.integers(1, 70), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_sums_over_the_states_that_a_chunk_reads(num_chunks, seed):
     x = np.random.default_rng(seed).normal(size=num_chunks)
     expected = np.zeros(num_chunks)

@@ -67,6 +67,7 @@ def test_more_rates_are_trained_beside_the_others(tmp_path):
     assert all(len(read_lines(tmp_path / name / "processes.jsonl")) == 1 for name in names)
 
 
+@pytest.mark.slow
 def test_one_variant_is_trained_by_itself(tmp_path):
     two = "--config.variants=linear,fixed"
     assert list(train(tmp_path, two, only=["fixed"]).summary.variants) == ["fixed"]

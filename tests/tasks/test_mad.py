@@ -164,6 +164,7 @@ FUZZY = [
 
 @pytest.mark.parametrize("settings", FUZZY[:2])
 @pytest.mark.parametrize("method", ["sample", "sample_evaluation"])
+@pytest.mark.slow
 def test_motifs_that_were_there_before_are_answered(settings, method):
     task = load_task("mad_fuzzy", **settings)
     tokens, targets = sample(task, 200, method=method)
@@ -184,6 +185,7 @@ def test_motifs_that_were_there_before_are_answered(settings, method):
 
 @pytest.mark.parametrize("settings", FUZZY[1:])
 @pytest.mark.parametrize("method", ["sample", "sample_evaluation"])
+@pytest.mark.slow
 def test_fuzzy_recall_is_drawn_as_by_numpy(settings, method):
     task = load_task("mad_fuzzy", **settings)
     shortest = 1 if method == "sample" else task.key_motif

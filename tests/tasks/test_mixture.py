@@ -28,6 +28,7 @@ def test_each_part_comes_as_often_in_a_round_as_its_weight_says():
     np.testing.assert_array_equal(Mixture.of(TASK).at(jnp.arange(3)), 0)
 
 
+@pytest.mark.slow
 def test_sequences_are_split_in_proportion_and_drawn_by_the_parts_own_tasks():
     assert TASK.trained_on.split(180_000) == (128_571, 25_714, 25_714)
     assert TASK.trained_on.split(1) == (1, 1, 1) and TASK.evaluated_on.split(7_000) == (3_500, 3_500)

@@ -34,6 +34,7 @@ def test_parity_counts_ones():
     assert chisquare(np.bincount(tokens.ravel())).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_longer_sequences_are_tests_alone():
     task = load_task("state_tracking", seq_len=8, tests="8, 20")
     assert (

@@ -115,6 +115,7 @@ TASKS = [
 
 
 @pytest.mark.parametrize("name", TASKS)
+@pytest.mark.slow
 def test_one_seed_is_one_data_set(name):
     task = load_task(name, seq_len=128)
     a, b, c = (sample(task, 10, seed)[0] for seed in (0, 0, 1))

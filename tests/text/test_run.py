@@ -265,6 +265,7 @@ def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):
         build(config, "linear")
 
 
+@pytest.mark.slow
 def test_a_run_whose_test_split_is_shorter_than_the_window(bpe, tmp_path, monkeypatch, capsys):
     """It has no losses at the later positions; the run is finished, stays so, and is read back."""
     monkeypatch.chdir(ROOT)

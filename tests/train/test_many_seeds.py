@@ -59,7 +59,7 @@ def assert_equal_trees(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_seed_of_many_is_the_seed_alone(stream):
     settings = dataclasses.replace(SETTINGS, stream=True) if stream else SETTINGS
     state, losses, accuracies, data = train([3, 4, 5], settings)
@@ -363,6 +363,7 @@ def test_a_replica_is_the_seed_at_its_rates_alone(stream):
 REPLICAS = [5, 3] * 2, [(0.01, 0.0)] * 2 + [(0.001, 0.0)] * 2
 
 
+@pytest.mark.slow
 def test_replicas_on_one_device_have_their_seeds_data_in_common():
     """Every one of them reads its own seed's: also where steps are computed for some alone, and where replicas are shared out
     over devices, which hold the data of each."""
@@ -387,6 +388,7 @@ def test_replicas_on_one_device_have_their_seeds_data_in_common():
         assert_equal_trees(*(jax.tree.map(lambda x: x[1:3], end) for end in (some, every)), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_replicas_have_the_batches_that_come_from_the_host_in_common():
     tokens = np.random.default_rng(0).integers(0, 16, (2, 2, 8, 17), np.int32)
     batches, windows = ((x[..., :-1], x[..., 1:]) for x in (tokens, tokens[:, 0]))
@@ -409,6 +411,7 @@ def length_loss(model, params, batch):
     return 24 / batch[0].shape[1] - 1 + 0 * mean_loss(model, params, batch)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_mixture_trains_on_one_part_of_it():
     many = ManySeeds(SeedTrainer(MODEL, MIXED, SETTINGS, length_loss), [0, 1], device_mesh(2, devices=CPUS[:1]))
     state, data = many.init(many.seeds), many.data()
@@ -426,6 +429,7 @@ def test_a_step_of_a_mixture_trains_on_one_part_of_it():
     assert "stablehlo.case" in lowered.lower(state, train, jnp.int32(0)).as_text()  # a choice, not both parts
 
 
+@pytest.mark.slow
 def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
     many = ManySeeds(
         SeedTrainer(MODEL, MIXED, dataclasses.replace(SETTINGS, stream=True)), [0, 1], device_mesh(2, devices=CPUS[:1])
@@ -447,6 +451,7 @@ def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
 
 
 @pytest.mark.parametrize("num_validation, num_test, traced", [(31, 47, 1), (30, 7, 1), (2, 80, 2)])
+@pytest.mark.slow
 def test_what_validates_also_tests(num_validation, num_test, traced):
     """In as many pieces as it takes, the last of them not full; more than 32 are one instead. Replicas draw their seed's."""
     settings = dataclasses.replace(SETTINGS, num_train=20, num_validation=num_validation, num_test=num_test)
@@ -482,6 +487,7 @@ def uneven(batch=8):
 
 
 @pytest.mark.parametrize("devices, accumulation", [(1, 4), (2, 1), (2, 2)])
+@pytest.mark.slow
 def test_parts_of_a_batch_weigh_as_much_as_is_scored_in_them(devices, accumulation):
     batches = uneven()
 
@@ -521,6 +527,7 @@ def test_weight_decay_reaches_matrices_but_not_lambda(lam):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 def test_a_seed_is_the_same_whatever_settings_jax_has(stream):
     settings = dataclasses.replace(SETTINGS, stream=stream)
 
