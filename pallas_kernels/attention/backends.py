@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from pallas_kernels.common import support
 from pallas_kernels.common.support import (
     UnsupportedError,
     interpreting,
@@ -94,6 +95,11 @@ def _why_mosaic_changed() -> str | None:
     return None
 
 
+@functools.cache
+def _tell_slower(reason: str | None) -> None:
+    log.warning("the attention runs by the kernels for any GPU, at half the speed of those for Hopper GPUs: %s", reason)
+
+
 BACKENDS = {
     "hopper": Kernel("log_linear_attention on Hopper", _hopper_limits, _why_no_hopper),
     "triton": Kernel("log_linear_attention by Triton", triton_limits),
@@ -107,13 +113,13 @@ def _neither(*problem: object) -> str | None:
 
 
 ATTENTION = register("log_linear_attention", Kernel("log_linear_attention", _neither, device=lambda: None))
-register(
-    "gated_linear_attention", Kernel("gated_linear_attention", _neither, device=lambda: None)
-)  # by the same kernels
+# One state is a case of it.
+register("gated_linear_attention", Kernel("gated_linear_attention", _neither, device=lambda: None))
 
 
 def choose_backend(asked: str | None, *problem: object) -> str:
     """The fastest of BACKENDS that can run the problem, or the one that is asked for; in the interpreter Triton's comes first.
+    A Hopper GPU that gets Triton's is told so by the log, once for each reason.
 
     Raises UnsupportedError if none can run it.
     """
@@ -121,6 +127,8 @@ def choose_backend(asked: str | None, *problem: object) -> str:
     for name in names:
         if (reason := BACKENDS[name].why_not(*problem)) is None:
             log.debug("%s: kernels for %s", problem, name)
+            if asked is None and name == "triton" and not interpreting() and support.compute_capability() == (9, 0):
+                _tell_slower(BACKENDS["hopper"].why_not(*problem))
             return name
         if name == (asked or "triton"):
             refusal = reason

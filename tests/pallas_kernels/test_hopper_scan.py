@@ -146,11 +146,14 @@ def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, batch, grou
         ((10, 0), jnp.bfloat16, (128, 64), None, "triton"),
     ],
 )
-def test_whose_kernels_run_where(monkeypatch, capability, dtype, dims, chunk_size, backend):
+def test_whose_kernels_run_where(monkeypatch, caplog, capability, dtype, dims, chunk_size, backend):
     monkeypatch.setattr(support, "why_no_device", lambda: None)
     monkeypatch.setattr(support, "compute_capability", lambda: capability)
     with pallas_kernels.interpret(False):
-        assert choose_backend(None, *dims, dtype, chunk_size) == backend
+        backends._tell_slower.cache_clear()
+        assert [choose_backend(None, *dims, dtype, chunk_size) for _ in range(2)] == [backend] * 2
+        told = [record.message for record in caplog.records if "at half the speed" in record.message]
+        assert len(told) == (backend == "triton" and capability == (9, 0))
         monkeypatch.setattr(support, "mosaic", None)
         assert choose_backend(None, *dims, dtype, chunk_size) == "triton"
         monkeypatch.setattr(support, "triton", None)
