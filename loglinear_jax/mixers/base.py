@@ -1,4 +1,4 @@
-"""What all token mixers share: their interface, Mamba-2's decays, and how a mixer is found by name."""
+"""What token mixers share: all of them their interface, several one state, Mamba-2's decays or its layer."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def gated_linear_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     out, state = _attend(
-        q, k, v, log_decay, initial_state, chunk_size=chunk_size, precision=precision,
+        q, k, v, log_decay, initial_state,
+        return_state=return_state, chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
@@ -87,12 +88,12 @@ _FORMS = {
 }
 
 
-@compile_operation("chunk_size", "precision", "implementation")
-def _attend(q, k, v, log_decay, initial_state, *, chunk_size, precision, implementation):
+@compile_operation("return_state", "chunk_size", "precision", "implementation")
+def _attend(q, k, v, log_decay, initial_state, *, return_state, chunk_size, precision, implementation):
     out_dtype = v.dtype
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     if initial_state is not None:
         initial_state = initial_state.astype(log_decay.dtype)
     options = dict(initial_state=initial_state, precision=precision)
     out, state = run_form(_FORMS, implementation, q, k, v, log_decay, chunk_size=chunk_size, **options)
-    return out.astype(out_dtype), state
+    return out.astype(out_dtype), state if return_state else None  # what is not returned is not computed
