@@ -1,15 +1,17 @@
 """What every Triton kernel needs of a GPU: shared memory, registers, and bytes of registers spilled to memory.
 
-    python -m pallas_kernels.compile_table --gpu=8.0 --only=attention
+    python -m pallas_kernels.compile_table --gpu=8.0 --only=log_linear_attention
 
-No GPU is needed, but JAX from 0.12 on (Python 3.12) and Triton. The kernels are lowered to Triton's IR as for the GPU, which
-Triton and its ptxas compile. JAX on a GPU brings other versions of both, so that its numbers may differ a little.
+No GPU is needed, but JAX from 0.12 on with its CUDA plugin (Python 3.12), and jax-triton, which brings Triton. The kernels are
+lowered to Triton's IR as for the GPU, which Triton and its ptxas compile. JAX on a GPU brings other versions of both, so that
+its numbers may differ a little.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -29,6 +31,7 @@ import pallas_kernels
 from loglinear_jax import (
     bucket_scores,
     gated_delta_attention,
+    gated_linear_attention,
     log_linear_attention,
     log_linear_delta_attention,
     num_levels,
@@ -45,7 +48,7 @@ MOST_SPILLED = 512  # bytes a thread: more is printed with a mark
 class Case:
     """A function of arrays whose kernels are compiled, forward and, where `gradient` says so, backward."""
 
-    operation: str
+    operation: str  # of KERNELS
     shape: str
     function: Callable
     arguments: Callable  # of a dtype
@@ -89,19 +92,26 @@ def array(*shape: int, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def by_kernels(operation: Callable) -> Callable:
+    return functools.partial(operation, implementation="pallas")
+
+
 def _attention_cases() -> Iterator[Case]:
     length = 1024
-    attend = functools.partial(log_linear_attention, implementation="pallas")
-    for key_dim, value_dim, groups, heads in (
+    shapes = (
         (128, 64, 1, 8), (16, 16, 1, 8), (32, 32, 4, 4), (64, 64, 4, 4), (64, 128, 1, 8), (128, 128, 4, 4), (256, 256, 1, 4),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for operation, of_operation in ((log_linear_attention, shapes), (gated_linear_attention, shapes[:1])):
+        for key_dim, value_dim, groups, heads in of_operation:
 
-        def arguments(dtype, key_dim=key_dim, value_dim=value_dim, groups=groups, heads=heads):
-            keys = array(1, length, groups, key_dim, dtype=dtype)
-            of_heads = array(1, length, heads, value_dim, dtype=dtype), array(1, length, heads)
-            return keys, keys, *of_heads, array(1, length, heads, num_levels(length))
+            def arguments(dtype, key_dim=key_dim, value_dim=value_dim, groups=groups, heads=heads, operation=operation):
+                keys = array(1, length, groups, key_dim, dtype=dtype)
+                of_heads = array(1, length, heads, value_dim, dtype=dtype), array(1, length, heads)
+                lam = [array(1, length, heads, num_levels(length))] if operation is log_linear_attention else []
+                return keys, keys, *of_heads, *lam
 
-        yield Case("attention", f"K={key_dim} V={value_dim} H={heads} G={groups}", attend, arguments)
+            shape = f"K={key_dim} V={value_dim} H={heads} G={groups}"
+            yield Case(operation.__name__, shape, by_kernels(operation), arguments)
 
 
 def _score_cases() -> Iterator[Case]:
@@ -112,23 +122,21 @@ def _score_cases() -> Iterator[Case]:
             keys = array(1, length, groups, key_dim, dtype=dtype)
             return keys, keys, array(1, length, heads)
 
-        function = functools.partial(bucket_scores, implementation="pallas")
-        yield Case("scores", f"K={key_dim} H={heads} G={groups}", function, arguments)
+        yield Case("bucket_scores", f"K={key_dim} H={heads} G={groups}", by_kernels(bucket_scores), arguments)
 
 
 def _delta_cases() -> Iterator[Case]:
     length, heads = 512, 2
-    for function in (log_linear_delta_attention, gated_delta_attention):
+    for operation, states in ((log_linear_delta_attention, "all levels"), (gated_delta_attention, "one state")):
         for dim in (16, 32, 64, 128):
 
-            def arguments(dtype, dim=dim, has_lam=function is log_linear_delta_attention):
+            def arguments(dtype, dim=dim, has_lam=operation is log_linear_delta_attention):
                 keys = array(1, length, heads, dim, dtype=dtype)
                 gates = array(1, length, heads), array(1, length, heads)
                 return keys, keys, keys, *gates, *([array(1, length, heads, num_levels(length))] if has_lam else [])
 
-            name = "delta" if function is log_linear_delta_attention else "gated_delta"
             modes = ("bf16",) if dim == 128 else tuple(MODES)
-            yield Case(name, f"K=V={dim}", functools.partial(function, implementation="pallas"), arguments, modes)
+            yield Case("delta", f"{states} K=V={dim}", by_kernels(operation), arguments, modes)
 
 
 def _step_cases() -> Iterator[Case]:
@@ -139,7 +147,9 @@ def _step_cases() -> Iterator[Case]:
             array(1, heads, value_dim), array(1, heads), array(1, heads, levels),
         )  # fmt: skip
         function = lambda *arguments: pallas_kernels.fenwick_step(*arguments)  # noqa: E731
-        yield Case("step", f"K={key_dim} V={value_dim} L={levels}", function, lambda _, x=operands: x, ("f32",), False)
+        yield Case(
+            "fenwick_step", f"K={key_dim} V={value_dim} L={levels}", function, lambda _, x=operands: x, ("f32",), False
+        )
 
 
 def _pointwise_cases() -> Iterator[Case]:
@@ -174,6 +184,13 @@ def _pointwise_cases() -> Iterator[Case]:
 
         arguments = lambda _, levels=levels: (array(1, length, heads, levels), array(heads))  # noqa: E731
         yield Case("content_lam", f"L={levels} H={heads}", content, arguments, ("tf32",))
+    for vocab, columns in ((5000, 5120), (50_257, 50_304)):  # of short and long rows
+
+        def scored(dtype, columns=columns):
+            return array(64, columns, dtype=dtype), array(64, dtype=jnp.int32)
+
+        function = functools.partial(pallas_kernels.cross_entropy, vocab=vocab)
+        yield Case("cross_entropy", f"vocab={vocab}", function, scored, low, False)
 
 
 def cases() -> list[Case]:
@@ -183,8 +200,8 @@ def cases() -> list[Case]:
 # --- Lowering ---------------------------------------------------------------------------------------------------------
 
 
-def kernels_of(case: Case, mode: str, gpu: Gpu) -> list[Kernel]:
-    """The Triton kernels that this GPU runs, lowered without it; each once."""
+def lowered(case: Case, mode: str, gpu: Gpu) -> str:
+    """The module that this GPU runs, lowered without it."""
 
     def both(*arguments):
         out, pull = jax.vjp(case.function, *arguments)
@@ -195,8 +212,32 @@ def kernels_of(case: Case, mode: str, gpu: Gpu) -> list[Kernel]:
     no_hopper = mock.patch.object(BACKENDS["hopper"], "device", lambda: "Triton's kernels are wanted")
     with no_hopper, as_if_on(gpu), jax.default_matmul_precision(precision):
         traced = jax.jit(both if case.gradient else case.function).trace(*case.arguments(dtype))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    return list(dict.fromkeys(_kernels_in(text)))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def kernels_of(case: Case, mode: str, gpu: Gpu) -> list[Kernel]:
+    """The Triton kernels in it, each once."""
+    with _kernels_of_jax_triton() as found:
+        text = lowered(case, mode, gpu)
+    return list(dict.fromkeys([*_kernels_in(text), *found]))
+
+
+@contextlib.contextmanager
+def _kernels_of_jax_triton() -> Iterator[list[Kernel]]:
+    """A list of the kernels that jax-triton compiles within it, none of which it takes from its cache."""
+    from jax_triton import triton_lib
+
+    found, compile_ttir = [], triton_lib.compile_ttir_inplace
+
+    def recording(ttir, backend, options, target):
+        ir = str(ttir)
+        name = re.search(r"tt\.func public @(\w+)", ir).group(1)
+        found.append(Kernel(name, options.num_warps, options.num_stages, ir))
+        return compile_ttir(ttir, backend, options, target)
+
+    uncached = mock.patch.object(triton_lib.TritonFunction, "_kernel_cache", {})
+    with uncached, mock.patch.object(triton_lib, "compile_ttir_inplace", recording):
+        yield found
 
 
 def _kernels_in(module: str) -> Iterator[Kernel]:

@@ -57,7 +57,9 @@ def _cross_entropy(logits, targets, *, vocab: int):
 
     rows, columns = logits.shape
     is_long = columns * logits.dtype.itemsize >= LONG_ROW
+    major, minor = support.compute_capability()
     sizes = dict(
+        compute_capability=10 * major + minor,
         grid=(rows,),
         num_warps=LONG_WARPS if is_long else WARPS,
         columns=columns,
@@ -73,7 +75,10 @@ def _cross_entropy(logits, targets, *, vocab: int):
         )  # fmt: skip
         return losses, gradients
     gradients = jax.new_ref(logits)
-    losses = jax_triton.triton_call(gradients, targets, vocab, kernel=loss_and_gradient, out_type=losses, **sizes)
+    losses = jax_triton.triton_call(
+        gradients, targets, vocab,
+        kernel=loss_and_gradient, out_type=losses, backend_options={"enable_fp_fusion": True}, **sizes,
+    )  # fmt: skip
     return losses, jax.freeze(gradients)
 
 

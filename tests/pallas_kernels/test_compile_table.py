@@ -17,7 +17,7 @@ needs_triton = pytest.mark.skipif(
 
 def rows(operation, mode, gpus, part_of_shape="", **more):
     """Of kernels as tests change them by arguments."""
-    pytest.importorskip("triton")
+    pytest.importorskip("jax_triton")
     from pallas_kernels import compile_table
 
     cases = [case for case in compile_table.cases() if case.operation == operation and part_of_shape in case.shape]
@@ -30,13 +30,14 @@ def rows(operation, mode, gpus, part_of_shape="", **more):
 @pytest.mark.parametrize(
     ("operation", "mode", "gpus", "shape"),
     [
-        ("attention", "bf16", ("8.0", "10.0", "12.0"), "K=128 V=64"),
-        ("attention", "f32", ("8.0",), "K=128 V=64"),
-        ("attention", "bf16", ("8.0", "8.6"), "K=256"),
-        ("attention", "f32", ("8.6",), "K=256"),
-        ("delta", "tf32", ("8.0",), "K=V=64"),
-        ("scores", "f32", ("8.0",), "K=128"),
+        ("log_linear_attention", "bf16", ("8.0", "10.0", "12.0"), "K=128 V=64"),
+        ("log_linear_attention", "f32", ("8.0",), "K=128 V=64"),
+        ("log_linear_attention", "bf16", ("8.0", "8.6"), "K=256"),
+        ("log_linear_attention", "f32", ("8.6",), "K=256"),
+        ("delta", "tf32", ("8.0",), "all levels K=V=64"),
+        ("bucket_scores", "f32", ("8.0",), "K=128"),
         ("lam_mlp", "tf32", ("8.0",), "L=14"),
+        ("cross_entropy", "bf16", ("8.0", "12.0"), ""),
     ],
 )
 def test_kernels_fit_and_keep_their_numbers_in_registers(operation, mode, gpus, shape):
@@ -50,7 +51,7 @@ def test_kernels_fit_and_keep_their_numbers_in_registers(operation, mode, gpus, 
 @pytest.mark.slow
 @needs_triton
 def test_chunks_that_are_asked_for_and_too_large_for_a_gpu_are_cut():
-    for row in rows("attention", "bf16", ("8.6",), "K=256", chunk_size=128):
+    for row in rows("log_linear_attention", "bf16", ("8.6",), "K=256", chunk_size=128):
         assert row.fits, (row.kernel.name, row.needs)
 
 

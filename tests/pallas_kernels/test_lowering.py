@@ -1,44 +1,21 @@
 """Every Triton kernel is lowered for a CUDA GPU where there is none, also under jax_enable_x64."""
 
 import functools
+import importlib.util
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
-from loglinear_jax import (
-    bucket_scores,
-    gated_delta_attention,
-    log_linear_attention,
-    log_linear_delta_attention,
-    num_levels,
-    occupied_levels,
-)
+from pallas_kernels import KERNELS, compile_table
 from pallas_kernels.common.gpu import GPUS, as_if_on
-from tests.pallas_kernels.modes import DTYPES, PRECISIONS
 
-B, T, G, H, K, V = 1, 256, 1, 4, 64, 64
-L = num_levels(T)
-
-
-def arrays(*shapes, dtype=jnp.float32):
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-
-
-def qkv(dtype, dim=64):
-    return arrays((B, T, G, dim), (B, T, G, dim), (B, T, H, dim), dtype=dtype)
-
-
-def by_kernels(operation):
-    return functools.partial(operation, implementation="pallas")
-
-
-DECAY, LAM = arrays((B, T, H)), arrays((B, T, H, L))
-CALLS = {
-    "log_linear": (
-        by_kernels(log_linear_attention),
-        lambda dtype: [*qkv(dtype), *DECAY, *LAM],
+PALLAS = "__gpu$xla.gpu.triton"
+# An operation and the beginning of a shape of `compile_table`, and what the module says of its kernels.
+CASES = {
+    ("log_linear_attention", "K=128 V=64"): (
+        PALLAS,
         "chunk_states",
         "outputs",
         "state_gradients",
@@ -46,100 +23,64 @@ CALLS = {
         "query_gradients",
         "chunk_gradients",
     ),
-    "delta": (
-        by_kernels(log_linear_delta_attention),
-        lambda dtype: [*qkv(dtype, 128 if dtype == jnp.bfloat16 else 24), *DECAY, *DECAY, *LAM],  # 128: several blocks
-        "delta_chunks",
-        "delta_value_gradients",
-        "delta_pair_gradients",
-        "delta_key_gradients",
-        "tree_joins",
-    ),
-    "gated_delta": (
-        by_kernels(gated_delta_attention),
-        lambda dtype: [*qkv(dtype), *DECAY, *DECAY],
-        "delta_chunks",
-        "delta_carry",
-        "delta_carry_back",
-        "delta_map_gradients",
-    ),
-    "bucket_scores": (
-        by_kernels(bucket_scores),
-        lambda dtype: [*qkv(dtype)[:2], *DECAY],
-        "bucket_scores",
-        "bucket_score_gradients",
-    ),
-    "causal_conv": (
-        pallas_kernels.causal_conv,
-        lambda dtype: arrays((2, T, 96), dtype=dtype) + arrays((4, 96), (96,)),
-    ),
-    "swiglu": (pallas_kernels.swiglu, lambda dtype: arrays((2, T, 96), (2, T, 96), dtype=dtype)),
-    "lam_mlp": (
-        functools.partial(pallas_kernels.lam_mlp, out="softplus", activation="gelu"),
-        lambda dtype: arrays((B, T, H, L), (L, 64), (64,), (64, L), (L,)),
-    ),
-    "content_lam": (
-        lambda scores, scale: pallas_kernels.content_lam(scores, scale, occupied_levels(jnp.arange(T), L)[:, None]),
-        lambda dtype: arrays((B, T, H, L), (H,)),
-    ),
+    ("gated_linear_attention", "K=128 V=64"): (PALLAS, "outputs", "chunk_gradients"),
+    ("delta", "all levels K=V=128"): (PALLAS, "delta_chunks", "delta_value_gradients", "tree_joins"),  # several blocks
+    ("delta", "all levels K=V=32"): (PALLAS, "delta_chunks", "delta_pair_gradients", "delta_key_gradients"),
+    ("delta", "one state K=V=64"): (PALLAS, "delta_carry", "delta_carry_back", "delta_map_gradients"),
+    ("bucket_scores", "K=128"): (PALLAS, "bucket_scores", "bucket_score_gradients"),
+    ("fenwick_step", "K=128"): (PALLAS, "output_operand_alias"),  # states are changed in place
+    ("causal_conv", "W=4"): (PALLAS,),
+    ("swiglu", "F=256"): (PALLAS,),
+    ("lam_mlp", "L=9 d_h=64 softplus"): (PALLAS,),
+    ("content_lam", "L=9"): (PALLAS,),
+    ("cross_entropy", "vocab=5000"): ("triton_kernel_call",),
 }
 
 
-def step(*arguments):
-    return pallas_kernels.fenwick_step(*arguments)
+def case_of(operation, shape):
+    return next(x for x in compile_table.cases() if x.operation == operation and x.shape.startswith(shape))
 
 
-STEP = [
-    *arrays((B, H, L, K, V)),
-    *arrays((B,), dtype=jnp.int32),
-    *arrays((B, G, K), (B, G, K), (B, H, V), (B, H), (B, H, L)),
-]
+def parameters():
+    for key in CASES:
+        modes = case_of(*key).modes
+        for mode in modes:
+            for x64 in (False, True):
+                fast = mode == modes[-1 if x64 else 0]
+                yield pytest.param(*key, mode, x64, marks=() if fast else pytest.mark.slow)
 
 
-@pytest.fixture(autouse=True)
-def as_if_there_were_a_gpu(no_hopper):
-    with as_if_on(GPUS["8.0"]):
-        yield
+def test_every_kernel_is_among_the_cases():
+    assert {operation for operation, _ in CASES} == set(KERNELS)
 
 
-MODES = [
-    ("bf16", False),
-    pytest.param("tf32", False, marks=pytest.mark.slow),
-    pytest.param("f32", False, marks=pytest.mark.slow),
-    ("f32", True),
-]
-
-
-@pytest.mark.parametrize(("mode", "x64"), MODES)
-@pytest.mark.parametrize("name", CALLS)
-def test_kernels_and_their_gradients_are_lowered(name, mode, x64):
-    function, arguments, *kernels = CALLS[name]
-
-    def both(*arguments):
-        out, pull = jax.vjp(function, *arguments)
-        return out, pull(out)
-
-    with jax.enable_x64(x64), jax.default_matmul_precision(PRECISIONS[mode] or "highest"):
-        text = jax.jit(both).trace(*arguments(DTYPES[mode])).lower(lowering_platforms=("cuda",)).as_text()
-    assert "__gpu$xla.gpu.triton" in text
-    for kernel in kernels:
-        assert kernel in text, kernel
-
-
-@pytest.mark.parametrize("x64", [False, True])
-def test_a_step_is_lowered(x64):
+@pytest.mark.parametrize(("operation", "shape", "mode", "x64"), list(parameters()))
+def test_kernels_and_their_gradients_are_lowered(operation, shape, mode, x64):
+    if operation == "cross_entropy" and not can_lower_jax_triton():
+        pytest.skip("jax-triton and JAX's CUDA plugin are not installed")
     with jax.enable_x64(x64):
-        text = jax.jit(step).trace(*STEP).lower(lowering_platforms=("cuda",)).as_text()
-    assert "__gpu$xla.gpu.triton" in text and "output_operand_alias" in text  # states are changed in place
+        text = compile_table.lowered(case_of(operation, shape), mode, GPUS["8.0"])
+    for name in CASES[operation, shape]:
+        assert name in text, name
+
+
+def can_lower_jax_triton():
+    if not all(map(importlib.util.find_spec, ("jax_triton", "triton"))):
+        return False
+    from jax_triton import triton_lib
+
+    return triton_lib.triton_kernel_call_lib is not None
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_cross_entropy_is_traced(mapped, monkeypatch):
+def test_cross_entropy_is_traced(mapped):
     """By the jax-triton that is installed: 0.3 passes an aliased output to the kernel, 0.4 does not."""
     pytest.importorskip("jax_triton")
     pytest.importorskip("triton")
+    array = compile_table.array
     seeds = (3,) if mapped else ()
     loss = functools.partial(pallas_kernels.cross_entropy, vocab=5000)
-    shapes = arrays((*seeds, 64, 5120), dtype=jnp.bfloat16) + arrays((*seeds, 64), dtype=jnp.int32)
-    losses, gradients = jax.eval_shape(jax.vmap(loss) if mapped else loss, *shapes)
+    shapes = array(*seeds, 64, 5120, dtype=jnp.bfloat16), array(*seeds, 64, dtype=jnp.int32)
+    with as_if_on(GPUS["8.0"]):
+        losses, gradients = jax.eval_shape(jax.vmap(loss) if mapped else loss, *shapes)
     assert (losses.shape, gradients.shape, gradients.dtype) == (shapes[1].shape, shapes[0].shape, jnp.bfloat16)
