@@ -241,18 +241,23 @@ def _kernels_of_jax_triton() -> Iterator[list[Kernel]]:
 
 
 def _kernels_in(module: str) -> Iterator[Kernel]:
+    for match in re.finditer(r'mhlo\.backend_config = \{([^}]*?)ir = "((?:[^"\\]|\\.)*)"([^}]*)\}', module):
+        about = match.group(1) + match.group(3)
+        warps, stages = (int(re.search(field + r" = (\d+)", about).group(1)) for field in ("num_warps", "num_stages"))
+        name = re.search(r'name = "([^"]*)"', about).group(1)
+        yield Kernel(name, warps, stages, text_of_module(_unescaped(match.group(2))))
+
+
+def text_of_module(module: bytes) -> str:
+    """A kernel's module, as Triton reads it."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith, math, scf  # noqa: F401
     from jaxlib.triton import dialect
 
     context = ir.Context()
     dialect.register_dialect(context)
-    for match in re.finditer(r'mhlo\.backend_config = \{([^}]*?)ir = "((?:[^"\\]|\\.)*)"([^}]*)\}', module):
-        about = match.group(1) + match.group(3)
-        with context:
-            text = ir.Module.parse(_unescaped(match.group(2))).operation.get_asm(enable_debug_info=False)
-        warps, stages = (int(re.search(field + r" = (\d+)", about).group(1)) for field in ("num_warps", "num_stages"))
-        yield Kernel(re.search(r'name = "([^"]*)"', about).group(1), warps, stages, text)
+    with context:
+        return ir.Module.parse(module).operation.get_asm(enable_debug_info=False)
 
 
 def _unescaped(text: str) -> bytes:
@@ -268,34 +273,46 @@ def _unescaped(text: str) -> bytes:
 # --- Compiling --------------------------------------------------------------------------------------------------------
 
 
-def compiled(kernel: Kernel, capability: tuple[int, int]) -> Needs:
-    """What Triton and its ptxas make of a kernel."""
+def ptx_of(kernel: Kernel, capability: tuple[int, int]) -> tuple[str, dict]:
+    """What Triton makes of a kernel, and what it says of it ("shared": bytes of shared memory)."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget, Language
-    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
     from triton.compiler.compiler import make_backend
 
-    arch = 10 * capability[0] + capability[1]
-    backend = make_backend(GPUTarget("cuda", arch, 32))
+    backend = make_backend(GPUTarget("cuda", _arch(capability), 32))
     options = backend.parse_options(dict(num_warps=kernel.warps, num_stages=kernel.stages, enable_fp_fusion=True))
     metadata, stages = dict(options.__dict__, target=backend.target), {}
     backend.add_stages(stages, options, Language.TRITON)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "kernel.ttir")
         path.write_text(kernel.ir, encoding="utf-8")
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
         module = ir.parse_mlir_module(str(path), context)
-        module.context = context
-        for stage in ("ttir", "ttgir", "llir", "ptx"):
-            module = stages[stage](module, metadata)
-        ptx = path.with_suffix(".ptx")
-        ptx.write_text(module, encoding="utf-8")
-        command = [get_ptxas(arch).path, "-v", f"-arch={sm_arch_from_capability(arch)}", ptx, "-o", "/dev/null"]
+    module.context = context
+    for stage in ("ttir", "ttgir", "llir", "ptx"):
+        module = stages[stage](module, metadata)
+    return module, metadata
+
+
+def compiled(kernel: Kernel, capability: tuple[int, int]) -> Needs:
+    """What Triton and its ptxas make of a kernel."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    ptx, metadata = ptx_of(kernel, capability)
+    arch = _arch(capability)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "kernel.ptx")
+        path.write_text(ptx, encoding="utf-8")
+        command = [get_ptxas(arch).path, "-v", f"-arch={sm_arch_from_capability(arch)}", path, "-o", "/dev/null"]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
     return Needs(metadata["shared"], int(registers.group(1)), int(spilled.group(1)))
+
+
+def _arch(capability: tuple[int, int]) -> int:
+    return 10 * capability[0] + capability[1]
 
 
 def table(wanted: list[Case], gpus: list[Gpu], modes: list[str], processes: int = 2) -> Iterator[Row]:

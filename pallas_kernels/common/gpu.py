@@ -37,17 +37,24 @@ _assumed: contextvars.ContextVar[Gpu | None] = contextvars.ContextVar("assumed",
 
 
 def assumed() -> Gpu | None:
-    """The GPU of the `as_if_on` that this is in."""
+    """The GPU of the `assumed_to_be` or `as_if_on` that this is in."""
     return _assumed.get()
+
+
+@contextlib.contextmanager
+def assumed_to_be(gpu: Gpu) -> Iterator[None]:
+    """Within it kernels are cut for this GPU, whatever there is."""
+    token = _assumed.set(gpu)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
 
 
 @contextlib.contextmanager
 def as_if_on(gpu: Gpu) -> Iterator[None]:
     """Within it kernels are cut for this GPU and can be lowered (JAX from 0.11 on), whatever there is; not run."""
-    token = _assumed.set(gpu)
     device = jax.sharding.AbstractDevice(device_kind=gpu.kind, num_cores=None, platform="gpu")
-    try:
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-            yield
-    finally:
-        _assumed.reset(token)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with assumed_to_be(gpu), jax.sharding.use_abstract_mesh(mesh):
+        yield

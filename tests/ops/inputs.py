@@ -48,6 +48,13 @@ def relative_error(out, expected):
     return np.linalg.norm(out - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
+def worst_token(out, expected):
+    """The largest ‖out − expected‖ of a token, [B, T, ...], against the root mean square of ‖expected‖ over tokens."""
+    out, expected = (np.asarray(x, np.float64).reshape(*x.shape[:2], -1) for x in (out, expected))
+    sizes = np.linalg.norm(expected, axis=-1)
+    return np.max(np.linalg.norm(out - expected, axis=-1)) / max(np.sqrt(np.mean(sizes**2)), 1e-30)
+
+
 def definition(q, k, v, log_decay, lam, start=0):
     """The sum of design §1, term by term in NumPy, with the level by comparing bits one at a time."""
     q, k, v, log_decay, lam = (np.asarray(x, np.float64) for x in (q, k, v, log_decay, lam))

@@ -249,15 +249,3 @@ def test_accuracy_and_races_on_a_gpu(shape, mode, min_decay):
 )
 def test_every_chunk_size_on_a_gpu(mode, chunk_size):
     check(mode, inputs_of(mode, 1, 1000, 1, 4, 64, 32), chunk_size=chunk_size)
-
-
-@pytest.mark.gpu
-def test_a_million_tokens_on_a_gpu():
-    inputs = inputs_of("bf16", 1, 1 << 20, 1, 2, 32, 32, min_decay=-0.1)
-    expected, expected_gradients = jax.jit(
-        functools.partial(output_and_gradients, functools.partial(log_linear_attention, implementation="xla"))
-    )([x.astype(jnp.float32) for x in inputs])
-    out, gradients = jax.jit(functools.partial(output_and_gradients, fenwick_attention))(inputs)
-    assert relative_error(out, expected) < TOLERANCE["bf16"]
-    for name, gradient in gradients.items():
-        assert relative_error(gradient, expected_gradients[name]) < TOLERANCE["bf16"], name
