@@ -57,7 +57,7 @@ def summed_loss(
     chunk: as there; but the kernel's chunks, if None, have twice as many logits in bfloat16, as it keeps them so.
     pallas: take the GPU kernel of cross-entropy where it can run.
     """
-    pallas = pallas and pallas_kernels.KERNELS["cross_entropy"].why_not() is None
+    pallas = pallas and pallas_kernels.KERNELS["cross_entropy"].is_best()
     chunk = chunk or _chunk_size(kernel, x.dtype if pallas else jnp.float32)
     return _summed(pallas, *_in_chunks(x, targets, chunk), kernel)
 
@@ -65,7 +65,7 @@ def summed_loss(
 def takes_kernel(vocab: int) -> bool:
     """Whether `summed_loss` computes the loss and its gradient by a kernel that pays for so large a vocabulary: then it moves
     less than the gradient of `token_losses`, also where all logits exist at a time."""
-    return vocab >= KERNEL_COLUMNS and pallas_kernels.KERNELS["cross_entropy"].why_not() is None
+    return vocab >= KERNEL_COLUMNS and pallas_kernels.KERNELS["cross_entropy"].is_best()
 
 
 def _chunk_size(kernel, dtype) -> int:

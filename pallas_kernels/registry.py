@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
+import logging
 from collections.abc import Callable
 
 import jax
 
 from pallas_kernels.common import support
 
+log = logging.getLogger("pallas_kernels")
 
-def _always(*problem: object) -> bool:
-    return True
+
+@functools.cache
+def tell_once(message: str) -> None:
+    """A line of the log at level warning. A GPU that takes a form more than 1.5 times slower than another one there could be is
+    told so, with the reason, and what to do about it."""
+    log.warning(message)
+
+
+def _never(*problem: object) -> None:
+    return None
 
 
 @dataclasses.dataclass
@@ -23,15 +32,16 @@ class Kernel:
     title: what it computes, as messages call it.
     limits: function of a problem to the reason why no GPU can run it, or None.
     device: function to the reason why nothing can run on this machine, or None.
-    pays: function of a problem to whether the kernel is faster than plain JAX there.
-    warns: whether plain JAX in its place on a GPU is worth a warning, one for each reason.
+    no_gain: function of a problem to the reason why plain JAX is as fast as the kernel, but slower than a kernel for other
+      settings; None where the kernel pays.
+    tells: whether plain JAX in its place is so much slower that a GPU is told, once for each reason.
     """
 
     title: str
     limits: Callable[..., str | None]
     device: Callable[[], str | None] = support.why_cannot_run
-    pays: Callable[..., bool] = _always
-    warns: bool = True
+    no_gain: Callable[..., str | None] = _never
+    tells: bool = True
 
     def why_not(self, *problem: object) -> str | None:
         """Why the kernel cannot run this problem here; None if it can."""
@@ -44,14 +54,14 @@ class Kernel:
 
     def is_best(self, *problem: object) -> bool:
         """Whether to take the kernel where no implementation is asked for: on a GPU, where it pays and can run."""
-        if support.interpreting() or not support.runs_on_gpu() or not self.pays(*problem):
+        if support.interpreting() or not support.runs_on_gpu():
             return False
-        reason = self.why_not(*problem)
-        if reason is not None and self.warns:
-            _warn_once(f"{self.title} falls back to implementation='xla', which is slower: {reason}")
+        reason = self.why_not(*problem) or self.no_gain(*problem)
+        if reason is not None and self.tells:
+            tell_once(f"{self.title} falls back to implementation='xla', which is slower: {reason}")
         if reason is None and support.newer_than_tested():
             newest = ".".join(map(str, support.NEWEST_TESTED))
-            _warn_once(
+            tell_once(
                 f"JAX {jax.__version__} is newer than {newest}, the newest that the Pallas kernels were tested with"
             )
         return reason is None
@@ -62,11 +72,6 @@ class Kernel:
         if implementation is None:
             return self.is_best(*problem)
         return implementation == "pallas" and self.why_not(*problem) is None
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=6)  # where the operation is called
 
 
 KERNELS: dict[str, Kernel] = {}

@@ -75,7 +75,7 @@ def test_all_logits_never_exist_at_once():
 def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(pallas, dtype, tokens, monkeypatch):
     """Without the kernel they become float32."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 128)
-    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "device", lambda: None if pallas else "no GPU")
+    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "is_best", lambda: pallas)
     monkeypatch.setattr(
         pallas_kernels, "cross_entropy", lambda logits, targets, vocab: (jnp.zeros(len(logits)), logits)
     )
@@ -112,7 +112,7 @@ def test_a_model_takes_the_kernel_unless_it_is_told_not_to(implementation, chunk
     def cross_entropy(logits, targets, vocab):
         raise RuntimeError("by the kernel")
 
-    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "device", lambda: None)
+    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "is_best", lambda: True)
     monkeypatch.setattr(pallas_kernels, "cross_entropy", cross_entropy)
     monkeypatch.setattr(recall, "MOST_LOGITS", chunk * 2048)
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * 2048)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import logging
 
 import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from pallas_kernels.attention.tiles import choose_tiles
 from pallas_kernels.common import support
 from pallas_kernels.common.support import (
     UnsupportedError,
@@ -19,14 +19,14 @@ from pallas_kernels.common.support import (
     why_no_hopper,
     why_not_precise,
 )
-from pallas_kernels.common.tiles import MIN_TILE
-from pallas_kernels.registry import Kernel, register
+from pallas_kernels.common.tiles import MIN_TILE, tile_for
+from pallas_kernels.registry import Kernel, log, register, tell_once
 
 MIN_DIM, MAX_DIM = MIN_TILE, 256
 MIN_CHUNK, MAX_CHUNKS = MIN_TILE, {2: 128, 4: 64}  # by bytes an element
+MANY_TOKENS = 1 << 16  # which let tiles be as large as they get
+SLOWER = 1.5  # times, of which the log tells
 HOPPER_DIMS, HOPPER_CHUNKS = (33, 128), (64, 128)  # below, a block of 64 would be half empty
-
-log = logging.getLogger("pallas_kernels")
 
 
 def _hopper_limits(
@@ -95,11 +95,6 @@ def _why_mosaic_changed() -> str | None:
     return None
 
 
-@functools.cache
-def _tell_slower(reason: str | None) -> None:
-    log.warning("the attention runs by the kernels for any GPU, at half the speed of those for Hopper GPUs: %s", reason)
-
-
 BACKENDS = {
     "hopper": Kernel("log_linear_attention on Hopper", _hopper_limits, _why_no_hopper),
     "triton": Kernel("log_linear_attention by Triton", triton_limits),
@@ -117,9 +112,34 @@ ATTENTION = register("log_linear_attention", Kernel("log_linear_attention", _nei
 register("gated_linear_attention", Kernel("gated_linear_attention", _neither, device=lambda: None))
 
 
+def _tell_if_slow(
+    backend: str,
+    key_dim: int,
+    value_dim: int,
+    dtype: DTypeLike,
+    chunk_size: int | None = None,
+    precision: PrecisionLike = None,
+) -> None:
+    """Tells where other kernels, or other sizes for the same ones, would be more than 1.5 times as fast."""
+    if backend == "triton":
+        is_small = min(key_dim, value_dim) < HOPPER_DIMS[0]  # kernels for Hopper would gain nothing
+        if support.compute_capability() == (9, 0) and not is_small:
+            reason = BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size, precision)
+            tell_once(f"attention takes the kernels for any GPU, twice as slow as those for Hopper or more: {reason}")
+        block = choose_tiles(MANY_TOKENS, tile_for(key_dim), value_dim, dtype, precision).value_block
+        filled = tile_for(key_dim), -(-value_dim // block) * block
+    else:
+        filled = tile_for(key_dim), tile_for(value_dim)
+    if filled[0] * filled[1] > SLOWER * key_dim * value_dim:
+        tell_once(
+            f"attention with K, V = {key_dim}, {value_dim} takes as long as with K, V = {filled[0]}, {filled[1]}, up to which "
+            "the kernels fill them: powers of two need no filling"
+        )
+
+
 def choose_backend(asked: str | None, *problem: object) -> str:
     """The fastest of BACKENDS that can run the problem, or the one that is asked for; in the interpreter Triton's comes first.
-    A Hopper GPU that gets Triton's is told so by the log, once for each reason.
+    The log says where that is slow.
 
     Raises UnsupportedError if none can run it.
     """
@@ -127,8 +147,8 @@ def choose_backend(asked: str | None, *problem: object) -> str:
     for name in names:
         if (reason := BACKENDS[name].why_not(*problem)) is None:
             log.debug("%s: kernels for %s", problem, name)
-            if asked is None and name == "triton" and not interpreting() and support.compute_capability() == (9, 0):
-                _tell_slower(BACKENDS["hopper"].why_not(*problem))
+            if asked is None and not interpreting():
+                _tell_if_slow(name, *problem)
             return name
         if name == (asked or "triton"):
             refusal = reason

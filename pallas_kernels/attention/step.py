@@ -64,7 +64,7 @@ def _limits(num_levels: int, key_dim: int, value_dim: int, dtype: DTypeLike) -> 
 
 
 # Plain JAX takes only about a tenth longer.
-STEP = register("fenwick_step", Kernel("fenwick_step", _limits, warns=False))
+STEP = register("fenwick_step", Kernel("fenwick_step", _limits, tells=False))
 
 
 def _step(levels, position, q, k, v, log_decay, lam, *, interpret: bool):

@@ -98,7 +98,8 @@ def why_no_hopper() -> str | None:
     """Why no kernel for Hopper GPUs can run here; None if they can."""
     if mosaic is None:
         return (
-            f"JAX {jax.__version__} has no Mosaic GPU lowering of Pallas for the kernels for Hopper: JAX 0.11.2 has it"
+            f"JAX {jax.__version__} has no Mosaic GPU lowering of Pallas for the kernels for Hopper: JAX 0.11.2 has it, "
+            "which needs Python 3.12"
         )
     if interpreting():
         return None
@@ -146,6 +147,9 @@ def gpu() -> Gpu:
         return DEFAULT
     known = GPUS.get(".".join(map(str, capability)), dataclasses.replace(SMALLEST, capability=capability))
     return dataclasses.replace(known, multiprocessors=getattr(_device(), "core_count", None) or known.multiprocessors)
+
+
+FAST_MODES = "bfloat16 and TF32 (precision='tensorfloat32')"  # as messages name them
 
 
 # JAX's names for what multiplies float32: see jax.lax.Precision and jax.lax.DotAlgorithmPreset.

@@ -44,7 +44,7 @@ from pallas_kernels.common.chunks import (
     sum_tokens,
 )
 from pallas_kernels.common.launch import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
-from pallas_kernels.common.support import dot_mode, interpreting, why_not_precise
+from pallas_kernels.common.support import FAST_MODES, dot_mode, interpreting, why_not_precise
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.delta.tiles import delta_launch
 from pallas_kernels.registry import Kernel, register
@@ -64,16 +64,15 @@ def _limits(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precisio
     return why_not_precise(dtype, precision)
 
 
-def _pays(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precision: PrecisionLike = None) -> bool:
-    """As timed, forward and backward: in bfloat16, and in TF32 for keys and values up to 64. In full float32 the kernels are
-    slower backward."""
-    del chunk
-    if dtype == jnp.float32:
-        return dot_mode(dtype, precision) == "tf32" and max(key_dim, value_dim) <= MAX_DIMS[4]
-    return dtype == jnp.bfloat16
+def _no_gain(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precision: PrecisionLike = None) -> str | None:
+    """As timed, forward and backward: in full float32 the kernels are slower backward."""
+    del chunk, key_dim, value_dim
+    if dot_mode(dtype, precision) == "f32":
+        return f"in full float32 the kernels take longer; they pay in {FAST_MODES}"
+    return None
 
 
-DELTA = register("delta", Kernel("the delta rule", _limits, pays=_pays))
+DELTA = register("delta", Kernel("the delta rule", _limits, no_gain=_no_gain))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

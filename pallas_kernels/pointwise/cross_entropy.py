@@ -45,9 +45,7 @@ def _why_cannot_run() -> str | None:
     return support.why_no_device()
 
 
-CROSS_ENTROPY = register(
-    "cross_entropy", Kernel("cross-entropy", limits=lambda: None, device=_why_cannot_run, warns=False)
-)
+CROSS_ENTROPY = register("cross_entropy", Kernel("cross-entropy", limits=lambda: None, device=_why_cannot_run))
 
 
 def _cross_entropy(logits, targets, *, vocab: int):

@@ -118,14 +118,16 @@ def _limits(levels: int, hidden: int, out: str, activation: str, precision: Prec
     return why_not_precise(jnp.float32, precision)
 
 
-def _pays(levels: int, hidden: int, out: str, activation: str, precision: PrecisionLike = None) -> bool:
-    """Not where ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
+def _no_gain(levels: int, hidden: int, out: str, activation: str, precision: PrecisionLike = None) -> str | None:
+    """ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
     del out, activation
-    is_large = tile_for(levels + 1) * tile_for(hidden) > MOST_WEIGHTS and dot_mode(jnp.float32, precision) == "f32"
-    return not (is_large and gpu().capability == (8, 0))
+    is_large = tile_for(levels + 1) * tile_for(hidden) > MOST_WEIGHTS
+    if is_large and dot_mode(jnp.float32, precision) == "f32" and gpu().capability == (8, 0):
+        return f"L and d_h are {levels} and {hidden}: so large on an A100, the kernel pays in TF32 (precision='tensorfloat32')"
+    return None
 
 
-LAM_MLP = register("lam_mlp", Kernel("the MLP of λ", _limits, pays=_pays))
+LAM_MLP = register("lam_mlp", Kernel("the MLP of λ", _limits, no_gain=_no_gain))
 
 
 @functools.cache

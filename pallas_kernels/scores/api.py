@@ -40,7 +40,7 @@ from pallas_kernels.common.chunks import (
     since_block_start,
 )
 from pallas_kernels.common.launch import call, pad, with_gradient
-from pallas_kernels.common.support import dot_mode, gpu, interpreting, triton
+from pallas_kernels.common.support import FAST_MODES, dot_mode, gpu, interpreting, triton
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.registry import Kernel, register
 from pallas_kernels.scores.key_tree import join_keys
@@ -55,13 +55,17 @@ def _limits(
     return triton_limits(key_dim, None, dtype, chunk_size, precision)
 
 
-def _pays(key_dim: int, dtype: DTypeLike, chunk_size: int | None = None, precision: PrecisionLike = None) -> bool:
-    """Not where ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
+def _no_gain(
+    key_dim: int, dtype: DTypeLike, chunk_size: int | None = None, precision: PrecisionLike = None
+) -> str | None:
+    """ptxas would leave 32 registers to each thread: see `pallas_kernels.compile_table`."""
     del chunk_size
-    return not (key_dim > 128 and dot_mode(dtype, precision) == "f32" and gpu().capability == (8, 0))
+    if key_dim > 128 and dot_mode(dtype, precision) == "f32" and gpu().capability == (8, 0):
+        return f"K, the key dim, is {key_dim}: with more than 128 on an A100 the kernels pay in {FAST_MODES}"
+    return None
 
 
-SCORES = register("bucket_scores", Kernel("bucket_scores", _limits, pays=_pays))
+SCORES = register("bucket_scores", Kernel("bucket_scores", _limits, no_gain=_no_gain))
 
 
 def chunk_scores(

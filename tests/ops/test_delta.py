@@ -90,7 +90,6 @@ def test_bad_arguments_are_named(operation, implementation):
         (jnp.bfloat16, 160, None, False),
     ],
 )
-@pytest.mark.filterwarnings("ignore:the delta rule falls back")
 def test_kernels_are_taken_where_they_pay(monkeypatch, dtype, dim, precision, expected):
     for name, found in dict(runs_on_gpu=True, why_no_device=None).items():
         monkeypatch.setattr(support, name, lambda found=found: found)

@@ -1,10 +1,13 @@
 """What each kernel says that it cannot run, and which are chosen."""
 
+import re
+
 import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
 from pallas_kernels import KERNELS, registry
+from pallas_kernels.attention.backends import choose_backend
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
 
@@ -58,7 +61,8 @@ def test_what_a_kernel_cannot_run_is_named(name, problem, message):
         KERNELS[name].require(*problem)
 
 
-def test_what_would_crawl_on_an_a100_is_left_to_plain_jax(monkeypatch):
+def test_what_would_crawl_on_an_a100_is_left_to_plain_jax(monkeypatch, caplog):
+    registry.tell_once.cache_clear()
     monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
     for gpu, expected in (("8.0", False), ("9.0", True)):
         with as_if_on(GPUS[gpu]):
@@ -66,18 +70,46 @@ def test_what_would_crawl_on_an_a100_is_left_to_plain_jax(monkeypatch):
             assert KERNELS["bucket_scores"].is_best(256, F32, None, "highest") is expected
             assert KERNELS["lam_mlp"].is_best(14, 64, "softplus", "gelu", "highest")
             assert KERNELS["bucket_scores"].is_best(128, F32, None, "highest")
+    assert len(caplog.messages) == 2 and all("on an A100" in message for message in caplog.messages)
 
 
-def test_what_is_chosen(monkeypatch):
+def test_what_is_chosen(monkeypatch, caplog):
     conv = KERNELS["causal_conv"]
     with pallas_kernels.interpret():  # in which a kernel has to be asked for
         assert [conv.is_chosen(how, 4, F32) for how in ("pallas", "xla", None)] == [True, False, False]
     monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
     monkeypatch.setattr(support, "why_no_device", lambda: None)
-    registry._warn_once.cache_clear()
+    registry.tell_once.cache_clear()
     assert conv.is_best(4, F32)
-    with pytest.warns(UserWarning, match="the short convolution falls back to implementation='xla', .* is 9") as caught:
-        assert not conv.is_best(9, F32) and not conv.is_best(9, F32)
-    assert len(caught) == 1
-    assert not KERNELS["fenwick_step"].is_best(33, 16, 16, F32)  # without a warning
+    assert not conv.is_best(9, F32) and not conv.is_best(9, F32)
     assert not KERNELS["delta"].is_best(16, 16, 16, F32, "highest")  # where it does not pay
+    assert not KERNELS["fenwick_step"].is_best(33, 16, 16, F32)  # which costs too little to be told
+    assert [message.partition(", which is slower: ")[::2] for message in caplog.messages] == [
+        (
+            "the short convolution falls back to implementation='xla'",
+            "W, the width of the convolution, is 9: its kernel takes 1 to 8",
+        ),
+        (
+            "the delta rule falls back to implementation='xla'",
+            "in full float32 the kernels take longer; they pay in bfloat16 and TF32 (precision='tensorfloat32')",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dims", "dtype", "told"),
+    [
+        ("8.0", (96, 96), BF16, "K, V = 96, 96 takes as long as with K, V = 128, 128"),
+        ("8.0", (96, 72), F32, None),  # V in blocks of 16
+        ("8.0", (96, 128), BF16, None),
+        ("9.0", (128, 64), F32, "twice as slow as those for Hopper or more: .* float32"),
+        ("9.0", (16, 16), F32, None),
+    ],
+)
+def test_a_gpu_is_told_what_is_slow(gpu, dims, dtype, told, caplog):
+    """Once."""
+    registry.tell_once.cache_clear()
+    with as_if_on(GPUS[gpu]):
+        assert [choose_backend(None, *dims, dtype) for _ in range(2)] == ["triton"] * 2
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or re.search(told, caplog.text)
