@@ -15,10 +15,11 @@ from loglinear_jax import (
     log_linear_attention,
     log_linear_delta_attention,
     num_levels,
+    occupied_levels,
 )
-from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
+from pallas_kernels.compile_table import Case, array, by_kernels, lowered
 
 LIMITS = dict(x=2**31 - 1, y=2**16 - 1, z=2**16 - 1)
 SIZES = {  # batch, length, groups, heads, K and V
@@ -28,45 +29,76 @@ SIZES = {  # batch, length, groups, heads, K and V
     "offsets of more than 32 bits": (1, 2**23 + 128, 1, 8, 128),
 }
 FEW_AND_MANY = [next(iter(SIZES)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(SIZES)[1:])]
-OPERATIONS = {
-    "attention": (log_linear_attention, "lam"),
-    "scores": (bucket_scores,),
-    "delta": (log_linear_delta_attention, "beta", "lam"),
-    "gated_delta": (gated_delta_attention, "beta"),
-}
 needs_hopper_kernels = pytest.mark.skipif(support.mosaic is None, reason="needs JAX 0.11.2, which needs Python 3.12")
 
 
-def arguments(operation, batch, length, groups, heads, dim):
-    array = jax.ShapeDtypeStruct
-    of_head = array((batch, length, heads), jnp.float32)
-    more = dict(beta=of_head, lam=array((batch, length, heads, num_levels(length)), jnp.float32))
-    keys = array((batch, length, groups, dim), jnp.bfloat16)
-    values = [] if operation == "scores" else [array((batch, length, heads, dim), jnp.bfloat16)]
-    return [keys, keys, *values, of_head, *(more[name] for name in OPERATIONS[operation][1:])]
+def inputs_of(batch, length, groups, heads, dim):
+    """Arrays by name, as operations and kernels take them."""
+    levels = num_levels(length)
+    of_head, keys = array(batch, length, heads), array(batch, length, groups, dim, dtype=jnp.bfloat16)
+    return dict(
+        q=keys,
+        k=keys,
+        v=array(batch, length, heads, dim, dtype=jnp.bfloat16),
+        log_decay=of_head,
+        beta=of_head,
+        lam=array(batch, length, heads, levels),
+        scores=array(batch, length, heads, levels),
+        scale=array(heads),
+        x=array(batch, length, 16, dtype=jnp.bfloat16),
+        filters=array(4, 16),
+        bias=array(16),
+        w1=array(levels, 64),
+        b1=array(64),
+        w2=array(64, levels),
+        b2=array(levels),
+        state=array(batch, heads, levels, dim, dim),
+        position=array(batch, dtype=jnp.int32),
+        key=array(batch, groups, dim),
+        value=array(batch, heads, dim),
+        gate=array(batch, heads),
+        weights=array(batch, heads, levels),
+    )
 
 
-def lowered(function, operands):
-    jax.clear_caches()  # what was traced for another GPU
+def content_lam(scores, scale):
+    length, _, levels = scores.shape[1:]
+    return pallas_kernels.content_lam(scores, scale, occupied_levels(jnp.arange(length), levels)[:, None])
 
-    def both(*operands):
-        out, pull = jax.vjp(function, *operands)
-        return out, pull(out)
 
-    return jax.jit(both).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+def seeds(*inputs):
+    """Of one sequence each, batched by vmap."""
+    return jax.vmap(lambda *inputs: by_kernels(log_linear_attention)(*(x[None] for x in inputs)))(*inputs)
+
+
+OPERATIONS = {
+    "attention": (by_kernels(log_linear_attention), "q k v log_decay lam"),
+    "attention of seeds": (seeds, "q k v log_decay lam"),
+    "scores": (by_kernels(bucket_scores), "q k log_decay"),
+    "delta": (by_kernels(log_linear_delta_attention), "q k v log_decay beta lam"),
+    "gated_delta": (by_kernels(gated_delta_attention), "q k v log_decay beta"),
+    "causal_conv": (pallas_kernels.causal_conv, "x filters bias"),
+    "swiglu": (pallas_kernels.swiglu, "x x"),
+    "lam_mlp": (functools.partial(pallas_kernels.lam_mlp, out="softplus"), "scores w1 b1 w2 b2"),
+    "content_lam": (content_lam, "scores scale"),
+    "step": (lambda *inputs: pallas_kernels.fenwick_step(*inputs), "state position key key value gate weights"),
+}
+
+
+def case(operation, sizes):
+    function, names = OPERATIONS[operation]
+    inputs = inputs_of(*SIZES[sizes])
+    arguments = [inputs[name] for name in names.split()]
+    return Case(operation, sizes, function, lambda _: arguments, gradient=operation != "step")
 
 
 @pytest.mark.parametrize("sizes", FEW_AND_MANY)
 @pytest.mark.parametrize(
     "operation", ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPERATIONS)[1:])]
 )
-def test_grids_by_triton(operation, sizes, monkeypatch):
-    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: "Triton's are wanted")
-    function = functools.partial(OPERATIONS[operation][0], implementation="pallas")
-    with as_if_on(GPUS["9.0"]):
-        text = lowered(function, arguments(operation, *SIZES[sizes]))
-    found = re.findall(r"grid_([xyz]) = (\d+)", text)
-    assert len(found) >= 6
+def test_grids_by_triton(operation, sizes):
+    found = re.findall(r"grid_([xyz]) = (\d+)", lowered(case(operation, sizes), "bf16", GPUS["9.0"]))
+    assert found
     for axis, number in found:
         assert int(number) <= LIMITS[axis]
 
@@ -83,8 +115,11 @@ def test_grids_for_hopper(sizes, monkeypatch):
         return kernel(*args, grid=grid, kernel_name=kernel_name, **kwargs)
 
     monkeypatch.setattr(parts.plgpu, "kernel", recording)
+    attention, operands = case("attention", sizes).function, case("attention", sizes).arguments(None)
+    gradient = jax.grad(lambda *operands: jnp.sum(attention(*operands).astype(jnp.float32)), range(len(operands)))
+    jax.clear_caches()  # what was traced for another GPU
     with as_if_on(GPUS["9.0"]):
-        lowered(functools.partial(log_linear_attention, implementation="pallas"), arguments("attention", *SIZES[sizes]))
+        jax.jit(gradient).trace(*operands).lower(lowering_platforms=("cuda",))
     assert len(grids) == 7
     for *others, last in grids.values():
         assert last <= LIMITS["x"] and max(others, default=0) <= LIMITS["y"]
