@@ -122,14 +122,15 @@ KERNELS = [
 
 # With 16 sequences a program has several heads, or groups.
 @pytest.mark.parametrize(("batch", "groups"), [(1, 1), (16, 1), (16, 4)])
-@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (128, 128)])
-def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, batch, groups):
-    """All of it, without a GPU; and without Triton."""
+@pytest.mark.parametrize(("dims", "x64"), [((64, 64), False), ((128, 64), True), ((128, 128), False)])
+def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, x64, batch, groups):
+    """All of it, without a GPU; without Triton; and under jax_enable_x64."""
     monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
     inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
-    text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
-    text = text.lower(lowering_platforms=("cuda",)).as_text()
+    with jax.enable_x64(x64):
+        text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
+        text = text.lower(lowering_platforms=("cuda",)).as_text()
     assert all(f"hopper_{kernel}" in text for kernel in KERNELS)
 
 
