@@ -18,7 +18,7 @@ MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation"
 OWN_TASK = "task:mqar"  # its sections model and train are those of every task:module
 CONFIGS = (
     *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", *MAD, "state_tracking", OWN_TASK),
-    *("wikitext103", "wikitext2"),
+    *("wikitext103", "wikitext2", "books"),
 )
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
@@ -31,6 +31,7 @@ TABLES = (
     ("Tasks: MAD", "task", MAD),
     ("Task: state tracking", "task", ("state_tracking",)),
     ("Task: text", "task", ("wikitext103", "wikitext2")),
+    ("Task: documents", "task", ("books",)),
     ("Model", "model", CONFIGS),
     ("Training", "train", CONFIGS),
 )
@@ -68,7 +69,8 @@ def _of_section(config: ConfigDict, section: str) -> dict[str, Setting]:
 
 
 def _shown(setting: Setting | None) -> str:
-    return "–" if setting is None else f"`{setting.default}`"
+    shown = "" if setting is None else str(setting.default).replace("|", "\\|") or "''"  # a bar would end the cell
+    return f"`{shown}`" if shown else "–"
 
 
 def presets() -> str:

@@ -1,14 +1,16 @@
 """Orbax checkpoints of a run: saved asynchronously, restored onto any devices, past unreadable ones.
 
     <directory>/<step>/             one checkpoint, as Orbax writes it
+    <directory>/<step>/data.json    of a text: where its reading stands
     <directory>/<step>/SHA256SUMS   of its files, as `sha256sum` writes and checks it
 
-A checkpoint without SHA256SUMS, as its process was killed before they were written, is read as it is.
+A checkpoint without SHA256SUMS, as its process was killed before they were written, is read as it is; it may lack data.json.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -24,12 +26,13 @@ import orbax.checkpoint as ocp
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.files import file_sha256
 from loglinear_jax.runs.errors import NoReadableCheckpoint
-from loglinear_jax.runs.writing import replace_file, writing
+from loglinear_jax.runs.writing import replace_file, write_json, writing
 
 log = logging.getLogger(__name__)
 
 KEEP = 3
 _SUMS = "SHA256SUMS"
+_DATA = "data.json"
 _ITEM = "default"  # Orbax's name of the one thing in a checkpoint
 
 
@@ -41,6 +44,7 @@ class Checkpoints:
         self._read_only = read_only
         self._manager: ocp.CheckpointManager | None = None
         self._unsummed: int | None = None
+        self._data: Any = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -55,16 +59,16 @@ class Checkpoints:
                 if self._manager is not None:
                     self._manager.close()
 
-    def save(self, step: int, state: Any) -> None:
-        """Start saving `state` (arrays are copied off the devices before this returns). Raises CannotWrite, maybe for the
-        checkpoint before, which was still being written."""
+    def save(self, step: int, state: Any, data: Any = None) -> None:
+        """Start saving `state` (arrays are copied off the devices before this returns). data: where the reading of a text
+        stands, for JSON. Raises CannotWrite, maybe for the checkpoint before, which was still being written."""
         self._finish()
         with writing(self.directory / str(step), quoted=True):
             if self._manager is None:  # not before: it would not open a directory with unreadable checkpoints
                 options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
             self._manager.save(step, args=ocp.args.StandardSave(state))
-        self._unsummed = step
+        self._unsummed, self._data = step, data
 
     def _finish(self) -> None:
         """Waits for the checkpoint that is being written, and writes its sums. Raises CannotWrite."""
@@ -74,6 +78,8 @@ class Checkpoints:
         with writing(path, quoted=True):
             self._manager.wait_until_finished()
         if is_main():
+            if self._data is not None:
+                write_json(path / _DATA, self._data)
             lines = [f"{file_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
             replace_file(path / _SUMS, lambda file: file.writelines(lines))
         self._unsummed = None
@@ -109,6 +115,11 @@ class Checkpoints:
                 "anew, move the folder away"
             )
         return None
+
+    def data_state(self, step: int) -> Any | None:
+        """Where the training data stood at a step that was restored; None if its checkpoint does not say it."""
+        path = self.directory / str(step) / _DATA
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def _restore(self, step: int, abstract_state: Any) -> tuple[Any, str | None]:
         """(state, None) or (None, why it can't be read)."""

@@ -80,11 +80,11 @@ class Trained:
         """Its seeds' part of the state of all."""
         return state if self.rows == slice(None) else jax.tree.map(lambda x: x[self.rows], state)
 
-    def save(self, state: SeedState) -> None:
-        """Saves its part of the state of all, unless its newest checkpoint is of that step."""
+    def save(self, state: SeedState, data: Any) -> None:
+        """Saves its part of the state of all, and where the data stands, unless its newest checkpoint is of that step."""
         if self.saved != step_of(state):
             self.saved = step_of(state)
-            self.checkpoints.save(self.saved, self.part(state))
+            self.checkpoints.save(self.saved, self.part(state), data)
 
 
 class Program:
@@ -127,7 +127,7 @@ class Program:
         step, schedule = step_of(state), self.schedule
         tensorboards = {member.variant: member.folder.tensorboard for member in self._training()}
         with (
-            contextlib.closing(self._despite_signal(open_data, self.many, step)) as data,
+            contextlib.closing(self._despite_signal(open_data, self.many, step, self._data_state(step))) as data,
             contextlib.closing(data.dispatches(schedule.dispatches(step))) as dispatches,
             Live(self.task.score, self.settings.num_steps, step, tensorboards) as live,
         ):
@@ -135,7 +135,7 @@ class Program:
                 start, began = step, time.perf_counter()
                 while step < evaluation:
                     if any_process(self.stop.requested):
-                        return self._stop(state)
+                        return self._stop(state, data.state)
                     num_steps, batches = next(dispatches)
                     state = self._despite_signal(self.many.train_steps, state, batches, num_steps, self.idle.rows)
                     jax.block_until_ready(state.step)
@@ -144,29 +144,34 @@ class Program:
                 live.evaluating()
                 state, values = self._evaluate(state, data.validation)
                 live.evaluation(self._record(values, step, step - start, time.perf_counter() - began))
-                self._end_finished(state)
+                self._end_finished(state, data.state)
                 for member in self.members:
                     if member.end is None and schedule.saves(step):
-                        member.save(state)
+                        member.save(state, data.state)
                 if not self._training():
                     return
 
     def _training(self) -> list[Trained]:
         return [member for member in self.members if member.end is None]
 
-    def _end_finished(self, state: SeedState) -> None:
+    def _data_state(self, step: int) -> Any:
+        """Where the data stood at the checkpoints that training goes on from; None for a new run."""
+        first = self._training()[0]
+        return None if first.saved is None else first.checkpoints.data_state(step)
+
+    def _end_finished(self, state: SeedState, data: Any = None) -> None:
         """Ends the members that have come to their end, and saves them."""
         active = to_host(state.active)
         for member in self._training():
             if self.schedule.is_end(step_of(state), active[member.rows]):
-                member.save(state)
+                member.save(state, data)
                 member.end = member.part(state)
 
-    def _stop(self, state: SeedState) -> None:
+    def _stop(self, state: SeedState, data: Any) -> None:
         log.info("%s: stopping at step %d", self.name, step_of(state))
         self.stopped = True
         for member in self._training():
-            member.save(state)
+            member.save(state, data)
 
     # --- The beginning ------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,11 @@ class BaseTask:
         """Opens what the sequences are read from. Raises SettingError if it can't be used. Drawn ones need nothing."""
 
     @property
+    def has_segments(self) -> bool:
+        """Whether windows have segment_ids, int32 [B, T], as a third array: a token sees those of its own segment alone."""
+        return False
+
+    @property
     def corpus_read(self) -> Any | None:
         """The loglinear_jax.text.Corpus that the sequences are read from; None for drawn ones."""
         return None

@@ -1,11 +1,26 @@
-"""Text to train on: WikiText or any text file, tokenised once, read as windows in each seed's own order."""
+"""Text to train on, tokenised once: WikiText or any text file, read as windows, and documents, read as packs. Each seed has its
+own order."""
 
 from loglinear_jax.command_line import needs_extra
 
 with needs_extra("text"):
-    from loglinear_jax.text.corpus import Corpus, open_corpus
+    from loglinear_jax.text.corpus import Corpus, open_corpus, open_documents
     from loglinear_jax.text.files import CorpusError
-    from loglinear_jax.text.tokenizer import load_tokenizer
+    from loglinear_jax.text.packing import PACKINGS, PackedBatches, Pieces, evaluation_packs
+    from loglinear_jax.text.tokenizer import END_TOKEN, load_tokenizer
     from loglinear_jax.text.windows import SeedBatches, evaluation_windows
 
-__all__ = ["Corpus", "CorpusError", "SeedBatches", "evaluation_windows", "load_tokenizer", "open_corpus"]
+__all__ = [
+    "END_TOKEN",
+    "PACKINGS",
+    "Corpus",
+    "CorpusError",
+    "PackedBatches",
+    "Pieces",
+    "SeedBatches",
+    "evaluation_packs",
+    "evaluation_windows",
+    "load_tokenizer",
+    "open_corpus",
+    "open_documents",
+]

@@ -2,6 +2,7 @@
 
     <cache>/<name>-<hash>/
         train.bin, validation.bin, test.bin    token ids, uint16 if the vocabulary fits, else uint32
+        train.starts, ...                      of documents: where each starts in the tokens, int64
         manifest.json                          what they were made from, and how many they are
 
 The hash is that of the source files, the tokenizer and FORMAT: another source or tokenizer gets a folder of its own. A folder
@@ -18,8 +19,9 @@ import itertools
 import json
 import logging
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import filelock
 import numpy as np
@@ -28,18 +30,25 @@ from tqdm import tqdm
 
 from loglinear_jax.files import file_sha256, local_path
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.text.files import SPLITS, CorpusError, kept_pieces
+from loglinear_jax.text.documents import find_documents
+from loglinear_jax.text.files import SPLITS, CorpusError, cut_line, kept_pieces
 from loglinear_jax.text.sources import Source, find_source
-from loglinear_jax.text.tokenizer import check_returned, load_tokenizer, tokenizer_sha256, tokenizer_size
+from loglinear_jax.text.tokenizer import END_TOKEN, check_returned, load_tokenizer, tokenizer_sha256, tokenizer_size
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the files, of how text becomes tokens, and of what is checked meanwhile
+FORMAT = 3  # of the files, of how text becomes tokens, and of what is checked meanwhile
+GROUP_CHARS = 2**22  # of the documents that are tokenised at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Token ids of each split: 1-d read-only memory maps, uint16 or uint32, all below vocab_size."""
+    """Token ids of each split: 1-d read-only memory maps, uint16 or uint32, all below vocab_size.
+
+    starts: of a corpus of documents, for each split int64 [documents + 1]. The tokens are the end token, and then each document
+    with the end token behind it. Document i is tokens[starts[i] : starts[i + 1]] with the end token before it, and predicts
+    tokens[starts[i] + 1 : starts[i + 1] + 1]. None for other texts.
+    """
 
     train: np.ndarray
     validation: np.ndarray
@@ -47,6 +56,7 @@ class Corpus:
     vocab_size: int
     manifest: dict[str, Any]
     tokenizer: tokenizers.Tokenizer
+    starts: dict[str, np.ndarray] | None = None
 
 
 def open_corpus(
@@ -65,12 +75,59 @@ def open_corpus(
     Raises CorpusError for text that is missing, empty, too short to be split or not UTF-8, a tokenizer that loses some of
     it, a failed download, or a cache that can't be read or written; and SettingError as `local_path`.
     """
-    root = local_path(cache, "cache").absolute()
-    try:
+    root = _cache_folder(cache)
+    with _reading(corpus):
         text = find_source(corpus, source, root / "downloads")
+    return _open(text, load_tokenizer(tokenizer), tokenizer, root)
+
+
+def open_documents(
+    corpus: str,
+    *,
+    tokenizer: str,
+    text_field: str = "text",
+    end_token: str = END_TOKEN,
+    cache: str = "~/.cache/loglinear_jax",
+) -> Corpus:
+    """The tokens of a corpus of documents, with their `starts`; they are tokenised if that was not done before.
+
+    corpus, text_field: see `find_documents`. tokenizer: see `load_tokenizer`. end_token: the token of its vocabulary that
+    stands between documents. Text that looks like a special token is tokenised as any other text.
+
+    Every document must come back when its tokens are decoded. Memory grows with the longest document alone. Raises CorpusError
+    as `open_corpus`, and for a tokenizer without the end token.
+    """
+    root = _cache_folder(cache)
+    with _reading(corpus):
+        text = find_documents(corpus, text_field)
+    encoder = load_tokenizer(tokenizer)
+    end = encoder.token_to_id(end_token)
+    if end is None:
+        special = ", ".join(token.content for token in encoder.get_added_tokens_decoder().values())
+        raise CorpusError(
+            f"end_token: {tokenizer} has no token {end_token!r}: expected the one that it puts between documents; its special "
+            f"tokens: {special[:200] or 'none'}"
+        )
+    encoder.encode_special_tokens = True
+    return _open(text, encoder, tokenizer, root, {"end_token": end})
+
+
+def _cache_folder(cache: str) -> Path:
+    return local_path(cache, "cache").absolute()
+
+
+@contextlib.contextmanager
+def _reading(corpus: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CorpusError(f"corpus: {error.filename or corpus} can't be read: {error.strerror or error}") from error
-    encoder = load_tokenizer(tokenizer)
+
+
+def _open(
+    text: Source, encoder: tokenizers.Tokenizer, tokenizer: str, root: Path, documents: dict[str, int] | None = None
+) -> Corpus:
+    """The tokens of a text, or of documents with {"end_token": its id}, from the cache or made there."""
     vocab_size = tokenizer_size(encoder)
     made_from = {
         "format": FORMAT,
@@ -79,6 +136,7 @@ def open_corpus(
         "tokenizer_sha256": tokenizer_sha256(encoder),
         "vocab_size": vocab_size,
         "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
+        **(documents or {}),
     }
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{text.name}-{digest}"
@@ -92,7 +150,8 @@ def open_corpus(
     except OSError as error:
         raise CorpusError(f"cache: {root} can't be written ({error}): expected another folder as task.cache") from error
     tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
-    return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder)
+    starts = {split: np.fromfile(folder / f"{split}.starts", np.int64) for split in SPLITS} if documents else None
+    return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder, starts=starts)
 
 
 def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
@@ -100,7 +159,7 @@ def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         same = all(manifest[key] == value for key, value in made_from.items())
-        complete = all(manifest["tokens_sha256"][split] == file_sha256(folder / f"{split}.bin") for split in SPLITS)
+        complete = all(sha256 == file_sha256(folder / name) for name, sha256 in manifest["files_sha256"].items())
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return manifest if same and complete else None
@@ -124,13 +183,15 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
-    manifest: dict[str, Any] = about | {"splits": {}, "tokens_sha256": {}}
+    write = _write_documents if "end_token" in about else _write_lines
+    manifest: dict[str, Any] = about | {"splits": {}, "files_sha256": {}}
     try:
         with progress_bar(f"tokenising {text.name}", None, unit="B", unit_scale=True) as bar:
             for split in SPLITS:
-                file = partial / f"{split}.bin"
-                manifest["splits"][split] = _tokenise(text, split, encoder, about, file, bar)
-                manifest["tokens_sha256"][split] = file_sha256(file)
+                encode = _Encoder(encoder, about, f"the {split} split of {text.name}")
+                with (partial / f"{split}.bin").open("wb") as file:
+                    manifest["splits"][split] = write(encode, text.blocks(split), file, bar)
+        manifest["files_sha256"] = {path.name: file_sha256(path) for path in sorted(partial.iterdir())}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.rename(folder)
     except BaseException:
@@ -139,20 +200,68 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
     return manifest
 
 
-def _tokenise(
-    text: Source, split: str, encoder: tokenizers.Tokenizer, about: dict[str, Any], path: Path, bar: tqdm
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Encoder:
+    """Token ids of pieces of a text, which must come back when they are decoded. where: the text, for messages."""
+
+    tokenizer: tokenizers.Tokenizer
+    about: dict[str, Any]
+    where: str
+
+    def __call__(self, pieces: list[str]) -> list[list[int]]:
+        """By all cores: the library has its own threads."""
+        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+        check_returned(self.tokenizer, pieces, ids, name=self.about["tokenizer"], where=self.where)
+        return ids
+
+    def array(self, ids: Iterable[int]) -> np.ndarray:
+        return np.fromiter(ids, self.about["dtype"])
+
+
+def _write_lines(encode: _Encoder, blocks: Iterator[str], file: BinaryIO, bar: tqdm) -> dict[str, Any]:
     """Writes the token ids of a split; returns their number, with the SHA-256 of the lines that were kept."""
     digest, num_tokens = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for block in text.blocks(split):
-            pieces = kept_pieces(block)
-            ids = [encoding.ids for encoding in encoder.encode_batch_fast(pieces, add_special_tokens=False)]
-            check_returned(encoder, pieces, ids, name=about["tokenizer"], where=f"the {split} split of {text.name}")
-            file.write(np.fromiter(itertools.chain.from_iterable(ids), about["dtype"]).data)
-            num_tokens += sum(map(len, ids))
-            digest.update("".join(pieces).encode())
-            bar.update(len(block.encode()))
+    for block in blocks:
+        pieces = kept_pieces(block)
+        ids = encode(pieces)
+        file.write(encode.array(itertools.chain.from_iterable(ids)).data)
+        num_tokens += sum(map(len, ids))
+        digest.update("".join(pieces).encode())
+        bar.update(len(block.encode()))
     if not num_tokens:
-        raise CorpusError(f"corpus: the {split} split of {text.name} is empty: it has only blank lines")
+        raise CorpusError(f"corpus: {encode.where} is empty: it has only blank lines")
     return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
+
+
+def _write_documents(encode: _Encoder, documents: Iterator[str], file: BinaryIO, bar: tqdm) -> dict[str, Any]:
+    """Writes the token ids of a split, and where its documents start; returns how many there are, with the SHA-256 of the
+    texts, a zero byte behind each."""
+    digest, starts, end = hashlib.sha256(), [0], encode.array([encode.about["end_token"]])
+    file.write(end.data)
+    for texts in _grouped(documents):
+        pieces = [cut_line(text) for text in texts]
+        ids = iter(encode(list(itertools.chain.from_iterable(pieces))))
+        for text, own in zip(texts, pieces, strict=True):
+            tokens = encode.array(itertools.chain.from_iterable(itertools.islice(ids, len(own))))
+            file.write(tokens.data)
+            file.write(end.data)
+            starts.append(starts[-1] + len(tokens) + 1)
+            digest.update(text.encode() + b"\0")
+            bar.update(len(text.encode()))
+    if len(starts) == 1:
+        raise CorpusError(f"corpus: {encode.where} has no documents: expected at least one that is not blank")
+    np.asarray(starts, np.int64).tofile(Path(file.name).with_suffix(".starts"))
+    return {"documents": len(starts) - 1, "tokens": starts[-1] + 1, "text_sha256": digest.hexdigest()}
+
+
+def _grouped(documents: Iterator[str]) -> Iterator[list[str]]:
+    """Documents in groups of GROUP_CHARS characters or a little more, so that all cores have pieces to encode."""
+    group, size = [], 0
+    for text in documents:
+        group.append(text)
+        size += len(text)
+        if size >= GROUP_CHARS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -66,17 +66,18 @@ def kept_pieces(block: str) -> list[str]:
     Only "\\n" ends a line. No token of GPT-2 extends from one word into the next, so these cuts do not change the tokens.
     """
     lines = io.StringIO(block, newline="\n")
-    return [piece for line in lines if not line.isspace() for piece in _cut_line(line)]
+    return [piece for line in lines if not line.isspace() for piece in cut_line(line)]
 
 
-def _cut_line(line: str) -> Iterator[str]:
-    start = 0
-    while len(line) - start > PIECE_CHARS:
-        space = line.rfind(" ", start + 1, start + PIECE_CHARS + 1)
+def cut_line(text: str) -> list[str]:
+    """A line, or a whole document, cut before a space into pieces of at most PIECE_CHARS characters."""
+    pieces, start = [], 0
+    while len(text) - start > PIECE_CHARS:
+        space = text.rfind(" ", start + 1, start + PIECE_CHARS + 1)
         end = space if space > start else start + PIECE_CHARS
-        yield line[start:end]
+        pieces.append(text[start:end])
         start = end
-    yield line[start:]
+    return [*pieces, text[start:]]
 
 
 def share_bounds(path: Path) -> list[int]:

@@ -22,7 +22,7 @@ from loglinear_jax.text.downloads import WIKITEXT_ARCHIVES, wikitext_archive
 from loglinear_jax.text.files import SPLITS, CorpusError, check_text_file, read_blocks, share_bounds
 
 WIKITEXT = tuple(WIKITEXT_ARCHIVES)
-_SPLIT_NAMES = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
+SPLIT_NAMES = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def split_files(folder: Path) -> dict[str, Path]:
     """
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
     found = {}
-    for split, names in _SPLIT_NAMES.items():
+    for split, names in SPLIT_NAMES.items():
         fits = [path for path in files if set(re.split(r"[._-]", path.name.lower())) & set(names)]
         if len(fits) != 1:
             got = ", ".join(path.name for path in fits) or "none"
@@ -85,7 +85,7 @@ def wikitext_files(name: str, folder: Path) -> dict[str, list[Path]]:
     for place in (folder, folder / name, folder / f"{name}-v1"):
         for pattern in (_member(name, "{part}"), f"{name}-v1.zip", "{split}-*.parquet"):
             files = {
-                split: sorted(place.glob(pattern.format(split=split, part=_SPLIT_NAMES[split][0]))) for split in SPLITS
+                split: sorted(place.glob(pattern.format(split=split, part=SPLIT_NAMES[split][0]))) for split in SPLITS
             }
             if all(files.values()):
                 for path in itertools.chain(*files.values()):
@@ -104,7 +104,7 @@ def _wikitext(name: str, source: str, downloads: Path) -> Source:
     def blocks(split: str) -> Iterator[str]:
         for path in files[split] if files else [wikitext_archive(name, downloads)]:
             if path.suffix == ".zip":
-                yield from _read_zip(path, _member(name, _SPLIT_NAMES[split][0]))
+                yield from _read_zip(path, _member(name, SPLIT_NAMES[split][0]))
             elif path.suffix == ".parquet":
                 yield from _read_parquet(path)
             else:

@@ -16,21 +16,49 @@ from loglinear_jax.text.downloads import hub_tokenizer
 from loglinear_jax.text.files import CorpusError, check_text_file, decode
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
+BYTES = "bytes"  # the name of the tokenizer whose tokens are the bytes of UTF-8
+END_TOKEN = "<|endoftext|>"  # GPT-2's, and that of tokenizers made here
 
 
 def load_tokenizer(where: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a local folder or, if there is no such folder, of that name on the Hugging Face hub.
+    """The tokenizer of a local file or folder or, if there is none, of that name on the Hugging Face hub.
 
-    A folder holds tokenizer.json, or vocab.json and merges.txt of a byte-level BPE such as GPT-2's. From the hub,
+    "bytes" is a tokenizer without a file: the 256 bytes and END_TOKEN. A file is a tokenizer.json, under any name that ends in
+    .json. A folder holds tokenizer.json, or vocab.json and merges.txt of a byte-level BPE such as GPT-2's. From the hub,
     tokenizer.json is taken; what was downloaded once is used again without a network.
     Raises CorpusError if neither can be had or the files can't be read, and SettingError as `local_path`.
     """
+    if where == BYTES:
+        return train_tokenizer([], vocab_size=257)
     folder = local_path(where, "tokenizer")
     if where and folder.is_dir():
         return _read_folder(folder)
+    if folder.suffix == ".json" and folder.exists():
+        return _read(folder)
     if not where or folder.exists() or where.startswith((".", "/", "~")):
-        raise CorpusError(f"tokenizer: {where!r} is not a folder: expected one with {FILES}, or a name on the hub")
+        raise CorpusError(
+            f"tokenizer: {where!r} is not a folder: expected one with {FILES}, a file tokenizer.json, or a name on the hub"
+        )
     return _read(hub_tokenizer(where))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of at most vocab_size tokens, learned from the texts. Its first token is END_TOKEN, and 256 more
+    are the bytes. Raises ValueError for a vocab_size below 257.
+    """
+    if vocab_size < 257:
+        raise ValueError(f"vocab_size must be at least 257, the bytes and {END_TOKEN}, got {vocab_size}")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKEN],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def holds_tokenizer(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grain
 import numpy as np
@@ -46,15 +47,19 @@ class SeedBatches:
             "targets": self._tokens[at + self._target_offset].astype(np.int32),
         }
 
-    def iterate(self, first_step: int, num_prefetch: int = 2) -> grain.DatasetIterator:
-        """Batches from that step on, without end, `num_prefetch` of them read ahead in threads.
+    def iterate(self, first_step: int, state: Any = None, num_prefetch: int = 2) -> grain.DatasetIterator:
+        """Batches from that step on, without end, `num_prefetch` of them read ahead in threads. state: of an iterator that has
+        come there, instead of the step.
 
         get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch; close()
         ends its threads.
         """
         options = grain.ReadOptions(num_threads=min(num_prefetch, 4), prefetch_buffer_size=num_prefetch)
         iterator = iter(grain.MapDataset.source(self).to_iter_dataset(options))
-        grain.experimental.set_next_index(iterator, first_step)
+        if state is None:
+            grain.experimental.set_next_index(iterator, first_step)
+        else:
+            iterator.set_state(state)
         return iterator
 
 

@@ -10,12 +10,16 @@ import numpy as np
 
 from loglinear_jax.train.many_seeds import ManySeeds
 
+BATCH = ("tokens", "targets", "segment_ids")  # of windows; the last where the task has segments
+
 
 class DrawnData:
     """Sequences that the devices draw themselves: a fixed set for each seed, or fresh ones.
 
-    validation: data["validation"] of ManySeeds, on the devices.
+    validation: data["validation"] of ManySeeds, on the devices. state: nothing beside the step says where it stands.
     """
+
+    state = None
 
     def __init__(self, seeds: ManySeeds):
         data = seeds.data()
@@ -35,14 +39,16 @@ class DrawnData:
 class StreamedData:
     """Windows of a text, every seed in its own order, from a step on.
 
-    The next dispatch is read and copied to the devices while they work on this one.
+    The next dispatch is read and copied to the devices while they work on this one. state: where it stands after the dispatch
+    that was given last, as JSON can have it; another one of the same seeds goes on from there.
     """
 
-    def __init__(self, seeds: ManySeeds, first_step: int):
-        self._seeds = seeds
+    def __init__(self, seeds: ManySeeds, first_step: int, state: Any = None):
+        self._seeds, self.state = seeds, state
         task: Any = seeds.trainer.task
         batches = task.batches(seeds.trainer.settings.batch_size, seeds.seeds_of_data)
-        self._batches = batches.iterate(first_step)
+        self._batches = batches.iterate(first_step, state)
+        self._names = BATCH if task.has_segments else BATCH[:2]
         self.validation = {"validation": (place_windows(seeds, task.windows("validation")),)}
 
     def dispatches(self, sizes: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -51,34 +57,40 @@ class StreamedData:
             for size in sizes:
                 coming = size, pool.submit(self._next, size)
                 if ready is not None:
-                    yield ready[0], ready[1].result()
+                    yield self._given(*ready)
                 ready = coming
             if ready is not None:
-                yield ready[0], ready[1].result()
+                yield self._given(*ready)
 
     def close(self) -> None:
         self._batches.close()
 
-    def _next(self, num_steps: int) -> dict[str, Any]:
+    def _given(self, size: int, coming: concurrent.futures.Future) -> tuple[int, dict[str, Any]]:
+        data, self.state = coming.result()
+        return size, data
+
+    def _next(self, num_steps: int) -> tuple[dict[str, Any], Any]:
         steps = [next(self._batches) for _ in range(num_steps)]
-        batches = tuple(np.stack([step[name] for step in steps], axis=1) for name in ("tokens", "targets"))
-        return {"batches": self._seeds.place("batches", batches)}
+        batches = tuple(np.stack([step[name] for step in steps], axis=1) for name in self._names)
+        return {"batches": self._seeds.place("batches", batches)}, self._batches.get_state()
 
 
-def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, np.ndarray]) -> Any:
-    """(tokens, targets) [windows, T], the same for every seed, as the one part of data["validation"] of ManySeeds.
+def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, ...]) -> Any:
+    """(tokens, targets) or (tokens, targets, segment_ids), [windows, T], the same for every seed, as the one part of
+    data["validation"] of ManySeeds.
 
     Windows in which nothing is scored fill up what the devices could not share evenly.
     """
     fill = -len(windows[0]) % seeds.mesh.shape["batch"]
-    padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1), strict=True))
+    padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1, 0), strict=False))
     return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.seeds_of_data), *x.shape)) for x in padded))
 
 
 Data = DrawnData | StreamedData
 
 
-def open_data(seeds: ManySeeds, first_step: int) -> Data:
-    """The data of a task's training from a step on, 0 for a new run."""
+def open_data(seeds: ManySeeds, first_step: int, state: Any = None) -> Data:
+    """The data of a task's training from a step on, 0 for a new run. state: that of the data of a run that has come there, if
+    it is known."""
     streamed = seeds.trainer.task.STREAMED
-    return StreamedData(seeds, first_step) if streamed else DrawnData(seeds)
+    return StreamedData(seeds, first_step, state) if streamed else DrawnData(seeds)

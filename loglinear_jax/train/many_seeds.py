@@ -160,7 +160,7 @@ class ManySeeds:
         """Validation loss and accuracy of every seed, and the state with them by `SeedTrainer.record`."""
         return self._record(state, self._sums_of_parts(state.params, data["validation"], self.rows_of_data))
 
-    def sums_by_position(self, params: Any, windows: tuple[Array, Array]) -> tuple[Array, Array]:
+    def sums_by_position(self, params: Any, windows: tuple[Array, ...]) -> tuple[Array, Array]:
         """`SeedTrainer.sums_by_position` for every seed's parameters."""
         return self._sums_by_position(params, windows, self.rows_of_data)
 

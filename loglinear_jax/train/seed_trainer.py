@@ -20,8 +20,8 @@ from loglinear_jax.modules.positions import Positions, first_true
 from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
 from loglinear_jax.train.settings import TrainSettings
 
-Batch = tuple[Int[Array, "B T"], Int[Array, "B T"]]
-Sequences = tuple[Int[Array, "... _ _"], Int[Array, "... _ _"]]
+Batch = tuple[Int[Array, "B T"], ...]  # tokens, targets and, of packed documents, segment_ids
+Sequences = tuple[Int[Array, "... _ _"], ...]
 Parts = tuple[Sequences, ...]  # of a task's mixture
 
 
@@ -62,8 +62,9 @@ def scored_sums(
 ) -> tuple[Array, Array, Array]:
     """(summed cross-entropy in nats, number of right argmaxes, number of targets ≥ 0). scored: where all of them are, or how
     many there are in each sequence."""
-    tokens, targets = batch
-    found: Any = model.apply(params, tokens, targets, _positions(targets, scored), method="token_losses")
+    tokens, targets, *_ = batch
+    at = _positions(targets, scored)
+    found: Any = model.apply(params, tokens, targets, at, **_segments(batch), method="token_losses")
     losses, right = found
     return jnp.sum(losses), jnp.sum(right), jnp.sum(targets >= 0)
 
@@ -78,9 +79,14 @@ def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int =
 
     scored: as in `scored_sums`.
     """
-    tokens, targets = batch
-    total: Any = model.apply(params, tokens, targets, _positions(targets, scored), method="summed_loss")
+    tokens, targets, *_ = batch
+    at = _positions(targets, scored)
+    total: Any = model.apply(params, tokens, targets, at, **_segments(batch), method="summed_loss")
     return total / jnp.maximum(_num_scored(batch), 1)
+
+
+def _segments(batch: Batch) -> dict[str, Any]:
+    return {"segment_ids": batch[2]} if len(batch) > 2 else {}
 
 
 def _num_scored(batch: Batch) -> Int[Array, ""]:
@@ -147,8 +153,12 @@ def _padded(data: Sequences, count: int) -> Sequences:
     """So many sequences, by further ones in which nothing is scored."""
     fill = count - data[0].shape[-2]
     pads = *((0, 0) for _ in data[0].shape[:-2]), (0, fill), (0, 0)
-    tokens, targets = data
-    return jnp.pad(tokens, pads), jnp.pad(targets, pads, constant_values=-1)
+    tokens, targets, *segments = data
+    return (
+        jnp.pad(tokens, pads),
+        jnp.pad(targets, pads, constant_values=-1),
+        *(jnp.pad(x, pads) for x in segments),
+    )
 
 
 class SeedTrainer:
@@ -351,7 +361,7 @@ class SeedTrainer:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
 
         def sums(batch):
-            losses, _ = self.model.apply(params, *batch, method="token_losses")
+            losses, _ = self.model.apply(params, *batch[:2], **_segments(batch), method="token_losses")
             return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
 
         return self._sum_over(data, row, sums)

@@ -36,7 +36,9 @@ def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
     monkeypatch.setattr("loglinear_jax.analysis.report.read_run", made.get)
     _, problems = make_report(list(made), tmp_path / "out", Choices(sections=("tables", "rates")))
     assert problems == []
-    assert len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 1  # text has no thresholds
+    assert (
+        len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 2
+    )  # texts and documents have no thresholds
 
 
 def test_everything_is_drawn_and_shown(report):

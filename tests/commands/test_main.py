@@ -46,7 +46,7 @@ PATHS = (
         ("", "the following arguments are required: command"),
         ("trian", "argument command: invalid choice: 'trian'"),
         ("train", "name a config: --config=selective_copy:smoke"),
-        ("train --config=/", "there is no config file /, and the configs by name are forgetting, "),
+        ("train --config=/", "there is no config file /, and the configs by name are books, forgetting, "),
         ("train --config=mqar:smoke --config=mqar", "--config is given 2 times, as mqar:smoke, mqar: "),
         ("train --config=~nosuchuser/x", "the config ~nosuchuser/x: there is no home folder for ~nosuchuser: expected"),
         (f"train --config={'x' * 300}", "the config xxx"),
@@ -190,14 +190,14 @@ def help_of(capsys, *arguments):
 
 
 def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
-    assert "configs by name: forgetting, interleaved, mad, mqar, selective_copy, " in help_of(capsys)
+    assert "configs by name: books, forgetting, interleaved, mad, mqar, selective_copy, " in help_of(capsys)
     shown = help_of(capsys, "--config=mqar:smoke", "--config.train.num_seeds=3")
     assert "Multi-query associative recall: the paper's section 4.2" in shown
     assert "\n  kv=N\n" in shown and "\n  robust\n" in shown
     assert "\n  task.num_pairs = 7\n" in shown and "\n  train.num_seeds = 3\n" in shown
     assert "optimiser steps" in shown
     assert main(["train", "--config=nothing", "--help"]) == 2
-    assert "there is no config file nothing, and the configs by name are forgetting, " in capsys.readouterr().err
+    assert "there is no config file nothing, and the configs by name are books, forgetting, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

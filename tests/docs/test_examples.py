@@ -1,6 +1,7 @@
 """The examples in README.md and docs/ are run; their commands are read by the command line's own parser."""
 
 import importlib
+import math
 import re
 import shlex
 import sys
@@ -11,11 +12,14 @@ from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
+from configs.books import FABLES
 from configs.selective_copy import get_config
 from loglinear_jax.commands.main import find_commands, main
 from loglinear_jax.config import build, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import run
+from loglinear_jax.runs.folders import RunFolder
+from loglinear_jax.text.documents import find_documents
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -96,7 +100,7 @@ def test_commands_are_read(page, folder, monkeypatch):
     def read_config(args):
         config = read_config_arguments(args.config_arguments).config
         for variant in variant_names(config):
-            if config.task.name != "text":  # whose files are not here
+            if config.task.name not in ("text", "documents"):  # whose files are not here
                 build(config, variant)
         return 0
 
@@ -111,3 +115,30 @@ def test_commands_are_read(page, folder, monkeypatch):
             command = "train" if program == "run.py" else None
             arguments = [word.replace("--config=configs/", f"--config={ROOT}/configs/") for word in arguments]
             assert main(arguments, command=command, called=program) == 0, (page.name, program, arguments)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_on_documents_as_the_page_says(tmp_path, monkeypatch):
+    """The page's commands, as they are where they name the smoke preset, else with a smaller model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = find_documents(str(FABLES))
+    for split, folder in (("train", "train"), ("validation", "valid"), ("test", "test")):
+        Path("books", folder).mkdir(parents=True)
+        for index, text in enumerate(source.blocks(split)):
+            Path("books", folder, f"{index}.txt").write_text(text, encoding="utf-8")
+    small = ["--config.variants=linear", "--config.task.seq_len=32", "--config.train.precision=float32"]
+    small += [f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8")]
+    small += [f"--config.train.{name}=2" for name in ("num_steps", "batch_size", "eval_every", "checkpoint_every")]
+    page = (ROOT / "docs/language-model.md").read_text(encoding="utf-8")
+    section = page.split("## Train on your own documents\n")[1].split("\n## ")[0]
+    commands = [
+        arguments for _, arguments in commands_in("\n".join(re.findall("```bash\n(.*?)```", section, re.DOTALL)))
+    ]
+    assert [arguments[0] for arguments in commands] == ["tokenizer", "train", "train"]
+    for arguments in commands:
+        is_small = arguments[0] == "train" and "--config=books:smoke" not in arguments
+        assert main([*arguments, *(["--config.train.warmup_steps=1", *small] if is_small else [])]) == 0
+    summary = RunFolder("runs/books-smoke").read_summary().variants["mlp_softplus"]
+    assert summary.best_loss[0] < 0.4 * math.log(257)  # chance, for a byte
+    assert RunFolder("runs/books").read_summary().variants["linear"].last_step == 2

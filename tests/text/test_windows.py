@@ -63,7 +63,7 @@ def test_a_seed_does_not_depend_on_the_others():
 @pytest.mark.parametrize(("first", "num_prefetch"), [(0, 2), (40, 0), (40, 2)])
 def test_iterate_begins_anywhere(first, num_prefetch):
     batches = SeedBatches(TOKENS, **SETTINGS)
-    for step, batch in zip(range(first, first + 30), batches.iterate(first, num_prefetch), strict=False):
+    for step, batch in zip(range(first, first + 30), batches.iterate(first, num_prefetch=num_prefetch), strict=False):
         assert same(batch, batches[step])
 
 

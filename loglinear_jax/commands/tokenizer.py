@@ -1,0 +1,43 @@
+"""A tokenizer of your own: a byte-level BPE, learned from the training documents of a corpus.
+
+loglinear_jax tokenizer --corpus=books --vocab_size=16384 --out=tok
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from loglinear_jax.command_line import BadInput, check_folder, path, size
+
+HELP = "train a tokenizer on documents of your own"
+EXTRA = "text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--corpus", required=True, help="a folder of documents, a .jsonl file, or a data set on the Hugging Face hub"
+    )
+    parser.add_argument("--text_field", default="text", help="where a line of JSON or a row of a data set has its text")
+    parser.add_argument("--vocab_size", type=size, default=16_384, help="tokens, at least 257 (default: 16384)")
+    parser.add_argument("--out", type=path, required=True, help="a folder to write tokenizer.json to")
+
+
+def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.text.documents import find_documents
+    from loglinear_jax.text.files import cut_line
+    from loglinear_jax.text.tokenizer import train_tokenizer
+
+    check_folder(args.out, "--out")
+    file = args.out / "tokenizer.json"
+    if file.exists():
+        raise BadInput(f"--out: {file} exists: expected another folder")
+    documents = find_documents(args.corpus, args.text_field).blocks("train")
+    try:
+        tokenizer = train_tokenizer((piece for text in documents for piece in cut_line(text)), args.vocab_size)
+    except ValueError as error:
+        raise BadInput(f"--{error}") from error
+    file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    if (found := tokenizer.get_vocab_size()) < args.vocab_size:
+        print(f"The documents make only {found:,} tokens.")
+    print(f"Written to {file}")
+    return 0

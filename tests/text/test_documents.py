@@ -1,0 +1,172 @@
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+
+from loglinear_jax.text import CorpusError, files, load_tokenizer, open_documents
+from loglinear_jax.text.documents import SPLIT_PERCENT, find_documents
+from loglinear_jax.text.files import SPLITS
+
+DOCUMENTS = {
+    "train": ["A heron.\n\nIt stands.\n", " é 東京 <|endoftext|> ", "To be or\n\nnot  to be, " * 20],
+    "valid": ["One more.\n"],
+    "test": ["The last\r\nof them"],
+}
+
+
+def write_jsonl(path, texts, field="text"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)), encoding="utf-8"
+    )
+
+
+@pytest.fixture(params=["txt", "jsonl", "jsonl files"])
+def folder(request, tmp_path):
+    """The same documents in each of the forms; a blank one is none."""
+    folder = tmp_path / "birds"
+    for split, texts in DOCUMENTS.items():
+        texts = [*texts, " \n"]
+        if request.param == "jsonl files":
+            write_jsonl(folder / f"{split}.jsonl", texts)
+        elif request.param == "jsonl":
+            write_jsonl(folder / split / "a.jsonl", texts[:1])
+            write_jsonl(folder / split / "deeper" / "b.jsonl", texts[1:])
+        else:
+            (folder / split).mkdir(parents=True)
+            for index, text in enumerate(texts):
+                mark = b"\xef\xbb\xbf" if index == 0 else b""
+                (folder / split / f"{index}.txt").write_bytes(mark + text.encode())
+    return folder
+
+
+def opened(folder, tmp_path, **given):
+    return open_documents(str(folder), cache=str(tmp_path / "cache"), **{"tokenizer": "bytes"} | given)
+
+
+def documents_of(corpus, split):
+    """Each document decoded, after checking that an end token stands before and behind it."""
+    tokens, starts = getattr(corpus, split), corpus.starts[split]
+    end = corpus.manifest["end_token"]
+    assert len(tokens) == starts[-1] + 1 and (tokens[starts] == end).all() and np.sum(tokens == end) == len(starts)
+    return [corpus.tokenizer.decode(tokens[a + 1 : b]) for a, b in itertools.pairwise(starts)]
+
+
+def test_documents_come_back_whatever_they_are_stored_as(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_CHARS", 100)  # a long document is encoded in pieces
+    corpus = opened(folder, tmp_path)
+    for split, texts in zip(SPLITS, DOCUMENTS.values(), strict=True):
+        assert documents_of(corpus, split) == texts
+        assert corpus.manifest["splits"][split]["documents"] == len(texts)
+    assert isinstance(corpus.train, np.memmap) and corpus.train.dtype == np.uint16
+
+
+def test_tokens_are_those_of_the_whole_document(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_CHARS", 50)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        DOCUMENTS["train"], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    tokenizer.save(str(tmp_path / "own.json"))
+    corpus = opened(folder, tmp_path, tokenizer=str(tmp_path / "own.json"))
+    last = DOCUMENTS["train"][-1]
+    assert corpus.train[corpus.starts["train"][2] + 1 : -1].tolist() == tokenizer.encode(last).ids
+
+
+def test_tokens_are_made_once_and_again_when_damaged(folder, tmp_path):
+    first = opened(folder, tmp_path)
+    made = first.train.filename.parent
+    before = made.stat().st_mtime_ns
+    assert opened(folder, tmp_path).train.filename.parent == made and made.stat().st_mtime_ns == before
+    for name in ("train.bin", "test.starts", "manifest.json"):
+        shutil.copy(made / "validation.bin", made / name)
+        assert documents_of(opened(folder, tmp_path), "train") == DOCUMENTS["train"]
+    other = tmp_path / "more"
+    shutil.copytree(folder, other)
+    write_jsonl(other / "train.jsonl" if (other / "train.jsonl").exists() else other / "train" / "z.jsonl", ["New."])
+    assert opened(other, tmp_path).train.filename.parent != made
+
+
+def test_documents_without_splits_are_split_by_their_text(tmp_path):
+    texts = [f"document {i}" for i in range(400)]
+    write_jsonl(tmp_path / "all.jsonl", texts, field="body")
+    write_jsonl(tmp_path / "folder" / "b.jsonl", texts[:200:-1], field="body")
+    write_jsonl(tmp_path / "folder" / "a.jsonl", texts[200::-1], field="body")
+    found = {split: list(find_documents(str(tmp_path / "all.jsonl"), "body").blocks(split)) for split in SPLITS}
+    assert sorted(itertools.chain(*found.values())) == sorted(texts)
+    for split in ("validation", "test"):
+        assert 400 * SPLIT_PERCENT / 100 / 2 < len(found[split]) < 400 * SPLIT_PERCENT / 100 * 2
+    for split, own in found.items():  # in whichever order and file they are
+        assert sorted(find_documents(str(tmp_path / "folder"), "body").blocks(split)) == sorted(own)
+
+
+def test_unusable_corpora_are_refused_with_a_reason(tmp_path):
+    def refused(folder, message, **given):
+        with pytest.raises(CorpusError, match=message):
+            opened(folder, tmp_path, **given)
+
+    write_jsonl(tmp_path / "half" / "train.jsonl", ["a"])
+    refused(tmp_path / "half", "has train.jsonl, but no valid and no test")
+    for corpus in ("books", "./no/books", ""):
+        refused(
+            corpus, "there is no folder '.*': expected one with documents, a .jsonl file, or a data set on the hub as"
+        )
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "has no documents: expected .txt or .jsonl files")
+    (tmp_path / "one.txt").write_text("a")
+    refused(tmp_path / "one.txt", "is one file: expected a folder of documents, or a .jsonl file")
+    write_jsonl(tmp_path / "few.jsonl", ["a"])
+    refused(tmp_path / "few.jsonl", "split of few has no documents")
+    refused(tmp_path / "few.jsonl", "line 1: expected an object with a text as text_field='body', got the fields id, text",
+            text_field="body")  # fmt: skip
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    refused(tmp_path / "bad.jsonl", r"bad.jsonl, line 2: not JSON")
+    (tmp_path / "list.jsonl").write_text('["a"]\n')
+    refused(tmp_path / "list.jsonl", "line 1: expected an object with a text as text_field='text'$")
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}\n'.encode("latin-1"))
+    refused(tmp_path / "latin.jsonl", "line 1 is not UTF-8 text: byte 0xe9 at position 10")
+    refused(
+        tmp_path / "few.jsonl",
+        "end_token: bytes has no token '</s>'.*its special tokens: <.endoftext.>",
+        end_token="</s>",
+    )
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_rows(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    paths = {"train": "train", "valid": "validation", "test": "test"}
+    for part, texts in DOCUMENTS.items():
+        write_jsonl(tmp_path / f"{part}.jsonl", texts)
+    loaded = datasets.load_dataset(
+        "json",
+        data_files={name: str(tmp_path / f"{p}.jsonl") for p, name in paths.items()},
+        cache_dir=str(tmp_path / "c"),
+    )
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *name: asked.append(name) or loaded)
+    corpus = opened("someone/birds:small", tmp_path)
+    assert asked == [("someone/birds", "small")]
+    for split, texts in zip(SPLITS, DOCUMENTS.values(), strict=True):
+        assert documents_of(corpus, split) == texts
+
+    def fail(*name):
+        raise FileNotFoundError("no such data set\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(
+        CorpusError, match="'x/y' is no folder here, and no data set that can be had .no such data set.$"
+    ):
+        opened("x/y", tmp_path)
+
+
+def test_bytes_are_a_tokenizer_without_a_file():
+    tokenizer = load_tokenizer("bytes")
+    text = "é 東京\n\0\x7f"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+    assert tokenizer.get_vocab_size() == 257 and tokenizer.token_to_id("<|endoftext|>") == 0
+    assert tokenizer.to_str() == load_tokenizer("bytes").to_str()
