@@ -112,7 +112,7 @@ def test_unusable_corpora_are_refused_with_a_reason(tmp_path):
     refused(tmp_path / "half", "has train.jsonl, but no valid and no test")
     for corpus in ("books", "./no/books", ""):
         refused(
-            corpus, "there is no folder '.*': expected one with documents, a .jsonl file, or a data set on the hub as"
+            corpus, "there is no folder '.*': expected one with documents, a .jsonl file, or a data set on the hub, as"
         )
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "has no documents: expected .txt or .jsonl files")
