@@ -20,12 +20,17 @@ KERNEL_COLUMNS = 2048
 
 
 def token_losses(
-    logits: Float[Array | np.ndarray, "*B vocab"], targets: Int[Array | np.ndarray, "*B"]
+    logits: Float[Array | np.ndarray, "*B vocab"], targets: Int[Array | np.ndarray, "*B"], z_loss: float = 0.0
 ) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
-    """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0."""
+    """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0.
+
+    z_loss: weight of (log Σ exp logits)², which is added to the cross-entropy (Chowdhery et al., "PaLM", 2022, section 5).
+    """
     scored = targets >= 0
     labels = jnp.where(scored, targets, 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    if z_loss:
+        losses += z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
     return jnp.where(scored, losses, 0.0), (jnp.argmax(logits, axis=-1) == labels) & scored
 
 
@@ -50,16 +55,18 @@ def summed_loss(
     targets: Int[Array | np.ndarray, "B T"],
     chunk: int | None = None,
     pallas: bool = True,
+    z_loss: float = 0.0,
 ) -> Float[Array, ""]:
-    """The sum of `chunked_token_losses`. Its gradients are computed along with it, so that no logits are computed twice;
-    then logits are rounded to x's dtype, as every product of the model is, before the loss is taken in float32.
+    """The sum of `chunked_token_losses`, each with its z_loss (see `token_losses`). Its gradients are computed along with it,
+    so that no logits are computed twice; then logits are rounded to x's dtype, as every product of the model is, before the
+    loss is taken in float32.
 
     chunk: as there; but the kernel's chunks, if None, have twice as many logits in bfloat16, as it keeps them so.
     pallas: take the GPU kernel of cross-entropy where it can run.
     """
     pallas = pallas and pallas_kernels.KERNELS["cross_entropy"].is_best()
     chunk = chunk or _chunk_size(kernel, x.dtype if pallas else jnp.float32)
-    return _summed(pallas, *_in_chunks(x, targets, chunk), kernel)
+    return _summed(pallas, z_loss, *_in_chunks(x, targets, chunk), kernel)
 
 
 def takes_kernel(vocab: int) -> bool:
@@ -95,29 +102,32 @@ def _counting(logits, vocab):
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits.astype(jnp.float32), -jnp.inf)
 
 
-def _losses_of_chunks(x, targets, kernel):
+def _losses_of_chunks(x, targets, kernel, z_loss=0.0):
     """`token_losses` of each chunk, [chunks, size]."""
     padded = _pad_vocabulary(kernel).astype(x.dtype)
 
     def of_chunk(part):
         logits = jnp.dot(part[0], padded, preferred_element_type=jnp.float32)
-        return token_losses(_counting(logits, kernel.shape[1]), part[1])
+        return token_losses(_counting(logits, kernel.shape[1]), part[1], z_loss)
 
     return jax.lax.map(of_chunk, (x, targets))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed(pallas, x, targets, kernel):
-    return jnp.sum(_losses_of_chunks(x, targets, kernel)[0])
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _summed(pallas, z_loss, x, targets, kernel):
+    return jnp.sum(_losses_of_chunks(x, targets, kernel, z_loss)[0])
 
 
-def _summed_forward(pallas, x, targets, kernel):
+def _summed_forward(pallas, z_loss, x, targets, kernel):
     padded = _pad_vocabulary(kernel).astype(x.dtype)
 
     def step(sums, part):
         loss_sum, d_padded = sums
         x, targets = part
-        losses, d_logits = _loss_and_gradient(pallas, jnp.dot(x, padded), targets, kernel.shape[1])
+        logits = jnp.dot(x, padded)
+        losses, d_logits = _loss_and_gradient(pallas, logits, targets, kernel.shape[1])
+        if z_loss:
+            losses, d_logits = _with_z_loss(z_loss, logits, targets, losses, d_logits)
         dx = jnp.dot(d_logits, padded.T)
         d_padded += jnp.dot(x.T, d_logits, preferred_element_type=jnp.float32)
         return (loss_sum + jnp.sum(losses), d_padded), dx
@@ -140,8 +150,20 @@ def _loss_and_gradient(pallas, logits, targets, vocab):
     return jnp.where(scored, log_total - label_logit, 0.0), d_logits
 
 
-def _summed_backward(pallas, gradients, d_loss):
-    del pallas
+def _with_z_loss(z_loss, logits, targets, losses, d_logits):
+    """The losses and their gradient with what z_loss adds to them. From the gradient of the cross-entropy, p - 1 at the label,
+    follows the softmax p, and from the loss log Σ exp, so that neither is computed again."""
+    scored = targets >= 0
+    is_label = (jnp.arange(logits.shape[-1]) == targets[:, None]).astype(jnp.float32)
+    label_logit = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0].astype(jnp.float32)
+    log_total = jnp.where(scored, losses + label_logit, 0.0)
+    d_log_total = 2 * z_loss * log_total[:, None]
+    more = d_log_total * (d_logits.astype(jnp.float32) + is_label)
+    return losses + z_loss * log_total**2, (d_logits.astype(jnp.float32) + more).astype(d_logits.dtype)
+
+
+def _summed_backward(pallas, z_loss, gradients, d_loss):
+    del pallas, z_loss
     dx, d_kernel = gradients
     return (d_loss * dx).astype(dx.dtype), None, (d_loss * d_kernel).astype(d_kernel.dtype)
 

@@ -27,9 +27,10 @@ def draw(seed, batch, length, hidden, vocab):
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.sampled_from([2, 127, 128, 129])),
     chunk=st.one_of(st.none(), st.integers(1, 30)),
+    z_loss=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_chunks_do_not_matter(shape, chunk, seed):
+def test_chunks_do_not_matter(shape, chunk, z_loss, seed):
     x, kernel, targets = draw(seed, *shape)
     expected, expected_right = jax.jit(token_losses)(x @ kernel, targets)
     losses, right = jax.jit(chunked_token_losses, static_argnums=3)(x, kernel, targets, chunk)
@@ -37,10 +38,10 @@ def test_chunks_do_not_matter(shape, chunk, seed):
     np.testing.assert_array_equal(right, expected_right)
 
     def at_once(x, kernel):
-        return 0.3 * jnp.sum(token_losses(x @ kernel, targets)[0])
+        return 0.3 * jnp.sum(token_losses(x @ kernel, targets, z_loss)[0])
 
     def in_chunks(x, kernel):
-        return 0.3 * summed_loss(x, kernel, targets, chunk)
+        return 0.3 * summed_loss(x, kernel, targets, chunk, z_loss=z_loss)
 
     (value, grads), (wanted, wanted_grads) = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(x, kernel) for f in (in_chunks, at_once)
@@ -49,6 +50,15 @@ def test_chunks_do_not_matter(shape, chunk, seed):
     np.testing.assert_allclose(jax.jit(in_chunks)(x, kernel), wanted, rtol=1e-4, atol=1e-5)  # not differentiated
     for grad, expected in zip(grads, wanted_grads, strict=True):
         np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_z_loss_is_added_to_the_loss_of_scored_tokens():
+    x, kernel, targets = draw(0, 2, 8, 4, 50)
+    logits = np.asarray(x @ kernel, np.float64)
+    added = 0.2 * np.log(np.exp(logits).sum(-1)) ** 2 * (np.asarray(targets) >= 0)
+    (plain, right), (losses, same) = token_losses(x @ kernel, targets), token_losses(x @ kernel, targets, 0.2)
+    np.testing.assert_allclose(losses - plain, added, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(right, same)
 
 
 def test_bfloat16_features_give_a_float32_loss_and_kernel_gradient():

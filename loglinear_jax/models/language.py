@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +17,8 @@ from loglinear_jax.modules import Dense, Embed, RMSNorm, is_one_token_on_gpu, sw
 from loglinear_jax.modules.positions import Positions, at_positions
 from loglinear_jax.settings import SettingError, other_default, setting
 
-REMAT = ("none", "block")
+REMAT_POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
+REMAT = ("none", "block", *REMAT_POLICIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,10 @@ class LanguageSettings(MixerSettings):
     )
     norm_epsilon: float = setting(1e-5, "epsilon of the RMSNorms", above=0)
     remat: str = setting(
-        "none", "`block`: compute each block again in the backward pass, to save memory", choices=REMAT
+        "none",
+        "what is computed again in the backward pass, to save memory: `none`; `block`, all of each block; or all but what a "
+        "policy of jax.checkpoint_policies keeps, `dots_saveable` or `dots_with_no_batch_dims_saveable`",
+        choices=REMAT,
     )
 
     def __post_init__(self):
@@ -166,7 +171,8 @@ class LanguageModel(nn.Module):
         m = self.settings
         self.embed = Embed(m.vocab_size, m.hidden, embedding_init=small_normal, dtype=m.dtype)
         # max_length (argument 3, counting self) is no array.
-        block = nn.remat(LanguageBlock, static_argnums=(3,)) if m.remat == "block" else LanguageBlock
+        policy = getattr(jax.checkpoint_policies, m.remat) if m.remat in REMAT_POLICIES else None
+        block = LanguageBlock if m.remat == "none" else nn.remat(LanguageBlock, static_argnums=(3,), policy=policy)
         self.blocks = [block(m, index, name=f"layer_{index}") for index in range(m.layers)]
         self.norm = RMSNorm(epsilon=m.norm_epsilon, dtype=m.dtype)
         self.head = self.param("head", small_normal, (m.hidden, m.vocab_size))
@@ -224,10 +230,11 @@ class LanguageModel(nn.Module):
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
+        z_loss: float = 0.0,
     ) -> Float[Array, ""]:
-        """The sum of `token_losses`, for training."""
+        """The sum of `token_losses`, for training, with the z_loss of each."""
         x, targets = at_positions(self.features(tokens)[0], positions), at_positions(targets, positions)
-        return summed_loss(x, self.head, targets, pallas=self.settings.takes_pallas)
+        return summed_loss(x, self.head, targets, pallas=self.settings.takes_pallas, z_loss=z_loss)
 
     def prefill(
         self, tokens: Int[Array | np.ndarray, "B T"], max_length: int

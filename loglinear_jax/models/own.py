@@ -91,6 +91,7 @@ class OwnModel(nn.Module):
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
+        z_loss: float = 0.0,
     ) -> Float[Array, ""]:
-        """The sum of `token_losses`, for training."""
-        return jnp.sum(self.token_losses(tokens, targets, positions)[0])
+        """The sum of `token_losses`, for training, with the z_loss of each."""
+        return jnp.sum(token_losses(self(tokens, positions), at_positions(targets, positions), z_loss)[0])

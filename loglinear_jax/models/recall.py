@@ -128,14 +128,15 @@ class RecallModel(nn.Module):
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
+        z_loss: float = 0.0,
     ) -> Float[Array, ""]:
-        """The sum of `token_losses`, for training."""
+        """The sum of `token_losses`, for training, with the z_loss of each."""
         x, head = self.features(tokens, positions)
         targets = at_positions(targets, positions)
         pallas = self.settings.takes_pallas
         if targets.size <= _tokens_at_once(head) and not (pallas and takes_kernel(head.shape[1])):
-            return jnp.sum(token_losses(_logits(x, head), targets)[0])
-        return summed_loss(x, head, targets, _tokens_at_once(head), pallas)
+            return jnp.sum(token_losses(_logits(x, head), targets, z_loss)[0])
+        return summed_loss(x, head, targets, _tokens_at_once(head), pallas, z_loss)
 
 
 def _logits(x, head):

@@ -74,14 +74,17 @@ def means(loss: Any, right: Any, scored: Any) -> tuple[Any, Any]:
     return loss / scored, right / scored
 
 
-def mean_loss(model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None)) -> Float[Array, ""]:
+def mean_loss(
+    model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None), z_loss: float = 0.0
+) -> Float[Array, ""]:
     """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats; 0 if there are none.
 
-    scored: as in `scored_sums`.
+    scored: as in `scored_sums`. z_loss: weight of (log Σ exp logits)², which is added for each of these targets.
     """
     tokens, targets, *_ = batch
     at = _positions(targets, scored)
-    total: Any = model.apply(params, tokens, targets, at, **_segments(batch), method="summed_loss")
+    more = _segments(batch) | ({"z_loss": z_loss} if z_loss else {})
+    total: Any = model.apply(params, tokens, targets, at, **more, method="summed_loss")
     return total / jnp.maximum(_num_scored(batch), 1)
 
 
@@ -123,19 +126,26 @@ def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax
     """
     of = settings if rates is None else rates
     peak: Any = of.learning_rate
-    rate: Any = peak
-    if settings.schedule == "cosine":
-        start = 0.0 if settings.warmup_steps else 1.0
-        share = optax.warmup_cosine_decay_schedule(start, 1.0, settings.warmup_steps, settings.num_steps)
-        rate = lambda step: peak * share(step)  # noqa: E731
-    elif settings.warmup_steps:
-        share = optax.linear_schedule(0.0, 1.0, settings.warmup_steps)
-        rate = lambda step: peak * share(step)  # noqa: E731
+    share = schedule_of(settings)
+    rate: Any = peak if share is None else lambda step: peak * share(step)
     clip = optax.identity() if not settings.grad_clip else optax.clip_by_global_norm(settings.grad_clip)
+    dtype = settings.moment_dtype
     if not settings.weight_decay:
-        return optax.chain(clip, optax.adam(rate))
+        return optax.chain(clip, optax.adam(rate, mu_dtype=dtype))
     mask = None if settings.decay_all else decayed_matrices
-    return optax.chain(clip, optax.adamw(rate, weight_decay=of.weight_decay, mask=mask))
+    return optax.chain(clip, optax.adamw(rate, mu_dtype=dtype, weight_decay=of.weight_decay, mask=mask))
+
+
+def schedule_of(settings: TrainSettings) -> optax.Schedule | None:
+    """The learning rate at each step as a share of the settings' one; None if it is always all of it."""
+    warmup, last = settings.warmup_steps, settings.num_steps
+    if settings.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0 if warmup else 1.0, 1.0, warmup, last)
+    rise = optax.linear_schedule(0.0, 1.0, warmup) if warmup else optax.constant_schedule(1.0)
+    if settings.schedule == "wsd":  # Hu et al., "MiniCPM", 2024
+        fall = optax.linear_schedule(1.0, 0.0, settings.steps_of_decay)
+        return optax.join_schedules([rise, fall], [last - settings.steps_of_decay])
+    return rise if warmup else None
 
 
 def decayed_matrices(params: Any) -> Any:
@@ -176,7 +186,10 @@ class SeedTrainer:
         self, model: nn.Module, task: BaseTask, settings: TrainSettings, loss: Callable[..., Array] | None = None
     ):
         self.model, self.task, self.settings = model, task, settings
-        self.losses = [loss or functools.partial(mean_loss, scored=_scored(part)) for part in task.trained_on.parts]
+        self.losses = [
+            loss or functools.partial(mean_loss, scored=_scored(part), z_loss=settings.z_loss)
+            for part in task.trained_on.parts
+        ]
         self.optimizer = make_optimizer(settings)
 
     def over(self, batch_axis: str) -> SeedTrainer:

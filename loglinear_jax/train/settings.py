@@ -6,7 +6,8 @@ import dataclasses
 
 from loglinear_jax.settings import SettingError, check_fields, setting
 
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "wsd")
+MOMENT_DTYPES = ("float32", "bfloat16")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensorfloat32"}  # of matrix products
 
 
@@ -21,10 +22,22 @@ class TrainSettings:
     learning_rate: float = setting(1e-3, "of Adam, or of AdamW with a weight_decay", above=0)
     warmup_steps: int = setting(0, "steps in which the learning rate rises linearly, from 0 at the first one", least=0)
     schedule: str = setting(
-        "constant", "the learning rate after warm-up: `constant`, or `cosine` to 0 at num_steps", choices=SCHEDULES
+        "constant",
+        "the learning rate after warm-up: `constant`; `cosine` to 0 at num_steps; or `wsd` (warm-up, stable, decay), constant "
+        "and then linear to 0 over the last decay_steps",
+        choices=SCHEDULES,
     )
+    decay_steps: int | None = setting(None, "of the schedule `wsd`; None: a fifth of num_steps", least=1)
     weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0.0)
     decay_all: bool = setting(False, "decay every parameter, not only matrices other than those of λ and of decays")
+    moment_dtype: str = setting(
+        "float32", "of Adam's first moment; bfloat16 takes half the memory", choices=MOMENT_DTYPES
+    )
+    z_loss: float = setting(
+        0.0,
+        "weight of (log Σ exp logits)², added to the training loss of each token so that logits stay small",
+        least=0.0,
+    )
     grad_clip: float | None = setting(
         1.0, "global norm to clip gradients to (the paper does not say, the released code clips at 1); 0 or None: no clipping",
         least=0.0,
@@ -71,7 +84,13 @@ class TrainSettings:
     @property
     def unread(self) -> set[str]:
         """The settings that change nothing, given the others."""
-        return ({"num_train"} if self.stream else set()) | (set() if self.weight_decay else {"decay_all"})
+        unread = {"num_train": self.stream, "decay_all": not self.weight_decay, "decay_steps": self.schedule != "wsd"}
+        return {name for name, is_unread in unread.items() if is_unread}
+
+    @property
+    def steps_of_decay(self) -> int:
+        """The last steps, in which the schedule `wsd` lowers the learning rate."""
+        return max(self.num_steps // 5, 1) if self.decay_steps is None else self.decay_steps
 
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""
@@ -81,6 +100,11 @@ class TrainSettings:
         if self.schedule == "cosine" and self.warmup_steps >= self.num_steps:  # it takes at least a step to fall
             raise SettingError(
                 f"train.warmup_steps={self.warmup_steps} must be less than train.num_steps={self.num_steps}"
+            )
+        if self.schedule == "wsd" and self.warmup_steps + self.steps_of_decay > self.num_steps:
+            raise SettingError(
+                f"train.warmup_steps={self.warmup_steps} and train.decay_steps={self.steps_of_decay} together must be at most "
+                f"train.num_steps={self.num_steps}"
             )
         if self.batch_size % self.grad_accumulation:
             raise SettingError(

@@ -13,6 +13,7 @@ import pytest
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
+from loglinear_jax.models.language import REMAT
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.modules import norm
 
@@ -183,14 +184,27 @@ def test_decoding_memory_grows_by_a_level_as_length_doubles():
     assert size(1 << 11) - size(1 << 10) == level == size(1 << 20) - size(1 << 19)
 
 
-@pytest.mark.slow
-def test_recomputed_blocks_give_the_same_gradients():
+def gradients_of(remat):
+    """(the gradients as a function of parameters, parameters)."""
+    model, params = build(remat=remat)
     targets = jnp.roll(TOKENS, -1, axis=1)
-    results = []
-    for remat in ("none", "block"):
-        model, params = build(remat=remat)
-        results.append(jax.jit(jax.grad(lambda p, m=model: m.apply(p, TOKENS, targets, method="summed_loss")))(params))
+    return jax.grad(lambda p: model.apply(p, TOKENS, targets, method="summed_loss")), params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", REMAT[1:])
+def test_recomputed_blocks_give_the_same_gradients(remat):
+    results = [jax.jit(gradients)(params) for gradients, params in map(gradients_of, ("none", remat))]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
+
+
+def test_a_policy_says_which_products_are_computed_again():
+    """Those with batch dimensions are the attention's."""
+    gradients = [
+        gradients_of(remat) for remat in ("none", "dots_saveable", "dots_with_no_batch_dims_saveable", "block")
+    ]
+    products = [str(jax.make_jaxpr(gradient)(params)).count("dot_general") for gradient, params in gradients]
+    assert products[0] == products[1] < products[2] < products[3]
 
 
 def test_size_of_the_papers_model():
@@ -223,7 +237,10 @@ def test_bfloat16_is_close_to_float32():
         ),
         ({"mixer": "delta", "beta_max": 2.5}, "model.beta_max must be at most 2, got 2.5"),
         ({"mixer": "delta", "beta_max": 0.0}, "model.beta_max must be finite and positive, got 0.0"),
-        ({"remat": "all"}, "model.remat must be one of none, block, got 'all'"),
+        (
+            {"remat": "all"},
+            "model.remat must be one of none, block, dots_saveable, dots_with_no_batch_dims_saveable, got 'all'",
+        ),
         ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
         ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),
         ({"norm_epsilon": 0.0}, "model.norm_epsilon must be finite and positive, got 0.0"),
