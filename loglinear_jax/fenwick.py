@@ -161,12 +161,12 @@ class FenwickState(flax.struct.PyTreeNode):
 
     levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
               partition, decayed up to that token; zero where the partition has no bucket.
-    position: int32 scalar, the number of tokens seen, which is also the next token's position. It stops at 2^31 - 1, where
-      outputs are NaN.
+    position: int32, the number of tokens seen, which is also the next token's position: a scalar, or [B] where the rows of a
+      batch are at different ones. It stops at 2^31 - 1, where outputs are NaN.
     """
 
     levels: Float[Array, "B H L K V"]
-    position: Int[Array, ""]
+    position: Int[Array, "*B"]
 
 
 def init_fenwick_state(
@@ -193,9 +193,10 @@ def init_fenwick_state(
 def merge_for_token(levels: Float[Array, "B H L K V"], t) -> Float[Array, "B H L K V"]:
     """The carry chain: add every bucket that token t's partition merges into the level it moves to, `merged_level`.
 
-    Before token 0 nothing exists, so everything is cleared.
+    t: of all rows, or [B]. Before token 0 nothing exists, so everything is cleared.
     """
     t = jnp.asarray(t, jnp.int32)
+    t = t.reshape(*t.shape, *[1] * (4 if t.ndim else 0))
     level = jnp.arange(levels.shape[2], dtype=jnp.int32)[:, None, None]
     into = merged_level(t, levels.shape[2])
     merges = level < into

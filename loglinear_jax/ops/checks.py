@@ -129,17 +129,7 @@ def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim:
         raise ValueError(
             f"{name}.levels has shape {shape}: expected [{batch}, {heads}, L, {key_dim}, {value_dim}] (B, H, L, K, V)"
         )
-    position: Any = state.position
-    if hasattr(position, "dtype"):
-        if not jnp.issubdtype(position.dtype, jnp.integer):
-            raise ValueError(f"{name}.position has dtype {position.dtype}: expected an integer")
-    elif not isinstance(position, int) or isinstance(position, bool):
-        raise ValueError(f"{name}.position is {position!r}: expected an integer")
-    if jnp.shape(position) != ():
-        raise ValueError(f"{name}.position has shape {jnp.shape(position)}: expected one scalar for the whole batch")
-    position = None if isinstance(position, jax.core.Tracer) else int(position)
-    if position is not None and position < 0:
-        raise ValueError(f"{name}.position is {position}: expected the number of tokens seen, at least 0")
+    position = _check_position(state.position, f"{name}.position", batch, "the number of tokens seen, at least 0")
     if position is not None and position > capacity(shape[2]):
         raise ValueError(
             f"{name}.levels has {shape[2]} levels, room for {capacity(shape[2])} tokens: expected at least "
@@ -148,15 +138,61 @@ def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim:
     return position
 
 
-def check_initial_state(
-    state: FenwickState | None, lam, batch: int, length: int, heads: int, key_dim: int, value_dim: int
-) -> None:
-    """Raises ValueError for an initial state that is not of these sizes, or a lam with too few levels for T tokens after it."""
-    position = None if state is None else check_state(state, "initial_state", batch, heads, key_dim, value_dim)
-    if position is None:  # or traced
-        check_levels(lam, length, "T tokens")
-    else:
-        check_levels(lam, position + length, "initial_state.position + T tokens")
+def _check_position(position: Any, name: str, batch: int, expected: str) -> int | None:
+    """The position, of several rows the last; None where it is traced. Raises ValueError unless it is a scalar or [B]."""
+    if hasattr(position, "dtype"):
+        if not jnp.issubdtype(position.dtype, jnp.integer):
+            raise ValueError(f"{name} has dtype {position.dtype}: expected an integer")
+    elif not isinstance(position, int) or isinstance(position, bool):
+        raise ValueError(f"{name} is {position!r}: expected an integer")
+    if jnp.shape(position) not in ((), (batch,)):
+        raise ValueError(f"{name} has shape {jnp.shape(position)}: expected a scalar, or [B] with B = {batch}")
+    if isinstance(position, jax.core.Tracer):
+        return None
+    if np.min(position) < 0:
+        raise ValueError(f"{name} is {np.min(position)}: expected {expected}")
+    return int(np.max(position))
+
+
+def check_start(
+    state: FenwickState | None,
+    first_position: Any,
+    segment_ids: Any,
+    batch: int,
+    length: int,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+) -> tuple[int, str]:
+    """(where T tokens end that start there, what that is, for messages); T where the start is traced.
+
+    Raises ValueError for an initial state that is not of these sizes, a first position that is none or comes with an initial
+    state, and segment ids that do not fit.
+    """
+    check_segment_ids(segment_ids, batch, length)
+    first = _check_position(first_position, "first_position", batch, "a position, at least 0")
+    what = "first_position + T tokens" if first else "T tokens"
+    if state is not None:
+        if not isinstance(first_position, int) or first_position:
+            raise ValueError(
+                f"first_position is {first_position!r}: expected 0 with an initial_state, which has a position of its own"
+            )
+        first, what = (
+            check_state(state, "initial_state", batch, heads, key_dim, value_dim),
+            "initial_state.position + T tokens",
+        )
+    return (length, "T tokens") if first is None else (first + length, what)
+
+
+def check_segment_ids(segment_ids: Any, batch: int, length: int) -> None:
+    """Raises ValueError unless it is None or integers [B, T]."""
+    if segment_ids is None:
+        return
+    if not isinstance(segment_ids, (jax.Array, np.ndarray)) or not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        got = getattr(segment_ids, "dtype", type(segment_ids).__name__)
+        raise ValueError(f"segment_ids is of {got}: expected an array of integers [B, T]")
+    if segment_ids.shape != (batch, length):
+        raise ValueError(f"segment_ids has shape {segment_ids.shape}: expected [B, T] = {(batch, length)}")
 
 
 def check_step_state(state: FenwickState, lam, batch: int, heads: int, key_dim: int, value_dim: int) -> None:

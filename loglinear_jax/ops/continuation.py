@@ -3,71 +3,136 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from loglinear_jax.fenwick import FenwickState, bucket_level_after, capacity, fenwick_level, num_levels, occupied_levels
-from loglinear_jax.ops.decays import bounded
+from loglinear_jax.fenwick import (
+    FenwickState,
+    bucket_level_after,
+    capacity,
+    fenwick_level,
+    init_fenwick_state,
+    num_levels,
+    occupied_levels,
+)
+from loglinear_jax.ops.decays import bounded, decay_since_start
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
+from loglinear_jax.ops.segments import beginnings, segment_starts
 from loglinear_jax.ops.sharding import over_explicit_axes
 
 
+class Start(NamedTuple):
+    """Where and how a sequence starts.
+
+    state: after earlier tokens, if there are any: a FenwickState, or one state [B, H, K, V]. position: of the first token, a
+    traced scalar or [B]; None: 0. starts: which tokens start a segment, see `segments.segment_starts`; None: one segment.
+    """
+
+    state: Any = None
+    position: Int[Array, "*B"] | None = None
+    starts: Bool[Array, "B T"] | None = None
+
+    @classmethod
+    def of(
+        cls, state: Any, first_position: int | Int[Array, "*B"] | None, segment_ids: Int[Array, "B T"] | None
+    ) -> Start:
+        """That of an operation's arguments, `start_arguments`. The state's position is -1 if it is beyond its own levels."""
+        starts = segment_starts(segment_ids)
+        if isinstance(state, FenwickState):
+            state = state.replace(position=as_position(state.position, capacity(state.levels.shape[2])))
+            return cls(state, state.position, starts)
+        return cls(state, None if first_position is None else as_position(first_position), starts)
+
+
+def start_arguments(state: Any, first_position: int | Int[Array, "*B"], segment_ids: Int[Array, "B T"] | None) -> tuple:
+    """The arguments of `Start.of`, as a compiled function takes them: a first position of 0 is none."""
+    at_zero = isinstance(first_position, int) and first_position == 0
+    return state, None if at_zero else first_position, segment_ids
+
+
+def over_rows(form: Callable, arrays: Sequence[Array], start: Start) -> tuple[Array, Any]:
+    """form(*arrays, start), (output, state) of it, also where each row of the batch is at a position of its own: then one row
+    at a time, vectorised."""
+    if start.position is None or start.position.ndim == 0:
+        return form(*arrays, start)
+
+    def one_row(arrays, start):
+        state = None if start.state is None else start.state.replace(levels=start.state.levels[None])
+        start = Start(state, start.position, None if start.starts is None else start.starts[None])
+        out, state = form(*(x[None] for x in arrays), start)
+        return out[0], None if state is None else state.replace(levels=state.levels[0])
+
+    return jax.vmap(one_row)(tuple(arrays), start)
+
+
 def run_from(
-    initial: FenwickState | None,
+    start: Start,
     tokens: tuple,
     aligned: Callable,
     return_state: bool,
     precision=None,
     read: Callable | None = None,
 ) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
-    """Runs a form that only knows sequences from position 0 on from any initial state; returns its output and last state.
+    """Runs a form that only knows sequences from position 0 on from anywhere; returns its output and last state.
 
     tokens: q, k, v, log_decay, lam of `log_linear_attention`, or others of which lam is the last.
-    aligned: function of such tokens at positions 0, 1, ... and of an index `last` (an int, or traced), that returns the
-      outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
-    read: function of the tokens and of the initial state to what its buckets add to the outputs, [B, T, H, V], and a function
-      that gives what they leave at the end, [B, H, L, K, V]; if None, of states that decay and no more.
+    aligned: function of such tokens at positions 0, 1, ..., of `Start.starts` for them, and of an index `last` (an int, or
+      traced), that returns the outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
+    read: function of the tokens, of `Start.starts` and of the initial state to what its buckets add to outputs [B, T, H, V],
+      and a function that gives what they leave at the end, [B, H, L, K, V]; None: the states decay and no more.
     """
-    length = tokens[0].shape[1]
-    if initial is None:
-        out, levels = aligned(*tokens, length - 1)
+    length, initial = tokens[0].shape[1], start.state
+    if start.position is None:
+        out, levels = aligned(*tokens, start.starts, length - 1)
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
     *others, lam = tokens
-    windows = Windows(initial.position, length, lam.shape[-1])
+    windows = Windows(start.position, length, lam.shape[-1])
 
-    if read is None:
+    if initial is not None and read is None:
         q, _, _, log_decay, _ = tokens
         groups = q.shape[2]
-        old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1])
+        old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1], start.starts)
         by_group = jnp.moveaxis(q, 1, 2), split_heads(lam, groups)
 
     def of_state(beginning: int | None):
         """What a state that decays, and no more, adds to the outputs."""
-        return merge_heads(old.read(*by_group, precision, beginning)) if read is None else 0
+        if initial is None or read is not None:
+            return 0
+        return merge_heads(old.read(*by_group, precision, beginning))
 
     def at_the_beginning():
-        out, levels = aligned(*others, windows.of_local_levels(lam), length - 1)
+        out, levels = aligned(*others, windows.of_local_levels(lam), start.starts, length - 1)
         return out + of_state(windows.top), None if levels is None else windows.local_levels_at_end(levels)
 
     def anywhere():
-        out, levels = aligned(*(windows.lay(x) for x in (*others, windows.of_levels(lam))), windows.last)
+        laid = (None if x is None else windows.lay(x) for x in (*others, windows.of_levels(lam), start.starts))
+        out, levels = aligned(*laid, windows.last)
         return windows.take(out) + of_state(None), None if levels is None else windows.levels_at_end(levels)
 
     # Long prompts come in parts that begin windows: half of the work, or less.
     out, levels = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
-    if read is None:
-        at_end = old.at_end
-    else:
-        from_initial, at_end = read(*tokens, initial)
+    if initial is not None and read is not None:
+        from_initial, at_end = read(*tokens, start.starts, initial)
         out = out + from_initial
     if not return_state:
         return out, None
-    return out, FenwickState(levels + at_end(), advanced(initial.position, length))
+    if initial is not None:
+        levels += at_end() if read is not None else old.at_end()
+    return out, FenwickState(levels, advanced(start.position, length))
+
+
+def state_at(start: Start, batch: int, heads: int, key_dim: int, value_dim: int, levels: int, dtype) -> FenwickState:
+    """The state that the first token finds, for forms that go token by token: an empty one of these sizes if there is none."""
+    if start.state is not None:
+        return start.state
+    empty = init_fenwick_state(batch, heads, key_dim, value_dim, capacity(levels), dtype)
+    return empty if start.position is None else empty.replace(position=start.position)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -89,33 +154,30 @@ def _take_step(step: Callable, state: FenwickState, q, k, v, log_decay, *others_
     lam = pad_to(lam.astype(dtype), levels, axis=2)[..., :levels]
     q, k, others = q.astype(dtype), k.astype(dtype), [x.astype(dtype) for x in others]
     out, new_state = step(state.replace(position=position), q, k, v.astype(dtype), log_decay, *others, lam)
-    return jnp.where(known, out.astype(v.dtype), jnp.nan), new_state
+    return jnp.where(known[..., None], out.astype(v.dtype), jnp.nan), new_state
 
 
-def with_more_levels(initial: FenwickState, levels: int, dtype) -> FenwickState:
-    """The state in a dtype, with at least so many levels; at position -1 if its position is beyond its own."""
-    held = initial.levels.shape[2]
-    return FenwickState(
-        levels=pad_to(initial.levels.astype(dtype), max(held, levels), axis=2),
-        position=as_position(initial.position, capacity(held)),
-    )
+def with_more_levels(start: Start, levels: int, dtype) -> tuple[Start, int]:
+    """(the start, its state in a dtype and with at least so many levels; how many it has then)."""
+    if start.state is None:
+        return start, levels
+    held = pad_to(start.state.levels.astype(dtype), levels, axis=2)
+    return start._replace(state=start.state.replace(levels=held)), held.shape[2]
 
 
-def with_all_levels(lam: Float[Array, "B T H L"], initial: FenwickState | None) -> tuple[Array, FenwickState | None]:
-    """λ and the initial state, if there is one, with as many levels as the one that has more; the state in λ's dtype."""
-    if initial is None:
-        return lam, None
-    initial = with_more_levels(initial, lam.shape[-1], lam.dtype)
-    return pad_to(lam, initial.levels.shape[2], axis=3), initial
+def with_all_levels(lam: Float[Array, "B T H L"], start: Start) -> tuple[Array, Start]:
+    """λ and the start, its state in λ's dtype, with as many levels as the one that has more."""
+    start, levels = with_more_levels(start, lam.shape[-1], lam.dtype)
+    return pad_to(lam, levels, axis=3), start
 
 
-def nan_beyond(room: int, initial: FenwickState | None, out: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
-    """NaN for tokens after the initial state that are not among the first `room` of the sequence. Of the outputs, not of λ: so
-    NaN reaches no gradient of the other tokens."""
-    if initial is None:
+def nan_beyond(room: int, start: Start, out: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
+    """NaN for tokens that are not among the first `room` positions. Of the outputs, not of λ: so NaN reaches no gradient of the
+    other tokens."""
+    if start.position is None:
         return out
-    known = have_room(initial.position, out.shape[1], room)
-    return jnp.where(known[:, None, None], out, jnp.nan)
+    known = have_room(start.position, out.shape[1], room)
+    return jnp.where(known[..., None, None], out, jnp.nan)
 
 
 class Windows:
@@ -144,7 +206,7 @@ class Windows:
         """The last token's place in the buffer."""
         return self.offset + self.length - 1
 
-    def lay(self, x: Float[Array, "B T ..."]) -> Float[Array, "B W ..."]:
+    def lay(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B W ..."]:
         """Tokens at their places."""
         behind = [(0, 0), (0, self.buffer - self.length)] + [(0, 0)] * (x.ndim - 2)
         return jnp.roll(jnp.pad(x, behind), self.offset, axis=1)
@@ -179,10 +241,16 @@ class InitialState:
 
     states [B, G, R, L, K, V]: its buckets. found_at [T, L]: the level at which each token finds each of them: a bucket that
     stood at level l when the state was taken is found by token t at bucket_level_after(l, last, t). since [B, G, R, T]: the
-    decay from then to each token.
+    decay from then to each token; 0 after the first segment, to which it belongs.
     """
 
-    def __init__(self, initial: FenwickState, log_decay: Float[Array, "B G R T"], levels: int):
+    def __init__(
+        self,
+        initial: FenwickState,
+        log_decay: Float[Array, "B G R T"],
+        levels: int,
+        starts: Bool[Array, "B T"] | None = None,
+    ):
         batch, groups, reps, length = log_decay.shape
         states = initial.levels.reshape(batch, groups, reps, levels, *initial.levels.shape[3:])
         last = initial.position - 1
@@ -193,7 +261,7 @@ class InitialState:
         level = jnp.arange(levels, dtype=jnp.int32)
         found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
         self.found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
-        self.since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
+        self.since = decay_since_start(log_decay, beginnings(starts))
 
     def found(self, lam: Float[Array, "B G R T L"]) -> Float[Array, "B G R T L"]:
         """λ with which each token reads each of the buckets; 0 for those that hold nothing, as 0 · inf is NaN."""

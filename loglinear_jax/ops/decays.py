@@ -1,10 +1,14 @@
-"""Products of decays, formed so that neither overflow nor cancellation can touch them."""
+"""Products of decays, formed so that neither overflow nor cancellation can touch them.
+
+begin: where the segment of each token begins, if there are several (see `ops.segments`); then what one segment would have of
+another is 0.
+"""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 # exp of this is 0 in float64 too, while sums over a chunk stay finite: log_decay = -inf (forget everything) becomes usable.
 MIN_LOG_DECAY = -1e4
@@ -40,7 +44,7 @@ def decayed(states: Float[Array, "*N K V"], log_decay: Float[Array, "*#N"]) -> F
     return jnp.where(log_decay > SLOW, states + states * jnp.expm1(log_decay), states * jnp.exp(log_decay))
 
 
-def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:
+def decay_matrix(log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | None = None) -> Float[Array, "... T T"]:
     """exp(sum of log_decay over s < r ≤ t) for every t ≥ s, and 0 above the diagonal.
 
     The diagonal is a constant 1: left to exp(x - x), its gradient would be added and taken away again, and rounding would drown
@@ -50,10 +54,23 @@ def decay_matrix(log_decay: Float[Array, "... T"]) -> Float[Array, "... T T"]:
     between = (total[..., :, None] - total[..., None, :]) + (correction[..., :, None] - correction[..., None, :])
     length = log_decay.shape[-1]
     below = jnp.tril(jnp.ones((length, length), bool), -1)
+    if begin is not None:
+        below &= begin[..., None] <= jnp.arange(length, dtype=jnp.int32)
     return jnp.exp(jnp.where(below, between, -jnp.inf)) + jnp.eye(length, dtype=log_decay.dtype)
 
 
-def decay_to_end(log_decay: Float[Array, "... T"]) -> Float[Array, "... T"]:
+def decay_to_end(log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | None = None) -> Float[Array, "... T"]:
     """exp(sum of log_decay over r > s) for every s: what is left of token s at the end."""
     later = jnp.concatenate([log_decay[..., 1:], jnp.zeros_like(log_decay[..., :1])], axis=-1)
-    return jnp.exp(jax.lax.cumsum(later, axis=later.ndim - 1, reverse=True))
+    kept = jnp.exp(jax.lax.cumsum(later, axis=later.ndim - 1, reverse=True))
+    if begin is None:
+        return kept
+    return jnp.where(begin[..., -1:] <= jnp.arange(begin.shape[-1], dtype=jnp.int32), kept, 0)
+
+
+def decay_since_start(
+    log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | None = None
+) -> Float[Array, "... T"]:
+    """exp(sum of log_decay over r ≤ t) for every t: what is left at token t of a state before the first."""
+    since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
+    return since if begin is None else jnp.where(begin < 0, since, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from loglinear_jax.ops.continuation import Start, over_rows
 from loglinear_jax.ops.sharding import over_explicit_axes
 from pallas_kernels import interpreting
 
@@ -22,12 +23,19 @@ def choose_form(implementation: str | None, kernels_are_best: Callable[..., bool
 
 
 def run_form(
-    forms: Mapping[str, Callable], implementation: str, *inputs: Any, chunk_size: int | None, **options: Any
+    forms: Mapping[str, Callable],
+    implementation: str,
+    *inputs: Any,
+    start: Start,
+    chunk_size: int | None,
+    **options: Any,
 ) -> Any:
-    """What the form of this name gives for the inputs; only `CHUNKED` forms take the chunk_size."""
+    """What the form of this name gives for the inputs; only `CHUNKED` forms take the chunk_size, only the recurrent one takes
+    rows at positions of their own."""
     if implementation in CHUNKED:
         options["chunk_size"] = chunk_size
-    return forms[implementation](*inputs, **options)
+    form = functools.partial(forms[implementation], **options)
+    return form(*inputs, start) if implementation == "recurrent" else over_rows(form, inputs, start)
 
 
 def compile_operation(*static: str) -> Callable[[Callable], Callable]:

@@ -50,16 +50,19 @@ def levels_after(
     levels: int,
     *,
     first: int | Int[Array, ""] = 0,
+    begin: Int[Array, "B 1 1 T"] | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B H L K V"]:
     """The states at the levels of token `last`'s partition, from the tokens at positions first, first + 1, ... alone.
 
-    first and last may be traced; then every level takes a product over all tokens, else over its own bucket's.
+    first and last may be traced; then every level takes a product over all tokens, else over its own bucket's. begin: where
+    the segment of each token begins, if there are several; the last one's count alone, of which `last` is, too.
     """
     groups = k.shape[2]
     position = first + jnp.arange(v.shape[1], dtype=jnp.int32)
     seen = position <= last
-    decay = jnp.swapaxes(decay_to_end(jnp.swapaxes(jnp.where(seen[:, None], log_decay, 0.0), 1, 2)), 1, 2)
+    by_head = jnp.swapaxes(jnp.where(seen[:, None], log_decay, 0.0), 1, 2)
+    decay = jnp.swapaxes(decay_to_end(by_head, None if begin is None else begin[:, 0]), 1, 2)
     values = jnp.where(seen[:, None], decay, 0.0)[..., None] * v
 
     def bucket(k, values):

@@ -35,7 +35,7 @@ def over_explicit_axes(tokens: int, axis: int) -> Callable[[Callable], Callable]
             batch, heads = spec[0], spec[axis]
 
             def sharded(axis: int, x: Any) -> PartitionSpec:
-                return PartitionSpec(batch, *[None] * (axis - 1), heads) if x.ndim else PartitionSpec()
+                return PartitionSpec(*[batch, *[None] * (axis - 1), heads][: x.ndim])
 
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
             out = jax.eval_shape(run, *shapes)

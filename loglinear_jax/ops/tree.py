@@ -8,16 +8,18 @@ their chunks, or a height's nodes, on axis 3, behind [B, G, R].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import left_sibling, num_levels, right_siblings, tree_heights
+from loglinear_jax.ops.segments import reads_left_sibling
 
 DEFAULT_CHUNK = 64
-# Elements of each intermediate of in_segments at a time: what fits a CPU's cache; on others, what is small beside their memory.
+# Elements of each intermediate of in_pieces at a time: what fits a CPU's cache; on others, what is small beside their memory.
 MAX_ELEMENTS_CPU, MAX_ELEMENTS = 1 << 19, 1 << 26
 
 
@@ -34,31 +36,34 @@ def into_parts(x: Array, axis: int, size: int) -> Array:
     return jnp.pad(x, pad).reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :])
 
 
-def in_segments(function: Callable, chunked: Sequence[tuple[Array, int]], elements: int) -> Array:
-    """function(*arrays), which treats each chunk by itself, in segments of so many chunks that its intermediates have at most
+def in_pieces(function: Callable, chunked: Sequence[tuple[Any, int]], elements: int) -> Array:
+    """function(*arrays), which treats each chunk by itself, in pieces of so many chunks that its intermediates have at most
     MAX_ELEMENTS elements; none of them is kept for the backward pass.
 
-    chunked: the arrays, as (array, its axis of chunks). elements: of an intermediate of all chunks. function returns
-    [B, G, R, N, ...].
+    chunked: the arrays, as (array or None, its axis of chunks), an array first. elements: of an intermediate of all chunks.
+    function returns [B, G, R, N, ...].
     """
     function = jax.checkpoint(function)
     x, axis = chunked[0]
     num_chunks = x.shape[axis]
     most = MAX_ELEMENTS_CPU if jax.default_backend() == "cpu" else MAX_ELEMENTS
-    segment = max(most * num_chunks // elements, 1)
-    if num_chunks <= segment:
+    piece = max(most * num_chunks // elements, 1)
+    if num_chunks <= piece:
         return function(*(x for x, _ in chunked))
-    segments = tuple(jnp.moveaxis(into_parts(x, axis, segment), axis, 0) for x, axis in chunked)
-    out = jnp.moveaxis(jax.lax.map(lambda x: function(*x), segments), 0, 3)
+    pieces = [None if x is None else jnp.moveaxis(into_parts(x, axis, piece), axis, 0) for x, axis in chunked]
+    out = jnp.moveaxis(jax.lax.map(lambda x: function(*x), pieces), 0, 3)
     return out.reshape(*out.shape[:3], -1, *out.shape[5:])[:, :, :, :num_chunks]
 
 
 def climb(
-    state: Float[Array, "B G R N K V"], chunk_decay: Float[Array, "B G R N"]
+    state: Float[Array, "B G R N K V"],
+    chunk_decay: Float[Array, "B G R N"],
+    begin: Int[Array, "B 1 1 N C"] | None = None,
 ) -> Iterator[tuple[Float[Array, "B G R nodes K V"], Float[Array, "B G R N"]]]:
     """At each height: (the state of every node there, the log decay from the end of each chunk's left sibling to the chunk).
 
-    state, chunk_decay: of each chunk, the state at its end from its own tokens, and its tokens' log decay in all.
+    state, chunk_decay: of each chunk, the state at its end from its own tokens, and its tokens' log decay in all. begin: where
+      the segment of each token begins, if there are several; then states are of the segment that their last token is of.
     """
     chunks = np.arange(chunk_decay.shape[-1])
     since_sibling = jnp.zeros_like(chunk_decay)
@@ -71,7 +76,11 @@ def climb(
         left_decay, right_decay = (node_decay[..., side : 2 * nodes : 2] for side in (0, 1))
         is_right, sibling = left_sibling(chunks, height)
         since_sibling = since_sibling + jnp.where(is_right == 1, node_decay[..., sibling], 0)
-        state = right + jnp.exp(right_decay)[..., None, None] * left
+        kept = jnp.exp(right_decay)
+        if begin is not None:
+            last = (2 << height) - 1
+            kept = jnp.where(reads_left_sibling(begin, height)[..., last :: 2 << height, -1], kept, 0)
+        state = right + kept[..., None, None] * left
         node_decay = left_decay + right_decay
 
 

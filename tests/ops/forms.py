@@ -48,6 +48,7 @@ class Operation:
     oracle: str = "recurrent"
     has_state: bool = True
     has_levels: bool = True  # in its state
+    has_positions: bool = True  # takes a first position
     # Arguments of `function` with which a state lasts for so many tokens.
     with_room: Callable = lambda room: {}
 
@@ -131,6 +132,7 @@ GATED_LINEAR = Operation(
     _prefill,
     _one_token(gated_linear_attention),
     has_levels=False,
+    has_positions=False,
 )
 DELTA = Operation(
     "log_linear_delta",
@@ -148,6 +150,7 @@ GATED_DELTA = Operation(
     _prefill,
     _one_token(gated_delta_attention),
     has_levels=False,
+    has_positions=False,
 )
 SOFTMAX = Operation(
     "softmax",
@@ -158,6 +161,7 @@ SOFTMAX = Operation(
     _attend_once,
     oracle="parallel",
     has_state=False,
+    has_positions=False,
 )
 
 
@@ -272,31 +276,55 @@ def exact_output(operation, inputs, **kwargs):
 
 
 @functools.cache
-def _compiled(operation, name, chunk_size):
-    def forward(inputs, values, position):
+def _compiled(operation, name, chunk_size, room):
+    def forward(inputs, values, position, segment_ids):
         kwargs = {} if chunk_size is None else dict(chunk_size=chunk_size)
+        if room is not None:
+            kwargs |= operation.with_room(room)
         if operation.has_state:
             kwargs["return_state"] = True
         if values is not None:
-            kwargs["initial_state"] = operation.make_state(values, position)
+            kwargs["initial_state"] = operation.make_state(values, 0 if position is None else position)
+        elif position is not None:
+            kwargs["first_position"] = position
+        if segment_ids is not None:
+            kwargs["segment_ids"] = segment_ids
         out = operation.function(*inputs, implementation=name, **kwargs)
         return (out[0], operation.state_values(out[1])) if operation.has_state else (out,)
 
-    def outputs_and_gradients(inputs, values, position, weights):
-        outputs, vjp = jax.vjp(lambda inputs, values: forward(inputs, values, position), tuple(inputs), values)
+    def outputs_and_gradients(inputs, values, position, segment_ids, weights):
+        def run(inputs, values):
+            return forward(inputs, values, position, segment_ids)
+
+        outputs, vjp = jax.vjp(run, tuple(inputs), values)
         return outputs, vjp(tuple(w.astype(x.dtype) for w, x in zip(weights, outputs, strict=True)))
 
     return jax.jit(forward), jax.jit(outputs_and_gradients)
 
 
-def outputs_and_gradients(operation, name, inputs, values=None, position=0, chunk_size=None):
+def outputs_and_gradients(
+    operation,
+    name,
+    inputs,
+    values=None,
+    position=None,
+    chunk_size=None,
+    segment_ids=None,
+    room=None,
+    weights=None,
+    of_state=True,
+):
     """NumPy arrays by name: the output "o", the last "state", and "d ..." of every input and of the initial state: gradients of
-    a random linear function of output and state. One compilation for each form, shape and chunk size."""
-    forward, with_gradients = _compiled(operation, name, chunk_size)
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(forward, inputs, values, position)
-    weights = tuple(jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in shapes)
-    outputs, (d_inputs, d_values) = with_gradients(inputs, values, position, weights)
+    a linear function of output and state. One compilation for each form, shape and chunk size.
+
+    values: of the initial state, at a position; without them the position is the first token's. room: tokens that a state lasts
+    for. weights: of output and state in the function; None: random ones, or with of_state False random ones and zeros.
+    """
+    forward, with_gradients = _compiled(operation, name, chunk_size, room)
+    if weights is None:
+        weights = draw_weights(jax.eval_shape(forward, inputs, values, position, segment_ids))
+        weights = weights[0], *(x if of_state else 0 * x for x in weights[1:])
+    outputs, (d_inputs, d_values) = with_gradients(inputs, values, position, segment_ids, weights)
     named = dict(zip(("o", "state"), outputs, strict=False))
     named |= {f"d {argument}": x for argument, x in zip(operation.arguments, d_inputs, strict=True)}
     if values is not None:
@@ -304,8 +332,54 @@ def outputs_and_gradients(operation, name, inputs, values=None, position=0, chun
     return {name: np.asarray(x) for name, x in named.items()}
 
 
-def exact_outputs_and_gradients(operation, inputs, values=None, position=0):
+def draw_weights(shapes):
+    rng = np.random.default_rng(0)
+    return tuple(jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in shapes)
+
+
+def exact_outputs_and_gradients(operation, inputs, values=None, position=None):
     """The same of the oracle in float64."""
     with jax.enable_x64(True):
         values = None if values is None else jnp.asarray(np.asarray(values, np.float64))
         return outputs_and_gradients(operation, operation.oracle, exactly(operation, inputs), values, position)
+
+
+def of_documents_alone(operation, inputs, cuts, values=None, position=None, room=None):
+    """`outputs_and_gradients` of a pack, by the oracle over each of its documents alone, started at its position.
+
+    cuts: where documents after the first begin. values: of an initial state before the first document.
+    """
+    forward, _ = _compiled(operation, operation.oracle, None, room)
+    out_weights, *state_weights = draw_weights(jax.eval_shape(forward, inputs, values, position, None))
+    parts, length = [], inputs[0].shape[1]
+    for first, end in zip((0, *cuts), (*cuts, length), strict=True):
+        where = dict(values=values, position=position)
+        if first:
+            where = dict(position=(position or 0) + first if operation.has_positions else None)
+        weights = out_weights[:, first:end], *(x if end == length else 0 * x for x in state_weights)
+        tokens = [x[:, first:end] for x in inputs]
+        parts.append(outputs_and_gradients(operation, operation.oracle, tokens, **where, room=room, weights=weights))
+    by_token = ["o", *(f"d {argument}" for argument in operation.arguments)]
+    return parts[0] | parts[-1] | {name: np.concatenate([part[name] for part in parts], axis=1) for name in by_token}
+
+
+def of_documents_as_rows(operation, inputs, cuts, position, room, longest=None):
+    """The same without the state: the documents are rows of a batch, filled up with zeros to the longest's length."""
+    length = inputs[0].shape[1]
+    first, end = np.array([0, *cuts]), np.array([*cuts, length])
+    token = first[:, None] + np.arange(longest or length)
+    inside = token < end[:, None]
+
+    def rows(x):
+        """Of a pack [1, T, ...], always as many."""
+        x = jnp.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), x[0, np.minimum(token, length - 1)], 0)
+        return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+    forward, _ = _compiled(operation, operation.oracle, None, room)
+    out_weights, *state_weights = draw_weights(jax.eval_shape(forward, inputs, None, None, None))
+    weights = rows(out_weights), *(jnp.zeros((length, *x.shape[1:]), x.dtype) for x in state_weights)
+    where = position + np.pad(first, (0, length - len(first))).astype(np.int32) if operation.has_positions else None
+    got = outputs_and_gradients(
+        operation, operation.oracle, [rows(x) for x in inputs], None, where, room=room, weights=weights
+    )
+    return {name: x[: len(first)][inside][None] for name, x in got.items() if name != "state"}

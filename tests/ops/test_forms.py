@@ -19,6 +19,7 @@ from loglinear_jax import (
     occupied_levels,
 )
 from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
 from .forms import (
     BUCKET_SCORES,
@@ -31,6 +32,8 @@ from .forms import (
     exact_output,
     exact_outputs_and_gradients,
     in_tiers,
+    of_documents_alone,
+    of_documents_as_rows,
     outputs_and_gradients,
 )
 from .inputs import in_float64, random_inputs, relative_error
@@ -74,8 +77,8 @@ def test_values_states_and_gradients(form, start):
     levels = num_levels(length + 45) + 1
     inputs = form.inputs(1, 1, length, 1, 2, levels=levels)
     values = None if start is None else operation.draw_state(2, inputs)
-    got = outputs_and_gradients(operation, form.name, inputs, values, start or 0, form.chunk_size)
-    assert_close(got, exact_outputs_and_gradients(operation, inputs, values, start or 0), form)
+    got = outputs_and_gradients(operation, form.name, inputs, values, start, form.chunk_size)
+    assert_close(got, exact_outputs_and_gradients(operation, inputs, values, start), form)
 
 
 @in_float64
@@ -98,11 +101,11 @@ def test_float64_forms_agree_on_any_shape(
     levels = num_levels(length + (start or 0)) + more_levels
     inputs = operation.inputs(seed, 1, length, groups, groups * heads_per_group, 2, 3, levels, min_decay=min_decay)
     values = None if start is None else operation.draw_state(seed, inputs)
-    expected = outputs_and_gradients(operation, operation.oracle, inputs, values, start or 0)
+    expected = outputs_and_gradients(operation, operation.oracle, inputs, values, start)
     for form in FORMS:
         if form.operation is operation and form.dtype == np.float64 and form.name != operation.oracle:
             chunk_size = 1 << log_chunk if form.chunk_sizes else None
-            got = outputs_and_gradients(operation, form.name, inputs, values, start or 0, chunk_size)
+            got = outputs_and_gradients(operation, form.name, inputs, values, start, chunk_size)
             assert_close(got, expected, form, 1e-10)
 
 
@@ -127,9 +130,70 @@ def test_gradients_of_strong_decays_are_as_exact_as_those_of_weak_ones(form, dec
     assert relative_error(jax.grad(total)(log_decay)[0, :, 0], expected) < form.tolerance
 
 
+def in_plain_jax(form):
+    """Kernels take one segment."""
+    return form.name != "pallas"
+
+
+def segment_ids_of(cuts, length):
+    """Ids that change at the cuts, and come again."""
+    return jnp.asarray(np.searchsorted(cuts, np.arange(length), side="right") % 2 * 7 - 3, jnp.int32)[None]
+
+
+@every_form(in_plain_jax)
+@pytest.mark.parametrize(
+    ("cuts", "start"),
+    [
+        ((), None),
+        ((5, 37, 38), None),  # one of them over whole chunks
+        pytest.param((), 45, marks=pytest.mark.slow),
+        pytest.param((5, 37, 38), 45, marks=pytest.mark.slow),
+        pytest.param((5, 37, 38), 64, marks=pytest.mark.slow),
+    ],
+)
+def test_documents_in_a_pack_are_as_alone(form, cuts, start):
+    operation, length, room = form.operation, 48, 128
+    inputs = form.inputs(1, 1, length, 1, 2, levels=num_levels(room))
+    if not operation.has_state:
+        start = None
+    values = None if start is None else operation.draw_state(2, inputs, num_levels(room))
+    packed = dict(segment_ids=segment_ids_of(cuts, length), room=room)
+    got = outputs_and_gradients(operation, form.name, inputs, values, start, form.chunk_size, **packed)
+    assert_close(got, of_documents_alone(operation, inputs, cuts, values, start, room), form)
+
+
+@every_form(in_plain_jax)
+@pytest.mark.slow
+def test_packs_at_any_alignment(form):
+    operation, length, room = form.operation, 24, 64
+    inputs = form.inputs(1, 1, length, 1, 2, levels=num_levels(room))
+
+    @settings(max_examples=10)
+    @given(cuts=st.sets(st.integers(1, length - 1)).map(sorted), first=st.integers(0, room - length))
+    def check(cuts, first):
+        where = dict(position=first if operation.has_positions else None, room=room)
+        segment_ids = segment_ids_of(cuts, length)
+        packed = dict(chunk_size=form.chunk_size, segment_ids=segment_ids, of_state=False)
+        got = outputs_and_gradients(operation, form.name, inputs, **packed, **where)
+        expected = of_documents_as_rows(operation, inputs, cuts, first, room)
+        assert_close({name: got[name] for name in expected}, expected, form)
+
+    check()
+
+
+@every_form(in_plain_jax)
+def test_a_thousand_documents_of_one_token(form):
+    length, operation, chunk_size = 1000, form.operation, 32 if form.chunk_sizes else None
+    inputs = form.inputs(1, 1, length, 1, 2)
+    packed = dict(chunk_size=chunk_size, segment_ids=jnp.arange(length)[None], room=length, of_state=False)
+    got = outputs_and_gradients(operation, form.name, inputs, **packed)
+    expected = of_documents_as_rows(operation, inputs, range(1, length), 0, length, longest=1)
+    assert_close({name: got[name] for name in expected}, expected, form)
+
+
 @in_float64
 @pytest.mark.slow
-def test_segments_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
+def test_pieces_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
     inputs = random_inputs(11, 5, 45, 1, 2, 3, 4)
     form = next(form for form in LOG_LINEAR_FORMS if form.name == "xla")
     # 2 of 5 sequences and 5 of 12 chunks at a time
@@ -153,6 +217,66 @@ def test_a_state_handed_over_anywhere_continues_the_sequence(form, split):
     assert relative_error(jnp.concatenate([first, second], axis=1), expected["o"]) < form.tolerance
     assert relative_error(operation.state_values(state), expected["state"]) < form.tolerance
     assert not operation.has_levels or state.position == length
+
+
+@every_form(lambda form: in_plain_jax(form) and form.operation.has_state)
+def test_a_state_of_the_last_document_continues_it(form):
+    operation, length, split, cuts = form.operation, 31, 16, (3, 13, 25)
+    inputs, segment_ids = form.inputs(1, 1, length, 1, 2), segment_ids_of(cuts, length)
+    room = operation.with_room(length)
+    expected = form(inputs, segment_ids=segment_ids, **room)
+    first, state = form([x[:, :split] for x in inputs], segment_ids=segment_ids[:, :split], return_state=True, **room)
+    rest = dict(segment_ids=segment_ids[:, split:], initial_state=state)
+    second = form([x[:, split:] for x in inputs], **rest, **room)
+    assert relative_error(jnp.concatenate([first, second], axis=1), expected) < form.tolerance
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_cache_of_the_last_document_continues_it(window):
+    """In two parts, and token by token."""
+    q, k, v = SOFTMAX.inputs(1, 1, 31, 1, 2, 3, 5, dtype=np.float32)
+    segment_ids = segment_ids_of((3, 13, 25), 31)
+    expected = softmax_attention(q, k, v, segment_ids=segment_ids, window=window)
+    cache = key_value_cache(k[:, :16], v[:, :16], 31, window, segment_ids[:, :16])
+    at_once, _ = attend_to_cache(cache, q[:, 16:], k[:, 16:], v[:, 16:], window, segment_ids[:, 16:])
+    assert relative_error(at_once, expected[:, 16:]) < 1e-6
+    for t in range(16, 25):
+        out, cache = attend_to_cache(cache, *(x[:, t : t + 1] for x in (q, k, v)), window)
+        assert relative_error(out[:, 0], expected[:, t]) < 1e-6
+
+
+@every_form(lambda form: form.operation.has_positions)
+def test_rows_at_positions_of_their_own_are_as_alone(form):
+    """From a state, and from a first position; a step further."""
+    operation, room = form.operation, form.operation.with_room(64)
+    inputs = form.inputs(1, 2, 12, 1, 2, levels=num_levels(64))
+    values, position = operation.draw_state(2, inputs, num_levels(64)), np.array([16, 45])
+    occupied = occupied_levels(position - 1, values.shape[2])[:, None, :, None, None]
+    states = FenwickState(jnp.where(occupied, values, 0), jnp.asarray(position, jnp.int32))
+    tokens = [x[:, :-1] for x in inputs]
+    from_state, state = form(tokens, initial_state=states, return_state=True, **room)
+    afresh = form(tokens, first_position=states.position, **room)
+    stepped, last = operation.step(state, [x[:, -1] for x in inputs])
+    assert state.position.tolist() == [27, 56] and last.position.tolist() == [28, 57]
+    for row, start in enumerate(position):
+        of_row, state_of_row = [x[row : row + 1] for x in inputs], operation.make_state(values[row : row + 1], start)
+        expected = form(of_row, initial_state=state_of_row, **room)
+        assert relative_error(from_state[row], expected[0, :-1]) < form.tolerance
+        assert relative_error(stepped[row], expected[0, -1]) < form.tolerance
+        expected = form([x[row : row + 1] for x in tokens], first_position=int(start), **room)
+        assert relative_error(afresh[row], expected[0]) < form.tolerance
+
+
+def test_rows_of_a_cache_at_positions_of_their_own_are_as_alone():
+    q, k, v = SOFTMAX.inputs(1, 2, 20, 1, 2, 3, 5, dtype=np.float32)
+    lengths, expected = (9, 14), softmax_attention(q, k, v)
+    rows = [key_value_cache(k[row : row + 1, :n], v[row : row + 1, :n], 20) for row, n in enumerate(lengths)]
+    cache = jax.tree.map(lambda *x: jnp.concatenate([jnp.atleast_1d(y) for y in x]), *rows)
+    for _ in range(2):
+        token = [jnp.stack([x[row, n] for row, n in enumerate(cache.position)])[:, None] for x in (q, k, v)]
+        out, cache = attend_to_cache(cache, *token)
+        for row, n in enumerate(cache.position):
+            assert relative_error(out[row, 0], expected[row, n - 1]) < 1e-6
 
 
 @every_form()
@@ -427,6 +551,18 @@ def bad(**changes):
             r"lam has shape .* L = 4 levels: expected L ≥ num_levels\(9\) = 5",
         ),
         (bad(q=np.zeros((2, 9, 2, 3), np.int32)), "q has dtype int32: expected a floating dtype"),
+        (bad(segment_ids=np.zeros((2, 8), int)), r"segment_ids has shape \(2, 8\): expected \[B, T\] = \(2, 9\)"),
+        (bad(segment_ids=np.zeros((2, 9))), r"segment_ids is of float64: expected an array of integers \[B, T\]"),
+        (bad(first_position=-1), "first_position is -1: expected a position, at least 0"),
+        (bad(first_position=9), r"L = 5 levels: expected L ≥ num_levels\(18\) = 6 for first_position \+ T tokens"),
+        (
+            bad(first_position=np.zeros(3, int)),
+            r"first_position has shape \(3,\): expected a scalar, or \[B\] with B = 2",
+        ),
+        (
+            bad(first_position=1, initial_state=init_fenwick_state(2, 4, 3, 5, 9)),
+            "first_position is 1: expected 0 with an initial_state, which has a position of its own",
+        ),
         (bad(return_state=1), "return_state must be True or False, got 1"),
         (bad(precision=[]), r"precision must be None, a name such as 'highest' or .*, got \[\]"),
         (bad(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),

@@ -31,6 +31,23 @@ def output_and_gradients(run):
     return both
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [form for form in FORMS if form.name != "pallas"], ids=str)
+def test_packs_over_explicit_axes(form):
+    inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
+    segment_ids = jnp.arange(40).reshape(2, 20) // 7
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip((*inputs, segment_ids), (*specs(inputs), PartitionSpec("data")), strict=True)
+    ]
+
+    def run(*arrays):
+        return form.operation.function(*arrays[:-1], segment_ids=arrays[-1], implementation=form.name)
+
+    np.testing.assert_allclose(jax.jit(run)(*placed), run(*inputs, segment_ids), rtol=1e-4, atol=1e-4)
+
+
 CASES = [
     pytest.param(
         form, how, id=f"{form}-{how}", marks=[] if (form.operation.name, form.name) == FAST else pytest.mark.slow

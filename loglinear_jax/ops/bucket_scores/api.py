@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from loglinear_jax import fenwick
@@ -18,9 +18,9 @@ from loglinear_jax.ops.checks import (
     check_num_levels,
     check_options,
     check_shapes,
-    check_state,
+    check_start,
 )
-from loglinear_jax.ops.continuation import nan_beyond, with_more_levels
+from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, with_more_levels
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 
@@ -28,6 +28,7 @@ from loglinear_jax.ops.dtypes import to_common_dtypes
 @overload
 def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
@@ -35,6 +36,7 @@ def bucket_scores(
 @overload
 def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -42,6 +44,7 @@ def bucket_scores(
 @overload
 def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -53,6 +56,8 @@ def bucket_scores(
     log_decay: Float[Array, "B T H"],
     *,
     num_levels: int | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
+    first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -63,12 +68,13 @@ def bucket_scores(
 
         s_t[ℓ] = Σ over s in bucket ℓ of t of exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s)
 
-    with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s). 0 where a bucket is empty; `occupied_levels`
-    says where. It is the derivative of that attention by λ, for values of 1. O(T log T), with one sum of keys a level to
-    remember. Differentiable in q, k, log_decay and the initial state. What is not finite reaches as far as it does there.
+    with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s), s in t's segment. 0 where a bucket has no
+    such tokens; `occupied_levels` says where. It is the derivative of that attention by λ, for values of 1. O(T log T), with
+    one sum of keys a level to remember. Differentiable in q, k, log_decay and the initial state. What is not finite reaches as
+    far as it does there.
 
     Args:
-      q, k, log_decay, return_state, precision: as in `log_linear_attention`.
+      q, k, log_decay, segment_ids, first_position, return_state, precision: as in `log_linear_attention`.
       num_levels: L, at least fenwick.num_levels(position of the last token + 1). None: just as many, and no fewer than the
         initial state's; the initial state's (and at least fenwick.num_levels(T)) where its position is traced.
       initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
@@ -87,22 +93,18 @@ def bucket_scores(
       ValueError: as in `log_linear_attention`, and for a num_levels that is too small.
     """
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), log_decay=(log_decay, "B T H"))
-    batch, length, heads = log_decay.shape
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
-    end, what, held = length, "T tokens", 1
-    if initial_state is not None:
-        position = check_state(initial_state, "initial_state", batch, heads, q.shape[-1], 1)
-        held = initial_state.levels.shape[2]
-        if position is not None:
-            end, what = position + length, "initial_state.position + T tokens"
+    sizes = *log_decay.shape, q.shape[-1], 1
+    end, what = check_start(initial_state, first_position, segment_ids, *sizes)
     if num_levels is None:
-        num_levels = max(fenwick.num_levels(end), held)
+        num_levels = max(fenwick.num_levels(end), 1 if initial_state is None else initial_state.levels.shape[2])
     check_num_levels(num_levels, end, what)
+    packed = segment_ids is not None
     scores, state = _score(
-        q, k, log_decay, initial_state,
+        q, k, log_decay, start_arguments(initial_state, first_position, segment_ids),
         levels=num_levels, return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision),
+        implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision, packed),
     )  # fmt: skip
     return (scores, state) if return_state else scores
 
@@ -111,12 +113,11 @@ _FORMS = {"parallel": parallel.score, "recurrent": recurrent.score, "xla": chunk
 
 
 @compile_operation("levels", "return_state", "chunk_size", "implementation", "precision")
-def _score(q, k, log_decay, initial_state, *, levels, return_state, chunk_size, implementation, precision):
+def _score(q, k, log_decay, where, *, levels, return_state, chunk_size, implementation, precision):
+    start = Start.of(*where)
     log_decay, q, k = to_common_dtypes(log_decay, q, k)
     wanted = levels
-    if initial_state is not None:
-        initial_state = with_more_levels(initial_state, levels, log_decay.dtype)
-        levels = initial_state.levels.shape[2]
-    options = dict(levels=levels, initial_state=initial_state, return_state=return_state, precision=precision)
-    scores, state = run_form(_FORMS, implementation, q, k, log_decay, chunk_size=chunk_size, **options)
-    return nan_beyond(capacity(wanted), initial_state, scores[..., :wanted]), state
+    start, levels = with_more_levels(start, levels, log_decay.dtype)
+    options = dict(levels=levels, return_state=return_state, precision=precision)
+    scores, state = run_form(_FORMS, implementation, q, k, log_decay, start=start, chunk_size=chunk_size, **options)
+    return nan_beyond(capacity(wanted), start, scores[..., :wanted]), state

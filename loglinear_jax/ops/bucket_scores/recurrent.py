@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token
+from loglinear_jax.fenwick import FenwickState, merge_for_token
+from loglinear_jax.ops.continuation import state_at
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
@@ -21,11 +22,9 @@ def step(state: FenwickState, q, k, log_decay, precision=None):
     return scores, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
-def score(q, k, log_decay, *, levels, initial_state, return_state, precision=None):
+def score(q, k, log_decay, start, *, levels, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `bucket_scores`."""
-    if initial_state is None:
-        batch, _, heads = log_decay.shape
-        initial_state = init_fenwick_state(batch, heads, q.shape[-1], 1, capacity(levels), accumulation_dtype(q, k))
-
-    scores, state = scan_tokens(step, initial_state, (q, k, log_decay), precision)
+    batch, _, heads = log_decay.shape
+    state = state_at(start, batch, heads, q.shape[-1], 1, levels, accumulation_dtype(q, k))
+    scores, state = scan_tokens(step, state, (q, k, log_decay), precision, start.starts)
     return scores, state if return_state else None

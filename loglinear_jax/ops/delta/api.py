@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
@@ -13,12 +13,14 @@ from loglinear_jax.ops.checks import (
     Implementation,
     Options,
     check_attention_settings,
-    check_initial_state,
+    check_levels,
     check_options,
+    check_segment_ids,
     check_shapes,
+    check_start,
     check_step_state,
 )
-from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
+from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, take_step, with_all_levels
 from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
@@ -27,6 +29,7 @@ from loglinear_jax.ops.dtypes import to_common_dtypes
 @overload
 def log_linear_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
@@ -34,6 +37,7 @@ def log_linear_delta_attention(
 @overload
 def log_linear_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -41,6 +45,7 @@ def log_linear_delta_attention(
 @overload
 def log_linear_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -54,6 +59,8 @@ def log_linear_delta_attention(
     beta: Float[Array, "B T H"],
     lam: Float[Array, "B T H L"],
     *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -65,15 +72,16 @@ def log_linear_delta_attention(
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(log_decay_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ
 
-    with level(t, s) = bit_length(t XOR s), and later factors of the product on the left. With λ ≡ 1 it is
-    `gated_delta_attention`. Keys are to have length 1 at most: with β |k|² above 2 the states grow without bound. A λ that
-    looks into its buckets takes its `bucket_scores` from the decayed sums of keys, which the delta rule does not change.
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment, and later factors of the product on the left.
+    With λ ≡ 1 it is `gated_delta_attention`. Keys are to have length 1 at most: with β |k|² above 2 the states grow without
+    bound. A λ that looks into its buckets takes its `bucket_scores` from the decayed sums of keys, which the delta rule does
+    not change.
 
     Differentiable in every array and in the initial state. NaN and inf reach what they reach in `log_linear_attention`, from
     beta and log_decay as from k.
 
     Args:
-      q, k, v, log_decay, lam, return_state, chunk_size, precision: as in `log_linear_attention`.
+      q, k, v, log_decay, lam, segment_ids, first_position, return_state, chunk_size, precision: as in `log_linear_attention`.
       beta: β, how much is overwritten, [B, T, H], from 0 to 1, or to 2 for negative eigenvalues (not checked). Used in float32
         or wider.
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
@@ -89,14 +97,15 @@ def log_linear_delta_attention(
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     check_shapes(**arrays, beta=(beta, "B T H"), lam=(lam, "B T H L"))
-    batch, length, heads, value_dim = v.shape
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
-    check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
+    sizes = *v.shape[:3], q.shape[-1], v.shape[-1]
+    check_levels(lam, *check_start(initial_state, first_position, segment_ids, *sizes))
+    packed = segment_ids is not None
     out, state = _attend(
-        q, k, v, log_decay, beta, lam, initial_state,
+        q, k, v, log_decay, beta, lam, start_arguments(initial_state, first_position, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
     )  # fmt: skip
     return (out, state) if return_state else out
 
@@ -116,22 +125,23 @@ _FORMS_OF_ONE_STATE = {
 
 
 @compile_operation("return_state", "chunk_size", "implementation", "precision")
-def _attend(q, k, v, log_decay, beta, lam, initial_state, *, return_state, chunk_size, implementation, precision):
+def _attend(q, k, v, log_decay, beta, lam, where, *, return_state, chunk_size, implementation, precision):
     """What both functions compute: with lam None, one state."""
     out_dtype, room = v.dtype, None if lam is None else capacity(lam.shape[-1])
+    start = Start.of(*where)
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     dtype = log_decay.dtype
     inputs = [q, k, v, log_decay, beta.astype(dtype)]
     if lam is not None:
-        lam, initial_state = with_all_levels(lam.astype(dtype), initial_state)
+        lam, start = with_all_levels(lam.astype(dtype), start)
         inputs.append(lam)
-    elif initial_state is not None:
-        initial_state = initial_state.astype(dtype)
+    elif start.state is not None:
+        start = start._replace(state=start.state.astype(dtype))
     forms = _FORMS_OF_ONE_STATE if lam is None else _FORMS
-    options = dict(initial_state=initial_state, return_state=return_state, precision=precision)
-    out, state = run_form(forms, implementation, *inputs, chunk_size=chunk_size, **options)
+    options = dict(start=start, chunk_size=chunk_size, return_state=return_state, precision=precision)
+    out, state = run_form(forms, implementation, *inputs, **options)
     out = out.astype(out_dtype)
-    return out if lam is None else nan_beyond(room, initial_state, out), state
+    return out if lam is None else nan_beyond(room, start, out), state
 
 
 @pallas_kernels.with_standard_promotion
@@ -159,6 +169,7 @@ def log_linear_delta_step(
 @overload
 def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
@@ -166,6 +177,7 @@ def gated_delta_attention(
 @overload
 def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
@@ -173,6 +185,7 @@ def gated_delta_attention(
 @overload
 def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
@@ -185,6 +198,7 @@ def gated_delta_attention(
     log_decay: Float[Array, "B T H"],
     beta: Float[Array, "B T H"],
     *,
+    segment_ids: Int[Array, "B T"] | None = None,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -194,8 +208,8 @@ def gated_delta_attention(
     """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025): S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, and
     o_t = q_tᵀ S_t. With log_decay 0 it is DeltaNet (Yang et al. 2024). O(T).
 
-    Args: as in `log_linear_delta_attention`; initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in
-    float32 or wider.
+    Args: as in `log_linear_delta_attention`, without first_position. initial_state: the state after earlier tokens, one matrix
+    a head, [B, H, K, V], in float32 or wider.
 
     Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
@@ -211,9 +225,11 @@ def gated_delta_attention(
     check_shapes(**arrays)
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
+    check_segment_ids(segment_ids, *v.shape[:2])
+    packed = segment_ids is not None
     out, state = _attend(
-        q, k, v, log_decay, beta, None, initial_state,
+        q, k, v, log_decay, beta, None, start_arguments(initial_state, 0, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
     )  # fmt: skip
     return (out, state) if return_state else out

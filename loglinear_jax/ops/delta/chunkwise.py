@@ -23,6 +23,7 @@ from loglinear_jax.ops.continuation import InitialState, run_from
 from loglinear_jax.ops.delta.transitions import Maps, transitions
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, pad_to, select_level
+from loglinear_jax.ops.segments import beginnings_in_chunks
 from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.tree import DEFAULT_CHUNK, fitting_chunk_size, into_parts, read_left_siblings
 
@@ -31,36 +32,37 @@ SMALL_DIM, SMALL_CHUNK = 32, 16
 BLOCK = 1024  # tokens of each tree, of one state
 
 
-def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, beta, lam, start, *, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
     return by_chunks(
         _attend,
         (q, k, v, log_decay, beta, lam),
-        initial_state,
+        start,
         return_state,
         chunk_size_for(q, v, chunk_size),
         precision,
     )
 
 
-def by_chunks(attend: Callable, inputs, initial_state, return_state, chunk_size: int, precision):
+def by_chunks(attend: Callable, inputs, start, return_state, chunk_size: int, precision):
     """(outputs, the state at the end), from what whole chunks from position 0 on give by `attend`, with the arguments and the
     results of `_attend`."""
     sizes = dict(chunk_size=chunk_size, precision=precision)
     aligned = functools.partial(_aligned, attend=attend, return_state=return_state, **sizes)
     read = functools.partial(_read_initial_state, **sizes)
-    return run_from(initial_state, inputs, aligned, return_state, precision, read)
+    return run_from(start, inputs, aligned, return_state, precision, read)
 
 
-def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
+def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None, precision=None):
     """As `gated_delta_attention`: a tree over every BLOCK tokens, and one state that is carried from block to block."""
     length, groups = q.shape[1:3]
     chunk_size = chunk_size_for(q, v, chunk_size)
     height = tree_heights(min(-(-length // chunk_size), max(BLOCK // chunk_size, 1)))
     whole = -(-length // (chunk_size << height)) * (chunk_size << height)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
+    starts = None if start.starts is None else pad_to(start.starts, whole, axis=1)
     q, k, v, log_decay, beta = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta)
-    run = transitions(q, k, log_decay, beta, precision)
+    run = transitions(q, k, log_decay, beta, precision, beginnings_in_chunks(starts, chunk_size))
     out = dot("bgrnts,bgrnsv->bgrntv", run.weights.astype(v.dtype), v, precision)
     climbing = _climb(run.reads, run.maps(precision), run.own(v[..., None, :, :], precision)[..., 0, :, :], precision)
     for below in range(height):
@@ -68,7 +70,7 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
         out += _read(below, nodes.reads, nodes.states, precision)
     block = next(climbing)
     shape = (*v.shape[:3], q.shape[-1], v.shape[-1])
-    first = jnp.zeros(shape, run.decay.dtype) if initial_state is None else initial_state.reshape(shape)
+    first = jnp.zeros(shape, run.decay.dtype) if start.state is None else start.state.reshape(shape)
 
     def carry(state, node):
         maps, own = node
@@ -173,13 +175,14 @@ def _left_sibling_of(by_height: Sequence[_Nodes], chunk) -> Callable:
     return lambda height: node_at((by_height[height].maps, by_height[height].states), left_sibling(chunk, height)[1])
 
 
-def _aligned(q, k, v, log_decay, beta, lam, last, *, attend, chunk_size, return_state, precision):
+def _aligned(q, k, v, log_decay, beta, lam, starts, last, *, attend, chunk_size, return_state, precision):
     """Outputs [B, T, H, V] of tokens at positions 0 .. T-1 and, if asked, the levels after token `last` (an int, or traced)."""
     length, groups = q.shape[1:3]
     whole = -(-length // chunk_size) * chunk_size
     q, k, v, log_decay, beta, lam = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta, lam))
     inside, heights = min(num_levels(chunk_size), lam.shape[-1]), tree_heights(whole // chunk_size)
-    out, left_node_of = attend(q, k, v, log_decay, beta, lam, inside, heights, chunk_size, precision)
+    begin = beginnings_in_chunks(starts, chunk_size)
+    out, left_node_of = attend(q, k, v, log_decay, beta, lam, begin, inside, heights, chunk_size, precision)
     out = out[:, :length]
     if not return_state:
         return out, None
@@ -196,7 +199,8 @@ def _aligned(q, k, v, log_decay, beta, lam, last, *, attend, chunk_size, return_
     q, k = (x[:, :, 0] for x in of_last[:2])
     v, log_decay, beta = (x[:, :, :, 0] for x in of_last[2:])
     seen = jnp.arange(chunk_size) <= place
-    rest = transitions(q, k, *(jnp.where(seen, x, 0) for x in (log_decay, beta)), precision)
+    begin = None if begin is None else node_at(begin, last_chunk)
+    rest = transitions(q, k, *(jnp.where(seen, x, 0) for x in (log_decay, beta)), precision, begin)
     level = fenwick_level(jnp.asarray(place, jnp.int32), jnp.arange(chunk_size, dtype=jnp.int32))
     levels = rest.own_by_level(v, jnp.where(seen, level, -1), lam.shape[-1], precision)
     if heights:
@@ -205,12 +209,12 @@ def _aligned(q, k, v, log_decay, beta, lam, last, *, attend, chunk_size, return_
     return out, levels.reshape(levels.shape[0], -1, *levels.shape[3:])
 
 
-def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chunk_size: int, precision):
     """(outputs [B, T, H, V] of whole chunks, a function of a chunk to `_before`'s `left_node`)."""
     length, groups = q.shape[1:3]
     lam = jnp.where(occupied_levels(jnp.arange(length), lam.shape[3])[:, None], lam, 0)  # 0 · inf is NaN
     q, k, v, log_decay, beta, lam = _into_chunks(groups, chunk_size, q, k, v, log_decay, beta, lam)
-    run = transitions(q, k, log_decay, beta, precision)
+    run = transitions(q, k, log_decay, beta, precision, begin)
     weights = run.weights * select_level(lam[..., :inside], level_of_pairs(np.arange(chunk_size)))
     out = dot("bgrnts,bgrnsv->bgrntv", weights.astype(v.dtype), v, precision)
     by_height = []
@@ -222,14 +226,14 @@ def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size
     return _into_sequence(out, length), functools.partial(_left_sibling_of, by_height)
 
 
-def _read_initial_state(q, k, v, log_decay, beta, lam, initial, *, chunk_size, precision):
+def _read_initial_state(q, k, v, log_decay, beta, lam, starts, initial, *, chunk_size, precision):
     """`run_from`'s `read`."""
     del v
     length, groups = q.shape[1:3]
     old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1])
     found = into_parts(old.found(split_heads(lam, groups)), 3, chunk_size)
     q, k, log_decay, beta = _into_chunks(groups, chunk_size, q, k, log_decay, beta)
-    run = transitions(q, k, log_decay, beta, precision)
+    run = transitions(q, k, log_decay, beta, precision, beginnings_in_chunks(starts, chunk_size))
     no_values = jnp.zeros((*run.reads.shape[:4], run.reads.shape[-1], 0), run.reads.dtype)
     nodes = list(_climb(run.reads, run.maps(precision), no_values, precision))
     read = jnp.einsum("bgrntl,bgrntk,bgrlkv->bgrntv", found, nodes[-1].reads, old.states, precision=precision)

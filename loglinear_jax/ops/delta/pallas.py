@@ -16,12 +16,12 @@ from loglinear_jax.ops.tree import fitting_chunk_size
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None, packed=False) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, for more than one chunk, where it was faster than plain JAX, unless it
     cannot run, of which there is one warning for each reason."""
     dtype, dims = jnp.result_type(q, k, v), (q.shape[-1], v.shape[-1])
     size = chunk_size_for(q, v, dtype, chunk_size)
-    return q.shape[1] > size and KERNELS["delta"].is_best(size, *dims, dtype, precision)
+    return q.shape[1] > size and KERNELS["delta"].is_best(size, *dims, dtype, precision, packed=packed)
 
 
 def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
@@ -30,16 +30,16 @@ def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
     return max(fitting_chunk_size(q.shape[1], chunk_size), pallas_kernels.MIN_TILE)
 
 
-def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, beta, lam, start, *, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
-    chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
-    return by_chunks(_attend, (q, k, v, log_decay, beta, lam), initial_state, return_state, chunk_size, precision)
+    chunk_size = _required_chunk_size(q, v, start, chunk_size, precision)
+    return by_chunks(_attend, (q, k, v, log_decay, beta, lam), start, return_state, chunk_size, precision)
 
 
-def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_size=None, precision=None):
+def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None, precision=None):
     """As `gated_delta_attention`, whose arguments these are after its checks."""
-    length = q.shape[1]
-    chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
+    length, initial_state = q.shape[1], start.state
+    chunk_size = _required_chunk_size(q, v, start, chunk_size, precision)
     whole = -(-length // chunk_size) * chunk_size
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
     sizes = dict(chunk_size=chunk_size, precision=precision)
@@ -51,8 +51,17 @@ def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, chunk_si
     return out[:, :length], state if return_state else None
 
 
-def _attend(q, k, v, log_decay, beta, lam, inside: int, heights: int, chunk_size: int, precision):
+def _required_chunk_size(q, v, start, chunk_size, precision) -> int:
+    """`chunk_size_for` the inputs. Raises UnsupportedError where the kernels cannot run them."""
+    chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
+    problem = chunk_size, q.shape[-1], v.shape[-1], q.dtype, precision
+    KERNELS["delta"].require(*problem, packed=start.starts is not None)
+    return chunk_size
+
+
+def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chunk_size: int, precision):
     """As the `attend` of `chunkwise.by_chunks`."""
+    del begin
     groups = q.shape[2]
     lam = pad_to(lam, num_levels(chunk_size) + heights, axis=3)
     out, *of_chunks = pallas_kernels.delta_chunks(

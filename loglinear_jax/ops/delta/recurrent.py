@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
+from loglinear_jax.fenwick import FenwickState, merge_for_token, occupied_levels
+from loglinear_jax.ops.continuation import state_at
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
@@ -18,7 +19,7 @@ def step(state: FenwickState, q, k, v, log_decay, beta, lam, precision=None):
     levels = _overwritten(before, k[:, :, None], log_decay[..., None], beta[..., None], precision)
     written = beta[..., None, None] * k[..., :, None] * v[..., None, :]
     levels = levels.at[:, :, 0].set(written.astype(levels.dtype))
-    lam = jnp.where(occupied_levels(state.position, levels.shape[2]), lam, 0)  # 0 · inf is NaN
+    lam = jnp.where(occupied_levels(state.position[..., None], levels.shape[2]), lam, 0)  # 0 · inf is NaN
     out = jnp.einsum("bhk,bhl,bhlkv->bhv", q, lam, levels, precision=precision)
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
@@ -39,20 +40,19 @@ def _overwritten(states, k, log_decay, beta, precision):
     return decayed(states - erased, log_decay)
 
 
-def attend(q, k, v, log_decay, beta, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, beta, lam, start, *, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_delta_attention`."""
-    if initial_state is None:
-        sizes = len(v), v.shape[2], q.shape[-1], v.shape[-1], capacity(lam.shape[-1])
-        initial_state = init_fenwick_state(*sizes, accumulation_dtype(q, k, v))
-    out, state = scan_tokens(step, initial_state, _in_one_dtype(q, k, v, log_decay, beta, lam), precision)
+    state = state_at(start, len(v), v.shape[2], q.shape[-1], v.shape[-1], lam.shape[-1], accumulation_dtype(q, k, v))
+    out, state = scan_tokens(step, state, _in_one_dtype(q, k, v, log_decay, beta, lam), precision, start.starts)
     return out, state if return_state else None
 
 
-def one_state(q, k, v, log_decay, beta, *, initial_state, return_state, precision=None):
+def one_state(q, k, v, log_decay, beta, start, *, return_state, precision=None):
     """`one_state_step` over every token by `lax.scan`. Shapes and errors as in `gated_delta_attention`."""
-    if initial_state is None:
-        initial_state = jnp.zeros((len(v), v.shape[2], q.shape[-1], v.shape[-1]), accumulation_dtype(q, k, v))
-    out, state = scan_tokens(one_state_step, initial_state, _in_one_dtype(q, k, v, log_decay, beta), precision)
+    state = start.state
+    if state is None:
+        state = jnp.zeros((len(v), v.shape[2], q.shape[-1], v.shape[-1]), accumulation_dtype(q, k, v))
+    out, state = scan_tokens(one_state_step, state, _in_one_dtype(q, k, v, log_decay, beta), precision, start.starts)
     return out, state if return_state else None
 
 

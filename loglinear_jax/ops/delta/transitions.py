@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.decays import decay_matrix, decay_to_end
+from loglinear_jax.ops.decays import decay_matrix, decay_since_start, decay_to_end
 from loglinear_jax.ops.heads import dot
 
 
@@ -83,11 +83,16 @@ def transitions(
     log_decay: Float[Array, "B G R *N C"],
     beta: Float[Array, "B G R *N C"],
     precision=None,
+    begin: Int[Array, "B 1 1 *N C"] | None = None,
 ) -> Transitions:
-    """Those of runs of C tokens. A token with log_decay and beta 0 changes no state."""
+    """Those of runs of C tokens. A token with log_decay and beta 0 changes no state.
+
+    begin: where the segment of each token begins, if there are several (see `ops.segments`). Then M has a block for each, and
+    nothing is left of a state before a run in which a segment begins.
+    """
     dtype, size = log_decay.dtype, log_decay.shape[-1]
     stored = k.dtype
-    decay, since_start = decay_matrix(log_decay), jnp.exp(jnp.cumsum(log_decay, axis=-1))
+    decay, since_start = decay_matrix(log_decay, begin), decay_since_start(log_decay, begin)
     of_queries = dot("bg...tk,bg...sk->bg...ts", q, k, precision)[:, :, None] * decay
     of_keys = dot("bg...tk,bg...sk->bg...ts", k, k, precision)[:, :, None] * decay
     q, k = (x.astype(dtype)[:, :, None] for x in (q, k))
@@ -104,7 +109,7 @@ def transitions(
         reads=(since_start[..., None] * q - product(of_queries, erase)).astype(stored),
         inner=inner.astype(stored),
         erase=erase,
-        keys_to_end=(decay_to_end(log_decay)[..., None] * k).astype(stored),
+        keys_to_end=(decay_to_end(log_decay, begin)[..., None] * k).astype(stored),
         decay=since_start[..., -1],
     )
 

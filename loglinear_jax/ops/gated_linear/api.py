@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.checks import Implementation, Options, check_attention_settings, check_options, check_shapes
+from loglinear_jax.ops.checks import (
+    Implementation,
+    Options,
+    check_attention_settings,
+    check_options,
+    check_segment_ids,
+    check_shapes,
+)
+from loglinear_jax.ops.continuation import Start, start_arguments
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear import chunkwise, pallas, parallel, recurrent
@@ -17,6 +25,7 @@ from pallas_kernels import with_standard_promotion
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
@@ -24,6 +33,7 @@ def gated_linear_attention(
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
@@ -31,6 +41,7 @@ def gated_linear_attention(
 @overload
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
+    segment_ids: Array | None = ...,
     initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
@@ -42,6 +53,7 @@ def gated_linear_attention(
     v: Float[Array, "B T H V"],
     log_decay: Float[Array, "B T H"],
     *,
+    segment_ids: Int[Array, "B T"] | None = None,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -54,7 +66,7 @@ def gated_linear_attention(
     they reach there.
 
     Args:
-      q, k, v, log_decay, return_state, chunk_size, precision: as in `log_linear_attention`.
+      q, k, v, log_decay, segment_ids, return_state, chunk_size, precision: as in `log_linear_attention`.
       initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T), any
         backend), "pallas" (the GPU kernels of `log_linear_attention`, O(T log T)), or None: "pallas" on a GPU that can run it,
@@ -72,10 +84,12 @@ def gated_linear_attention(
     check_shapes(**arrays)
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
+    check_segment_ids(segment_ids, *v.shape[:2])
+    packed = segment_ids is not None
     out, state = _attend(
-        q, k, v, log_decay, initial_state,
+        q, k, v, log_decay, start_arguments(initial_state, 0, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
     )  # fmt: skip
     return (out, state) if return_state else out
 
@@ -89,11 +103,12 @@ _FORMS = {
 
 
 @compile_operation("return_state", "chunk_size", "precision", "implementation")
-def _attend(q, k, v, log_decay, initial_state, *, return_state, chunk_size, precision, implementation):
+def _attend(q, k, v, log_decay, where, *, return_state, chunk_size, precision, implementation):
     out_dtype = v.dtype
+    start = Start.of(*where)
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
-    if initial_state is not None:
-        initial_state = initial_state.astype(log_decay.dtype)
-    options = dict(initial_state=initial_state, precision=precision)
-    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, chunk_size=chunk_size, **options)
+    if start.state is not None:
+        start = start._replace(state=start.state.astype(log_decay.dtype))
+    options = dict(start=start, chunk_size=chunk_size, precision=precision)
+    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, **options)
     return out.astype(out_dtype), state if return_state else None  # what is not returned is not computed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from loglinear_jax.fenwick import FenwickState, capacity
@@ -14,12 +14,13 @@ from loglinear_jax.ops.checks import (
     Options,
     check_attention_settings,
     check_implementation,
-    check_initial_state,
+    check_levels,
     check_options,
     check_shapes,
+    check_start,
     check_step_state,
 )
-from loglinear_jax.ops.continuation import nan_beyond, take_step, with_all_levels
+from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, take_step, with_all_levels
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.log_linear import chunkwise, pallas, parallel, recurrent
@@ -28,6 +29,7 @@ from loglinear_jax.ops.log_linear import chunkwise, pallas, parallel, recurrent
 @overload
 def log_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
@@ -35,6 +37,7 @@ def log_linear_attention(
 @overload
 def log_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -42,6 +45,7 @@ def log_linear_attention(
 @overload
 def log_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
+    segment_ids: Array | None = ..., first_position: int | Array = ...,
     initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
@@ -54,6 +58,8 @@ def log_linear_attention(
     log_decay: Float[Array, "B T H"],
     lam: Float[Array, "B T H L"],
     *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -64,8 +70,8 @@ def log_linear_attention(
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} log_decay_r) · (q_t · k_s) · v_s
 
-    with level(t, s) = bit_length(t XOR s). Nothing is scaled or normalised: divide q by √K beforehand if you want that.
-    Differentiable in every array and in the initial state.
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment. Nothing is scaled or normalised: divide q by √K
+    beforehand if you want that. Differentiable in every array and in the initial state.
 
     NaN or inf in a token's arguments shows in the outputs that depend on it. Where matrices are multiplied it also reaches
     earlier tokens, for 0 · NaN is NaN, as in softmax attention: from k or v, the tokens of its chunk (with "parallel", of the
@@ -82,15 +88,22 @@ def log_linear_attention(
         everything before the token. Called g in flash-linear-attention. Used in float32 or wider.
       lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
         level_scales in flash-linear-attention. Used in float32 or wider.
-      initial_state: state after earlier tokens; these tokens then start at initial_state.position, which may be traced.
+      segment_ids: integers [B, T], where several documents are packed into a sequence: a token whose id differs from that of
+        the token before starts a new segment, which reads nothing of those before. Levels stay those of positions in the
+        sequence, so a document in the pack equals the document alone with first_position. None: one segment.
+      first_position: position of the first token, which has no past: an integer, or [B] for rows that start at different ones;
+        may be traced.
+      initial_state: state after earlier tokens, which belongs to the first segment; these tokens then start at
+        initial_state.position, which may be traced, and [B] for rows at different positions.
         A traced position can't be refused. Then every token beyond the levels of `lam` gets NaN, and those before keep their
         outputs and gradients; at a negative position, or one beyond the state's own levels, all tokens get NaN.
-      return_state: also return the state after the last token.
+      return_state: also return the state after the last token, which is that of the last segment.
       chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
         does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (chunkwise by GPU kernels; K and V from 16 to 256, float32 or bfloat16,
-        reverse-mode gradients only), or None for the best that works here: "pallas" on a GPU that can run it, else "xla".
+        reverse-mode gradients only; no segment_ids), or None for the best that works here: "pallas" on a GPU that can run
+        it, else "xla".
       precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
 
     Returns:
@@ -99,21 +112,22 @@ def log_linear_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
-        a chunk_size that is not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot
-        run (pallas_kernels.UnsupportedError).
+        a chunk_size that is not a power of two, an unknown implementation, a first_position beside an initial_state, or, for
+        "pallas", what its kernels cannot run (pallas_kernels.UnsupportedError).
     """
     check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
     )
-    batch, length, heads, value_dim = v.shape
+    sizes = *v.shape[:3], q.shape[-1], v.shape[-1]
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
-    check_initial_state(initial_state, lam, batch, length, heads, q.shape[-1], value_dim)
+    check_levels(lam, *check_start(initial_state, first_position, segment_ids, *sizes))
 
+    packed = segment_ids is not None
     out, state = _attend(
-        q, k, v, log_decay, lam, initial_state,
+        q, k, v, log_decay, lam, start_arguments(initial_state, first_position, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
     )  # fmt: skip
     return (out, state) if return_state else out
 
@@ -127,16 +141,17 @@ _FORMS = {
 
 
 @compile_operation("return_state", "chunk_size", "implementation", "precision")
-def _attend(q, k, v, log_decay, lam, initial_state, *, return_state, chunk_size, implementation, precision):
+def _attend(q, k, v, log_decay, lam, where, *, return_state, chunk_size, implementation, precision):
     out_dtype, room = v.dtype, capacity(lam.shape[-1])
+    start = Start.of(*where)
     # Where kernels do all, they bound the decays too.
-    bounded = implementation != "pallas" or return_state or initial_state is not None
+    bounded = implementation != "pallas" or return_state or start.state is not None
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v, bounded=bounded)
-    lam, initial_state = with_all_levels(lam.astype(log_decay.dtype), initial_state)
+    lam, start = with_all_levels(lam.astype(log_decay.dtype), start)
 
-    options = dict(initial_state=initial_state, return_state=return_state, precision=precision)
-    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, lam, chunk_size=chunk_size, **options)
-    return nan_beyond(room, initial_state, out.astype(out_dtype)), state
+    options = dict(chunk_size=chunk_size, return_state=return_state, precision=precision)
+    out, state = run_form(_FORMS, implementation, q, k, v, log_decay, lam, start=start, **options)
+    return nan_beyond(room, start, out.astype(out_dtype)), state
 
 
 @pallas_kernels.with_standard_promotion

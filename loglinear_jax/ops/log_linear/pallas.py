@@ -14,22 +14,27 @@ from loglinear_jax.ops.positions import advanced
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None, packed=False) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
     dtype = jnp.result_type(q, k, v)
-    return KERNELS["log_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
+    return KERNELS["log_linear_attention"].is_best(
+        q.shape[-1], v.shape[-1], dtype, chunk_size, precision, packed=packed
+    )
 
 
-def attend(q, k, v, log_decay, lam, *, initial_state, return_state, chunk_size=None, precision=None):
+def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
+    packed = start.starts is not None
+    KERNELS["log_linear_attention"].require(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision, packed=packed)
 
-    def aligned(q, k, v, log_decay, lam, last):
+    def aligned(q, k, v, log_decay, lam, starts, last):
+        del starts
         out = pallas_kernels.fenwick_attention(q, k, v, log_decay, lam, chunk_size=chunk_size, precision=precision)
         if not return_state:
             return out, None
         return out, levels_after(last, k, v, log_decay, lam.shape[-1], precision=precision)
 
-    return run_from(initial_state, (q, k, v, log_decay, lam), aligned, return_state, precision)
+    return run_from(start, (q, k, v, log_decay, lam), aligned, return_state, precision)
 
 
 def can_step(state: FenwickState) -> bool:

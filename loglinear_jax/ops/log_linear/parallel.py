@@ -10,31 +10,32 @@ from loglinear_jax.ops.decays import decay_matrix
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import level_of_pairs, levels_after, select_level
 from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.segments import beginnings
 
 
-def attend(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, lam, start, *, return_state, precision=None):
     """o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s) · v_s, in O(T²) time and memory.
 
     Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks.
     """
     groups = q.shape[2]
-    start = 0 if initial_state is None else initial_state.position
+    first, begin = 0 if start.position is None else start.position, beginnings(start.starts)
     tokens = k, v, log_decay
     q, k = (jnp.moveaxis(x, 1, 2) for x in (q, k))
     v, log_decay, lam = (split_heads(x, groups) for x in (v, log_decay, lam))
-    position = start + jnp.arange(q.shape[2], dtype=jnp.int32)
+    position = first + jnp.arange(q.shape[2], dtype=jnp.int32)
 
     scores = dot("bgtk,bgsk->bgts", q, k, precision)[:, :, None]
-    weights = scores * decay_matrix(log_decay) * select_level(lam, level_of_pairs(position))
+    weights = scores * decay_matrix(log_decay, begin) * select_level(lam, level_of_pairs(position))
     out = dot("bgrts,bgrsv->bgrtv", weights.astype(v.dtype), v, precision)
-    if initial_state is not None:
-        old = InitialState(initial_state, log_decay, lam.shape[-1])
+    if start.state is not None:
+        old = InitialState(start.state, log_decay, lam.shape[-1], start.starts)
         out += old.read(q, lam, precision)
     out = merge_heads(out)
     if not return_state:
         return out, None
-    end = start + q.shape[2]
-    levels = levels_after(end - 1, *tokens, lam.shape[-1], first=start, precision=precision)
-    if initial_state is not None:
+    end = first + q.shape[2]
+    levels = levels_after(end - 1, *tokens, lam.shape[-1], first=first, begin=begin, precision=precision)
+    if start.state is not None:
         levels += old.at_end()
-    return out, FenwickState(levels=levels, position=advanced(start, q.shape[2]))
+    return out, FenwickState(levels=levels, position=advanced(first, q.shape[2]))

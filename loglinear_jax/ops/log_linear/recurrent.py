@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from loglinear_jax.fenwick import FenwickState, capacity, init_fenwick_state, merge_for_token, occupied_levels
+from loglinear_jax.fenwick import FenwickState, merge_for_token, occupied_levels
+from loglinear_jax.ops.continuation import state_at
 from loglinear_jax.ops.decays import decayed
 from loglinear_jax.ops.dtypes import accumulation_dtype
 from loglinear_jax.ops.positions import advanced
@@ -20,17 +21,14 @@ def step(state: FenwickState, q, k, v, log_decay, lam, precision=None):
     levels += jnp.where(jnp.arange(levels.shape[2])[:, None, None] == 0, written[:, :, None], 0)  # empty until now
     # q first: XLA reads every level where it writes it.
     read = jnp.einsum("bhk,bhlkv->bhlv", q, levels, precision=precision)
-    lam = jnp.where(occupied_levels(state.position, levels.shape[2]), lam, 0)  # 0 · inf is NaN
+    lam = jnp.where(occupied_levels(state.position[..., None], levels.shape[2]), lam, 0)  # 0 · inf is NaN
     out = jnp.sum(lam[..., None] * read, axis=2)
     return out, FenwickState(levels=levels, position=advanced(state.position, 1))
 
 
-def attend(q, k, v, log_decay, lam, *, initial_state, return_state, precision=None):
+def attend(q, k, v, log_decay, lam, start, *, return_state, precision=None):
     """`step` over every token by `lax.scan`. Shapes and errors as in `log_linear_attention`."""
-    if initial_state is None:
-        batch, _, heads, value_dim = v.shape
-        dtype = accumulation_dtype(q, k, v)
-        initial_state = init_fenwick_state(batch, heads, q.shape[-1], value_dim, capacity(lam.shape[-1]), dtype)
-
-    out, state = scan_tokens(step, initial_state, (q, k, v, log_decay, lam), precision)
+    sizes = len(v), v.shape[2], q.shape[-1], v.shape[-1], lam.shape[-1]
+    state = state_at(start, *sizes, accumulation_dtype(q, k, v))
+    out, state = scan_tokens(step, state, (q, k, v, log_decay, lam), precision, start.starts)
     return out, state if return_state else None

@@ -6,9 +6,9 @@ import functools
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.checks import check_implementation, check_shapes
+from loglinear_jax.ops.checks import check_implementation, check_segment_ids, check_shapes
 from loglinear_jax.ops.sharding import over_explicit_axes
 from loglinear_jax.ops.softmax.parallel import parallel
 from loglinear_jax.ops.softmax.recurrent import recurrent
@@ -23,16 +23,20 @@ def softmax_attention(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     *,
+    segment_ids: Int[Array, "B T"] | None = None,
     window: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T H V"]:
     """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
+
+    As only differences of positions count, a document in a pack equals the document alone.
 
     NaN or inf in a token's v also reaches earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
+      segment_ids: as in `log_linear_attention`.
       window: how many tokens each attends to, the last of them itself; None: all before it, and itself.
       implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
         "recurrent" (a scan over tokens with a cache of every key and value).
@@ -41,13 +45,14 @@ def softmax_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
-        implementation, a window below 1.
+        implementation, a window below 1, or segment_ids that do not fit.
     """
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"))
     check_implementation(implementation, Implementation)
+    check_segment_ids(segment_ids, *v.shape[:2])
     widest = jnp.result_type(q, k)
     q, k = q.astype(widest), k.astype(widest)
     if window is not None and window < 1:
         raise ValueError(f"window must be None or at least 1, got {window}")
     form = functools.partial(recurrent if implementation == "recurrent" else parallel, window=window)
-    return over_explicit_axes(tokens=2, axis=2)(form)(q, k, v)
+    return over_explicit_axes(tokens=2, axis=2)(form)(q, k, v, segment_ids)

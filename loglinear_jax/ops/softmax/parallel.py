@@ -5,18 +5,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from loglinear_jax.ops.segments import beginnings, segment_starts
 from loglinear_jax.ops.softmax.rotary import rotate_by_position
 from pallas_kernels import runs_on_gpu
 
 
-def parallel(q, k, v, window: int | None = None):
+def parallel(q, k, v, segment_ids=None, *, window: int | None = None):
     """Shapes as in `softmax_attention`, whose arguments these are after its checks."""
     # cuDNN's is FlashAttention; without it the scores take O(T²) memory.
     fast = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
     fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
+    begin = beginnings(segment_starts(segment_ids))
     return dot_product_attention(
         rotate_by_position(q), rotate_by_position(k), v, is_causal=True, implementation="cudnn" if fast else None,
         local_window_size=None if window is None else (window - 1, 0),
+        mask=None if begin is None else begin[:, 0, :, :, None] <= jnp.arange(q.shape[1]),
     )  # fmt: skip
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.positions import advanced, as_position, have_room
+from loglinear_jax.ops.segments import beginnings_in_rows, segment_starts
+from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.softmax.parallel import dot_product_attention
 from loglinear_jax.ops.softmax.rotary import rotate_by_position
 
@@ -15,15 +19,23 @@ from loglinear_jax.ops.softmax.rotary import rotate_by_position
 @flax.struct.dataclass
 class KeyValueCache:
     """What softmax attention remembers: every key (already rotated) and value, with room for max_length tokens, or those of the
-    last `window` tokens, the newest at the end."""
+    last `window` tokens, the newest at the end.
+
+    position: of the next token, a scalar or [B]. first: where its segment begins, the first position that it reads.
+    """
 
     keys: Float[Array, "B S G K"]
     values: Float[Array, "B S H V"]
-    position: Int[Array, ""]
+    position: Int[Array, "*B"]
+    first: Int[Array, " B"]
 
 
 def key_value_cache(
-    k: Float[Array, "B T G K"], v: Float[Array, "B T H V"], max_length: int, window: int | None = None
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    max_length: int,
+    window: int | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
 ) -> KeyValueCache:
     """The cache after these first tokens, with room for max_length, or for `window` if that is no more.
 
@@ -33,13 +45,23 @@ def key_value_cache(
         raise ValueError(
             f"k has shape {k.shape} with T = {k.shape[1]} tokens: expected at most max_length = {max_length}"
         )
-    keys, position = rotate_by_position(k), jnp.asarray(k.shape[1], jnp.int32)
+    keys, position, first = rotate_by_position(k), jnp.asarray(k.shape[1], jnp.int32), jnp.zeros(len(k), jnp.int32)
+    if segment_ids is not None:
+        first = _first_read(segment_ids, jnp.zeros_like(position), first)[:, -1]
     if window is not None and window <= max_length:
         of_window = [(0, 0), (max(window - k.shape[1], 0), 0), (0, 0), (0, 0)]
         keys, v = (jnp.pad(x[:, -window:], of_window) for x in (keys, v))
-        return KeyValueCache(keys, v, position)
+        return KeyValueCache(keys, v, position, first)
     room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
-    return KeyValueCache(jnp.pad(keys, room), jnp.pad(v, room), position)
+    return KeyValueCache(jnp.pad(keys, room), jnp.pad(v, room), position, first)
+
+
+def _first_read(
+    segment_ids: Int[Array, "B T"], position: Int[Array, "*B"], first: Int[Array, " B"]
+) -> Int[Array, "B T"]:
+    """The position of the first token that each of the tokens from `position` on reads; `first` in the first segment."""
+    begin = beginnings_in_rows(segment_starts(segment_ids))
+    return jnp.where(begin < 0, first[:, None], position.reshape(-1, 1) + begin)
 
 
 def attend_to_cache(
@@ -48,51 +70,61 @@ def attend_to_cache(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     window: int | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T H V"], KeyValueCache]:
-    """`softmax_attention` of the next tokens to all before and themselves; and the cache with them.
+    """`softmax_attention` of the next tokens to all before and themselves; and the cache with them, of the last segment.
 
     Where the cache has no room for all of them (or a negative position), the outputs are NaN, and so are all after them. A
     cache of the last `window` tokens always has room.
     """
     room, length = cache.keys.shape[1], q.shape[1]
-    if room == window:
-        return _attend_to_window(cache, q, k, v)
-    if length > room:
+    has_window = room == window
+    if length > room and not has_window:
         raise ValueError(f"q has shape {q.shape} with T = {length} tokens: expected at most the cache's room, {room}")
-    position = as_position(cache.position, room)
+    position = as_position(cache.position) if has_window else as_position(cache.position, room)
     q, k = (rotate_by_position(x, position) for x in (q, k))
-    keys, values = (
-        jax.lax.dynamic_update_slice_in_dim(all_, new.astype(all_.dtype), position, axis=1)
-        for all_, new in ((cache.keys, k), (cache.values, v))
-    )
-    seen = jnp.arange(room) <= position + jnp.arange(length)[:, None]
-    out = dot_product_attention(q, keys, values, mask=seen[None, None])
-    out = jnp.where(have_room(position, length, room).all(), out, jnp.nan)
-    return out, KeyValueCache(keys, values, advanced(position, length))
+    new = k.astype(cache.keys.dtype), v.astype(cache.values.dtype)
+    if has_window:
+        keys, values = (jnp.concatenate(both, axis=1) for both in zip((cache.keys, cache.values), new, strict=True))
+        known = position >= 0
+    else:
+        keys, values = (_put(*both, position) for both in zip((cache.keys, cache.values), new, strict=True))
+        known = have_room(position, length, room).all(axis=-1)
+    of_row = position.reshape(-1, 1)
+    query = (of_row + jnp.arange(length))[:, :, None]
+    key = ((of_row - room if has_window else 0) + jnp.arange(keys.shape[1])[None])[:, None]
+    first = cache.first[:, None] if segment_ids is None else _first_read(segment_ids, position, cache.first)
+    seen = (key <= query) & (key >= first[:, :, None])
+    if has_window:
+        seen &= key > query - room
+        keys_kept, values_kept = keys[:, length:], values[:, length:]
+    else:
+        keys_kept, values_kept = keys, values
+    out = dot_product_attention(q, keys, values, mask=seen[:, None])
+    out = jnp.where(known.reshape(-1, 1, 1, 1), out, jnp.nan)
+    return out, KeyValueCache(keys_kept, values_kept, advanced(position, length), first[:, -1])
 
 
-def _attend_to_window(cache: KeyValueCache, q, k, v) -> tuple[Float[Array, "B T H V"], KeyValueCache]:
-    window, length = cache.keys.shape[1], q.shape[1]
-    position = as_position(cache.position)
-    q, k = (rotate_by_position(x, position) for x in (q, k))
-    keys, values = (
-        jnp.concatenate([all_, new.astype(all_.dtype)], axis=1) for all_, new in ((cache.keys, k), (cache.values, v))
-    )
-    # Counted from the first key of the window, which holds nothing before token 0.
-    key_index, query_index = jnp.arange(window + length), window + jnp.arange(length)[:, None]
-    seen = (key_index <= query_index) & (key_index > query_index - window) & (key_index >= window - position)
-    out = dot_product_attention(q, keys, values, mask=seen[None, None])
-    out = jnp.where(position >= 0, out, jnp.nan)
-    return out, KeyValueCache(keys[:, length:], values[:, length:], advanced(position, length))
+def _put(
+    all_: Float[Array, "B S ..."], new: Float[Array, "B T ..."], position: Int[Array, "*B"]
+) -> Float[Array, "B S ..."]:
+    """The new ones at their positions among all."""
+    if position.ndim == 0:
+        return jax.lax.dynamic_update_slice_in_dim(all_, new, position, axis=1)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(all_, new, position)
 
 
-def recurrent(q, k, v, window: int | None = None):
+def recurrent(q, k, v, segment_ids=None, *, window: int | None = None):
     """`attend_to_cache` of every token by `lax.scan`. Shapes as in `softmax_attention`."""
 
     def step(cache, token):
+        *token, start = token
+        if start is not None:
+            cache = cache.replace(first=jnp.where(start, cache.position, cache.first))
         out, cache = attend_to_cache(cache, *(x[:, None] for x in token), window)
         return cache, out[:, 0]
 
-    empty = key_value_cache(k[:, :0], v[:, :0], k.shape[1], window)
-    _, out = jax.lax.scan(step, empty, tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v)))
+    empty = varying_as(q, key_value_cache(k[:, :0], v[:, :0], k.shape[1], window))
+    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, v, segment_starts(segment_ids)))
+    _, out = jax.lax.scan(step, empty, by_time)
     return jnp.moveaxis(out, 0, 1)
