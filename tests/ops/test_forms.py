@@ -238,10 +238,11 @@ def test_a_cache_of_the_last_document_continues_it(window):
     segment_ids = segment_ids_of((3, 13, 25), 31)
     expected = softmax_attention(q, k, v, segment_ids=segment_ids, window=window)
     cache = key_value_cache(k[:, :16], v[:, :16], 31, window, segment_ids[:, :16])
-    at_once, _ = attend_to_cache(cache, q[:, 16:], k[:, 16:], v[:, 16:], window, segment_ids[:, 16:])
+    attend = jax.jit(attend_to_cache, static_argnums=4)
+    at_once, _ = attend(cache, q[:, 16:], k[:, 16:], v[:, 16:], window, segment_ids[:, 16:])
     assert relative_error(at_once, expected[:, 16:]) < 1e-6
     for t in range(16, 25):
-        out, cache = attend_to_cache(cache, *(x[:, t : t + 1] for x in (q, k, v)), window)
+        out, cache = attend(cache, *(x[:, t : t + 1] for x in (q, k, v)), window)
         assert relative_error(out[:, 0], expected[:, t]) < 1e-6
 
 
@@ -274,7 +275,7 @@ def test_rows_of_a_cache_at_positions_of_their_own_are_as_alone():
     cache = jax.tree.map(lambda *x: jnp.concatenate([jnp.atleast_1d(y) for y in x]), *rows)
     for _ in range(2):
         token = [jnp.stack([x[row, n] for row, n in enumerate(cache.position)])[:, None] for x in (q, k, v)]
-        out, cache = attend_to_cache(cache, *token)
+        out, cache = jax.jit(attend_to_cache)(cache, *token)
         for row, n in enumerate(cache.position):
             assert relative_error(out[row, 0], expected[row, n - 1]) < 1e-6
 
@@ -473,6 +474,12 @@ def test_lambda_of_an_empty_level_counts_for_nothing(form):
     for start in (12, 16):  # inside a window, and at its beginning
         _, state = form([x[:, :start] for x in (*inputs, lam)], return_state=True)
         assert np.isfinite(form([x[:, start:] for x in (*inputs, bad)], initial_state=state)).all()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.name == "pallas"], ids=str)
+def test_packs_are_refused_by_kernels(form):
+    with pytest.raises(pallas_kernels.UnsupportedError, match="segment_ids: the Pallas kernels take one segment"):
+        form(form.inputs(6, 1, 20, 1, 2), segment_ids=jnp.zeros((1, 20), jnp.int32))
 
 
 @every_form(lambda form: form.name == "pallas" and of_its_own(form))
