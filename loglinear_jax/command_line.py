@@ -32,6 +32,7 @@ EXTRAS = {
     "text": ("filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
     "analysis": ("jinja2",),
     "sweep": ("submitit",),
+    "wandb": ("wandb",),
 }  # fmt: skip
 
 

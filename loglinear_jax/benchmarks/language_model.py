@@ -20,18 +20,12 @@ from loglinear_jax.command_line import comma_separated, one_of, size
 from loglinear_jax.mixers import FORMER_NAMES, MIXERS
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, params_of
+from loglinear_jax.runs.utilisation import matmul_flops_per_token
 from loglinear_jax.tasks import Task
 from loglinear_jax.train import PRECISIONS, ManySeeds, SeedTrainer, TrainSettings, device_mesh
 
 HELP = "speed of the language model: training, and decoding behind many tokens"
 PARTS = ("training", "decoding")
-
-
-def matmul_flops_per_token(params: Any) -> float:
-    """Of a training step: 6 for each weight of a matrix product; embeddings are looked up, attention itself not counted."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    matrices = [x.size for path, x in leaves if x.ndim == 2 and "embed" not in str(path) and "conv" not in str(path)]
-    return 6.0 * sum(matrices)
 
 
 def time_training(

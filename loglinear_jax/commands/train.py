@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="VARIANT", help="train this variant only, at all its rates"
     )
+    parser.add_argument("--wandb", default="", metavar="PROJECT", help="also show the curves in this project of W&B")
     parser.add_argument(
         "--distributed",
         action="store_true",
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     show_log(log, is_main())
     called = [argument for argument in args.called if not argument.startswith("--only")]
     try:
-        result = train(chosen.config, workdir, called, args.only)
+        result = train(chosen.config, workdir, called, args.only, args.wandb)
         if result.interrupted_at is None and is_main():
             print(outcome_table(result.summary.variants))
             _draw_curves(RunFolder(workdir), again=result.trained)

@@ -9,6 +9,7 @@
     VARIANT/processes.jsonl          a line for each process that trained it: when, command, code, device
     VARIANT/checkpoints/STEP/        the newest Orbax checkpoints
     VARIANT/tensorboard/             the curves for TensorBoard
+    VARIANT/wandb-id, wandb/         of a run that W&B shows: which one there, and what its library writes
     VARIANT/lock                     held by the process that trains it
     VARIANT/seeds-5-63/              the same files for seeds that were added later
 
@@ -49,6 +50,7 @@ class VariantFolder:
         self.processes_file = path / "processes.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.wandb_file = path / "wandb-id"
         self.lock_file = path / "lock"
 
     def make(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: the progress bar and TensorBoard."""
+"""What a run shows while it goes on: the progress bar, TensorBoard and, if it is asked for, W&B."""
 
 from __future__ import annotations
 
@@ -22,15 +22,22 @@ class Live:
     """Shows the training of variants in one program, from a step on. Processes other than the main one show nothing.
 
     tensorboards: by variant, the folder of its events. They are written as they come, not in a thread, so that a full disk is
-    noticed.
+    noticed. wandb_runs: by variant, its wandb.Run, if there is one.
     """
 
-    def __init__(self, score: Score, num_steps: int, step: int, tensorboards: Mapping[str, Path]):
+    def __init__(
+        self,
+        score: Score,
+        num_steps: int,
+        step: int,
+        tensorboards: Mapping[str, Path],
+        wandb_runs: Mapping[str, Any],
+    ):
         self._score = score
         first, *others = tensorboards
         also = f" and {len(others)} of other rates" if others else ""
         self._bar = progress_bar(first + also, num_steps, step, shown=is_main())
-        self._tensorboards = tensorboards
+        self._tensorboards, self._wandb_runs = tensorboards, wandb_runs
         self._writers: dict[str, EventsWriter] = {}
         for variant, folder in tensorboards.items() if is_main() else ():
             with writing(folder):
@@ -44,6 +51,8 @@ class Live:
 
     def __exit__(self, *exc: Any) -> None:
         self._bar.__exit__(*exc)
+        for run in self._wandb_runs.values():
+            run.finish(exit_code=None if exc[0] is None else 1)
         for variant, writer in self._writers.items():
             with writing(self._tensorboards[variant]):
                 writer.close()
@@ -66,9 +75,9 @@ class Live:
         text = f"{self._score.name} {self._score.text(shown.mean())} ({shown.min():.1f} to {shown.max():.1f})"
         self._bar.set_postfix_str(text, refresh=False)
         for record in records:
-            self._show_in_tensorboard(record)
+            self._show(record)
 
-    def _show_in_tensorboard(self, record: Mapping[str, Any]) -> None:
+    def _show(self, record: Mapping[str, Any]) -> None:
         accuracy = np.array(record["val_accuracy"], np.float64)
         scalars = {
             "val_accuracy/mean": accuracy.mean(),
@@ -79,10 +88,13 @@ class Live:
             "active_seeds": np.sum(record["active"]),
             "seed_steps_per_second": record["seed_steps_per_second"],
             "tokens_per_second": record["tokens_per_second"],
+            "utilisation": record.get("utilisation"),
         }
-        for name, value in scalars.items():
-            if value is not None and record["variant"] in self._writers:
-                self._write(record["variant"], step=record["step"], summary=scalar(name, value))
+        scalars = {name: float(value) for name, value in scalars.items() if value is not None}
+        for name, value in scalars.items() if record["variant"] in self._writers else ():
+            self._write(record["variant"], step=record["step"], summary=scalar(name, value))
+        if record["variant"] in self._wandb_runs:
+            self._wandb_runs[record["variant"]].log(scalars, step=record["step"])
 
     def _write(self, variant: str, **event: Any) -> None:
         with writing(self._tensorboards[variant]):

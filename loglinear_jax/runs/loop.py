@@ -18,13 +18,15 @@ import numpy as np
 from jaxtyping import Bool
 
 from loglinear_jax.config import ConfigError, Experiment
-from loglinear_jax.distributed import any_process, to_host
+from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.folders import VariantFolder
 from loglinear_jax.runs.idle_seeds import IdleSeeds
 from loglinear_jax.runs.live import Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
+from loglinear_jax.runs.utilisation import utilisation
+from loglinear_jax.runs.wandb_runs import open_run
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
 
@@ -91,7 +93,8 @@ class Program:
     """Trains variants that differ in their rates only, each to its end, or until a stop is asked for.
 
     experiments, folders: by variant. Variants whose newest readable checkpoint is of another step than the first one's are left
-    out of `members`. other: the seeds of an earlier program, whose compiled drawing of data is used again.
+    out of `members`. other: the seeds of an earlier program, whose compiled drawing of data is used again. wandb: the
+    project in which W&B shows them, if any.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class Program:
         folders: dict[str, VariantFolder],
         stop: StopOnSignal,
         other: ManySeeds | None,
+        wandb: str = "",
     ):
+        self.wandb = wandb
         self.experiments, self.folders, self.stop, self.other = experiments, folders, stop, other
         self.first, experiment = next(iter(experiments.items()))
         self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
@@ -129,7 +134,7 @@ class Program:
         with (
             contextlib.closing(self._despite_signal(open_data, self.many, step, self._data_state(step))) as data,
             contextlib.closing(data.dispatches(schedule.dispatches(step))) as dispatches,
-            Live(self.task.score, self.settings.num_steps, step, tensorboards) as live,
+            Live(self.task.score, self.settings.num_steps, step, tensorboards, self._wandb_runs()) as live,
         ):
             for evaluation in schedule.evaluations(step):
                 start, began = step, time.perf_counter()
@@ -141,9 +146,11 @@ class Program:
                     jax.block_until_ready(state.step)
                     live.steps(num_steps)
                     step += num_steps
+                stepped = time.perf_counter()
                 live.evaluating()
                 state, values = self._evaluate(state, data.validation)
-                live.evaluation(self._record(values, step, step - start, time.perf_counter() - began))
+                seconds = stepped - began, time.perf_counter() - began
+                live.evaluation(self._record(values, step, step - start, *seconds))
                 self._end_finished(state, data.state)
                 for member in self.members:
                     if member.end is None and schedule.saves(step):
@@ -153,6 +160,13 @@ class Program:
 
     def _training(self) -> list[Trained]:
         return [member for member in self.members if member.end is None]
+
+    def _wandb_runs(self) -> dict[str, Any]:
+        """By variant, what W&B shows of the members that train."""
+        return {
+            member.variant: open_run(self.wandb, member.folder, member.experiment.config.to_dict())
+            for member in (self._training() if self.wandb and is_main() else ())
+        }
 
     def _data_state(self, step: int) -> Any:
         """Where the data stood at the checkpoints that training goes on from; None for a new run."""
@@ -258,11 +272,17 @@ class Program:
             "active": to_host(state.active),
         }
 
-    def _record(self, values: dict[str, np.ndarray], step: int, num_steps: int, seconds: float) -> list[dict[str, Any]]:
-        """Records an evaluation of the members that train; returns the records. seconds: of the steps since the last one, and
-        of the evaluation, which the members share evenly. A rate is of all seeds that steps were computed for."""
+    def _record(
+        self, values: dict[str, np.ndarray], step: int, num_steps: int, stepping: float, seconds: float
+    ) -> list[dict[str, Any]]:
+        """Records an evaluation of the members that train; returns the records. stepping: seconds of the steps since the last
+        one. seconds: with those of the evaluation, which the members share evenly. A rate is of steps alone, and of all seeds
+        that they were computed for."""
         training, records = self._training(), []
-        rate = num_steps * self.idle.num_computed / seconds
+        rate = num_steps * self.idle.num_computed / stepping
+        tokens = rate * self.settings.batch_size * self.task.trained_on.mean_length
+        share = self._utilisation(tokens)
+        used = {} if share is None else {"utilisation": share}
         for member in training:
             records.append(
                 {"variant": member.variant, "step": step}
@@ -270,12 +290,21 @@ class Program:
                 | {
                     "seconds": seconds / len(training),
                     "seed_steps_per_second": rate,
-                    "tokens_per_second": rate * self.settings.batch_size * self.task.trained_on.mean_length,
+                    "tokens_per_second": tokens,
                 }
+                | used
             )
             member.folder.append_metrics(records[-1])
         self.idle.count({"step": step, "active": values["active"]})
         return records
+
+    def _utilisation(self, tokens_per_second: float) -> float | None:
+        """Of a text; elsewhere too few positions have logits for it to be known."""
+        if not self.task.STREAMED:
+            return None
+        of_all = self.many.abstract_state().params
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_all)
+        return utilisation(params, tokens_per_second, self.many.mesh.size)
 
     def _report_diverged(self, state: SeedState) -> None:
         """Warns once of each seed that diverged."""

@@ -26,6 +26,7 @@ from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.loop import Program
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
 from loglinear_jax.runs.own_modules import changed_modules, own_modules
+from loglinear_jax.runs.wandb_runs import check_wandb
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from pallas_kernels import UnsupportedError
@@ -55,16 +56,23 @@ class Missing:
 
 
 def run(
-    config: ConfigDict, workdir: str | Path, command: Sequence[str] | None = None, only: Collection[str] = ()
+    config: ConfigDict,
+    workdir: str | Path,
+    command: Sequence[str] | None = None,
+    only: Collection[str] = (),
+    wandb: str = "",
 ) -> RunResult:
     """Trains what is missing of the config's variants, each with the same seeds and data; goes on from where an earlier call
     stopped.
 
-    command: the command line that asked for it, to be recorded. only: names in config.variants, to train no others.
+    command: the command line that asked for it, to be recorded. only: names in config.variants, to train no others. wandb: the
+    project in which Weights & Biases shows the curves, if any; it needs the extra `wandb`.
 
     Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used; NoReadableCheckpoint;
     RunFailed if the machine does not let the run go on: CannotWrite, OutOfMemory.
     """
+    if wandb:
+        check_wandb()
     experiments, sizes = checked_experiments(config)
     chosen = _chosen(config, only)
     corpus = next(iter(experiments.values())).task.corpus_read  # the same for all variants
@@ -80,7 +88,7 @@ def run(
         log.info("%s: %s", variant, size)
     with StopOnSignal() as stop:
         while missing:
-            program = _trained_by(missing, stop, many)
+            program = _trained_by(missing, stop, many, wandb)
             with reporting_memory(program), _held(program):
                 program.run(process)
                 if program.stopped:
@@ -119,13 +127,17 @@ def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[
     return found
 
 
-def _trained_by(missing: Sequence[Missing], stop: StopOnSignal, other: Any) -> Program:
+def _trained_by(missing: Sequence[Missing], stop: StopOnSignal, other: Any, wandb: str) -> Program:
     """The program that trains the first of what is missing."""
     together = trained_together(missing)
     for one in together:
         one.folder.make()
     return Program(
-        {one.variant: one.experiment for one in together}, {one.variant: one.folder for one in together}, stop, other
+        {one.variant: one.experiment for one in together},
+        {one.variant: one.folder for one in together},
+        stop,
+        other,
+        wandb,
     )
 
 

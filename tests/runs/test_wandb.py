@@ -1,0 +1,83 @@
+"""What W&B's library is told, by one that only remembers it."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from configs.mqar import get_config
+from loglinear_jax.runs import run
+from loglinear_jax.runs.errors import RunFailed
+from loglinear_jax.runs.folders import VariantFolder, read_lines
+from loglinear_jax.runs.wandb_runs import open_run
+
+
+class Refused(Exception):
+    pass
+
+
+class Remembered:
+    """A wandb.Run."""
+
+    def __init__(self, **given):
+        self.given, self.id, self.logged, self.ended = given, given["id"] or f"id-{given['name'][-6:]}", [], None
+
+    def log(self, scalars, step):
+        self.logged.append((step, scalars))
+
+    def finish(self, exit_code=None):
+        self.ended = (exit_code,)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The runs that were begun."""
+    runs = []
+
+    def init(**given):
+        if given["project"] == "closed":
+            raise Refused("no key\nand more")
+        runs.append(Remembered(**given))
+        return runs[-1]
+
+    fake = types.SimpleNamespace(init=init, errors=types.SimpleNamespace(Error=Refused))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return runs
+
+
+def test_a_variant_goes_on_in_its_own_run_and_a_refusal_is_one_line(begun, tmp_path):
+    folder = VariantFolder(tmp_path / "mqar" / "linear")
+    folder.make()
+    for _ in range(2):
+        open_run("herons", folder, {"a": 1})
+    assert [run.given["id"] for run in begun] == [None, "id-linear"]
+    given = begun[0].given
+    assert (given["project"], given["name"], given["group"], given["config"]) == (
+        "herons",
+        "mqar/linear",
+        "mqar",
+        {"a": 1},
+    )
+    with pytest.raises(RunFailed, match="^--wandb=closed: no key$"):
+        open_run("closed", folder, {})
+
+
+@pytest.mark.slow
+def test_every_evaluation_is_shown_once(begun, tmp_path):
+    config = get_config()
+    config.variants = "linear,fixed"
+    config.task.update(seq_len=16, vocab_size=16, num_pairs=2)
+    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1)
+    config.train.update(
+        num_seeds=2, num_steps=4, eval_every=2, checkpoint_every=2, num_train=20, num_validation=10, num_test=10
+    )
+    run(config, tmp_path / "run", wandb="herons")
+    assert [one.given["name"] for one in begun] == ["run/linear", "run/fixed"]
+    for one in begun:
+        assert one.ended == (None,) and one.given["config"]["train"]["num_steps"] == 4
+        records = read_lines(tmp_path / one.given["name"] / "metrics.jsonl")
+        assert [step for step, _ in one.logged] == [record["step"] for record in records] == [2, 4]
+        for (_, scalars), record in zip(one.logged, records, strict=True):
+            np.testing.assert_allclose(scalars["val_loss/mean"], np.mean(record["val_loss"]))
+            assert scalars["tokens_per_second"] == record["tokens_per_second"]
