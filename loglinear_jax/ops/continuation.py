@@ -24,7 +24,7 @@ from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
 from loglinear_jax.ops.segments import beginnings, segment_starts
-from loglinear_jax.ops.sharding import over_explicit_axes
+from loglinear_jax.ops.sharding import over_explicit_axes, varying_as
 
 
 class Start(NamedTuple):
@@ -292,7 +292,7 @@ class InitialState:
             state, weight = state_and_weight
             return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
 
-        zeros = jnp.zeros((*lam.shape[:4], states.shape[-1]), states.dtype)
+        zeros = varying_as(states, jnp.zeros((*lam.shape[:4], states.shape[-1]), states.dtype))
         return jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))[0]
 
     def at_end(self) -> Float[Array, "B H L K V"]:

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pallas_kernels
+from pallas_kernels.common import support
 
 from .forms import FORMS, HAS_GPU
 
@@ -57,13 +58,76 @@ CASES = [
 ]
 
 
+def explicit_mesh():
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def sharded(x, mesh, *spec):
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def placed_on(mesh, inputs):
+    """Batch and heads sharded; a single group is whole everywhere."""
+    return [sharded(x, mesh, "data", None, "model" if x.shape[2] > 1 else None) for x in inputs]
+
+
+BY_KERNELS = [
+    pytest.param(form, marks=[] if form.operation.name == "gated_linear" else pytest.mark.slow)
+    for form in FORMS
+    if form.name == "pallas"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [form for form in FORMS if form.name == "pallas"], ids=str)
+def test_heads_of_one_group_by_kernels(form):
+    """Nothing is gathered; gradients of queries and keys are summed over the devices. And vmap's axis is sharded."""
+    inputs = form.operation.inputs(0, 2, 20, 1, 4, 16, 16, dtype=np.float32)
+    run = jax.jit(
+        output_and_gradients(functools.partial(form.operation.function, implementation="pallas", chunk_size=16))
+    )
+    mesh = explicit_mesh()
+    with pallas_kernels.interpret():
+        expected = run(*inputs)
+        compiled = run.lower(*placed_on(mesh, inputs)).compile()
+        found = compiled(*placed_on(mesh, inputs))
+        seeds = [sharded(x[:, None], mesh, "data", None, None, "model" if x.shape[2] > 1 else None) for x in inputs]
+        of_seeds = jax.vmap(lambda *x: run(*x)[0])(*seeds)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(of_seeds[:, 0], expected[0], rtol=1e-4, atol=1e-4)
+    assert "all-reduce(" in compiled.as_text()
+    assert not any(moved in compiled.as_text() for moved in ("all-gather(", "all-to-all(", "permute("))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("form", BY_KERNELS, ids=str)
+def test_kernels_on_several_gpus_are_traced(form, groups, monkeypatch):
+    """With states in and out, and JAX's check of what varies over the devices, which the interpreter does without."""
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    monkeypatch.setattr(support, "compute_capability", lambda: (8, 0))
+    inputs = form.operation.inputs(0, 2, 40, groups, 4, 16, 16, dtype=np.float32)
+    mesh, state = explicit_mesh(), form.operation.make_state(form.operation.draw_state(1, inputs), 32)
+    state = jax.tree.map(lambda x: sharded(x, mesh, "data", "model") if x.ndim else x, state)
+
+    def both(state, *inputs):
+        options = dict(return_state=True, implementation="pallas")
+        out, pull = jax.vjp(
+            lambda state, *x: form.operation.function(*x, initial_state=state, **options), state, *inputs
+        )
+        return out, pull(out)
+
+    with pallas_kernels.interpret(False):
+        assert "shard_map" in str(jax.make_jaxpr(both)(state, *placed_on(mesh, inputs)))
+
+
 @pytest.mark.parametrize(("form", "how"), CASES)
 def test_batch_and_heads(form, how):
     inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
     chunk = {"chunk_size": 16} if form.name in ("xla", "pallas") else {}
     run = output_and_gradients(functools.partial(form.operation.function, implementation=form.name, **chunk))
     kind = AxisType.Explicit if how == "explicit" else AxisType.Auto
-    heads = None if form.name == "pallas" and how != "shard_map" else "model"  # kernels share out the batch alone
+    heads = None if form.name == "pallas" and how == "auto" else "model"  # there kernels share out the batch alone
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
     with pallas_kernels.interpret(form.name == "pallas"):
         expected = jax.jit(run)(*inputs)

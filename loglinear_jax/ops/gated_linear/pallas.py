@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pallas_kernels
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.gated_linear.parallel import with_states
+from loglinear_jax.ops.sharding import varying_as
 from pallas_kernels import KERNELS
 
 
@@ -22,6 +23,6 @@ def attend(q, k, v, log_decay, start, *, chunk_size=None, precision=None):
     """Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks."""
     packed = start.starts is not None
     KERNELS["gated_linear_attention"].require(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision, packed=packed)
-    lam = jnp.ones((*log_decay.shape, num_levels(log_decay.shape[1])), jnp.float32)
+    lam = varying_as(log_decay, jnp.ones((*log_decay.shape, num_levels(log_decay.shape[1])), jnp.float32))
     out = pallas_kernels.fenwick_attention(q, k, v, log_decay, lam, chunk_size=chunk_size, precision=precision)
     return with_states(out, q, k, v, log_decay, start, precision)
