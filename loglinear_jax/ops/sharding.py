@@ -66,8 +66,8 @@ def _are_shards_alike(arrays: tuple, own: jax.sharding.NamedSharding) -> bool:
 
 
 def _by_shard(run: Callable, arrays: tuple, tokens: int, sharded: Callable, out_specs: Any) -> Any:
-    """run(*arrays), arrays of tokens and last where they start, in `jax.shard_map`. A group that the heads of all devices share is whole
-    on each of them."""
+    """run(*arrays), arrays of tokens and last where they start, in `jax.shard_map`. A group that the heads of all devices share
+    is whole on each of them."""
 
     def spec(axis: int, x: Array) -> PartitionSpec:
         whole = sharded(axis, x)
