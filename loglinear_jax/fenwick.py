@@ -43,22 +43,26 @@ def capacity(levels: int) -> int:
     return 1 << (levels - 1)
 
 
-def occupied_levels(position, num_levels: int):
+def occupied_levels(position, num_levels: int, first=0):
     """Whether the bucket of each of the first `num_levels` levels holds tokens at a position: level 0 always, level ℓ ≥ 1 where
-    bit ℓ - 1 of the position is set.
+    bit ℓ - 1 of the position is set and the bucket reaches to tokens from `first` on.
 
-    position: integers of any shape [...], at least 0. Returns bool [..., num_levels]; plain NumPy in, NumPy out.
+    position: integers of any shape [...], at least 0. first: the position of the first token that there is, integers that
+    broadcast. Returns bool [..., num_levels]; plain NumPy in, NumPy out.
 
     Raises ValueError for positions that are not integers, or known to be negative, and a num_levels below 1.
     """
     _check_positive("num_levels", num_levels)
     _check_positions("position", position)
-    xp = jnp if isinstance(position, jax.Array) else np
-    position = xp.asarray(position)[..., None]
+    _check_positions("first", first)
+    xp = jnp if any(isinstance(x, jax.Array) for x in (position, first)) else np
+    position, first = (xp.asarray(x)[..., None] for x in (position, first))
     # A shift by as many bits as the type has is not defined.
     bit, bits = np.arange(num_levels - 1).reshape(*[1] * (position.ndim - 1), -1), xp.iinfo(position.dtype).bits
-    is_set = (position >> np.minimum(bit, bits - 1).astype(position.dtype)) & 1 == 1
-    return xp.concatenate([xp.ones_like(position, bool), is_set & (bit < bits)], axis=-1)
+    shift = np.minimum(bit, bits - 1).astype(position.dtype)
+    to_end = position >> shift
+    is_set = (to_end & 1 == 1) & (bit < bits) & (to_end << shift > first)
+    return xp.concatenate([xp.ones_like(is_set, bool, shape=(*is_set.shape[:-1], 1)), is_set], axis=-1)
 
 
 def bit_length(x):

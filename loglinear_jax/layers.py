@@ -9,6 +9,11 @@ cache the layer takes the next tokens, one or several:
 
     y, cache = layer.apply(params, prompt, max_length=1024)
     y, cache = layer.apply(params, next_token, cache)
+
+segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in log_linear_attention. A cache belongs to the
+first of them, and the cache that is returned to the last:
+
+    y = layer.apply(params, x, segment_ids=segment_ids)
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import flax.struct
 import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer
@@ -124,20 +129,22 @@ class MixingLayer(nn.Module):
         )
         return maps(x)
 
-    def _conv(self, x: Float[Array, "B T C"], cache: LayerCache | None):
+    def _conv(self, x: Float[Array, "B T C"], cache: LayerCache | None, segment_ids):
         """(the convolution of x if there is one, its window)"""
         if not self.conv_width:
             return x, None
         conv = CausalConv(self.conv_width, self.conv_bias, self.implementation, self.param_dtype, name="conv")
-        return conv(x, None if cache is None else cache.window)
+        return conv(x, None if cache is None else cache.window, segment_ids)
 
-    def _mix(self, mixer: TokenMixer, q, k, v, rest, cache: LayerCache | None, max_length: int | None):
+    def _mix(self, mixer: TokenMixer, q, k, v, rest, cache: LayerCache | None, max_length: int | None, segment_ids):
         """(the mixer's output [B, T, H, V], its cache or None) of projections that are not cut into heads yet."""
         (groups, key_dim), inputs = self.key_sizes, mixer.inputs
         q, k = (x.reshape(*x.shape[:2], groups, key_dim) for x in (q, k))
         v = v.reshape(*v.shape[:2], self.heads, self.head_size)
         parts = jnp.split(rest, np.cumsum([self.heads * n for n in inputs.values()][:-1], dtype=int), axis=-1)
         named = dict(zip(inputs, parts, strict=False))  # without inputs, rest is one empty part
+        if segment_ids is not None:
+            named["segment_ids"] = segment_ids
         if cache is None and max_length is None:
             return mixer(q, k, v, **named), None
         return mixer(q, k, v, **named, cache=None if cache is None else cache.mixer, max_length=max_length)
@@ -170,6 +177,7 @@ class AttentionLayer(MixingLayer):
         cache: LayerCache | None = None,
         max_length: int | None = None,
         positions: Positions = slice(None),
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> Output:
         """positions: where the output is computed, from all x."""
         mixer = self._token_mixer()
@@ -179,9 +187,11 @@ class AttentionLayer(MixingLayer):
         sizes = sum(widths), self._input_size(mixer)
         # Without a convolution the gradients of q, k and v are put together anyway: one product saves doing it again.
         qkv, rest = self._in_proj(x, sizes, together=not self.conv_width or cache is not None)
-        qkv, window = self._conv(qkv, cache)
+        qkv, window = self._conv(qkv, cache, segment_ids)
         by_name = dict(zip(self.order, jnp.split(qkv, np.cumsum(widths[:-1]), axis=-1), strict=True))
-        mixed, mixer_cache = self._mix(mixer, **by_name, rest=rest, cache=cache, max_length=max_length)
+        mixed, mixer_cache = self._mix(
+            mixer, **by_name, rest=rest, cache=cache, max_length=max_length, segment_ids=segment_ids
+        )
         mixed = at_positions(mixed.reshape(*mixed.shape[:2], self.value_size), positions)
         return self._out_proj(mixed, window, mixer_cache)
 
@@ -196,7 +206,7 @@ class _GatedLayer(MixingLayer):
     conv_width: int = 4
     norm_epsilon: float = 1e-5
 
-    def _gate_and_mix(self, x, cache, max_length):
+    def _gate_and_mix(self, x, cache, max_length, segment_ids):
         """(gate z [B, T, H·V], values after the convolution [B, T, H, V], what was mixed [B, T, H, V], window, cache)"""
         mixer = self._token_mixer(scale_values=True, scale_queries=True)
         groups, key_dim = self.key_sizes
@@ -204,9 +214,9 @@ class _GatedLayer(MixingLayer):
         sizes = [self.value_size, self.value_size + 2 * keys, self._input_size(mixer)]
         # Where a cache is given nothing is trained: one kernel, not three.
         gate, vkq, rest = self._in_proj(x, sizes, together=cache is not None, apart=True)
-        vkq, window = self._conv(vkq, cache)
+        vkq, window = self._conv(vkq, cache, segment_ids)
         v, k, q = jnp.split(vkq, [self.value_size, self.value_size + keys], axis=-1)
-        mixed, mixer_cache = self._mix(mixer, q, k, v, rest, cache, max_length)
+        mixed, mixer_cache = self._mix(mixer, q, k, v, rest, cache, max_length, segment_ids)
         return gate, v.reshape(mixed.shape), mixed, window, mixer_cache
 
     def _norm(self, **how: Any) -> RMSNorm:
@@ -224,9 +234,13 @@ class LogLinearMamba2Block(_GatedLayer):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"] | Scaled, cache: LayerCache | None = None, max_length: int | None = None
+        self,
+        x: Float[Array, "B T D"] | Scaled,
+        cache: LayerCache | None = None,
+        max_length: int | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> Output:
-        gate, v, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length)
+        gate, v, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length, segment_ids)
         skip = self.param("skip", nn.initializers.ones, (self.heads,), self.param_dtype)
         y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(gate.shape)
         norm = self._norm(groups=self.norm_groups or self.key_sizes[0], deferred=True)
@@ -242,9 +256,13 @@ class GatedDeltaNetBlock(_GatedLayer):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"] | Scaled, cache: LayerCache | None = None, max_length: int | None = None
+        self,
+        x: Float[Array, "B T D"] | Scaled,
+        cache: LayerCache | None = None,
+        max_length: int | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> Output:
-        gate, _, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length)
+        gate, _, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length, segment_ids)
         y = self._norm()(mixed).reshape(gate.shape) * nn.silu(gate)  # one scale for all heads
         return self._out_proj(y, window, mixer_cache)
 

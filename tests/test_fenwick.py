@@ -148,6 +148,9 @@ def test_occupied_levels_are_those_with_tokens():
     for position in range(20):
         levels = {int(fenwick_level(position, s)) for s in range(position + 1)}
         assert set(np.flatnonzero(occupied[position])) == levels
+        for first in range(position + 1):
+            levels = {int(fenwick_level(position, s)) for s in range(first, position + 1)}
+            assert set(np.flatnonzero(occupied_levels(position, 6, first))) == levels
     for one_byte in (np.uint8(200), jnp.uint8(200)):
         assert occupied_levels(one_byte, 14).tolist() == occupied_levels(200, 14).tolist()
     for end in (2**31 - 1, jnp.asarray(2**31 - 1, jnp.int32)):

@@ -29,6 +29,18 @@ def test_decoding_is_the_full_pass(layer):
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}-{layer.lam}")
+def test_a_document_in_a_pack_sees_no_other(layer):
+    segment_ids = jnp.asarray([[1] * 5 + [2] * 7, [1] * 12])
+    params = jax.jit(layer.init)(jax.random.key(1), X)
+    apply = jax.jit(layer.apply)
+    out = apply(params, X, segment_ids=segment_ids)
+    np.testing.assert_allclose(out[1], apply(params, X)[1], atol=1e-5)
+    np.testing.assert_allclose(out[0, :5], apply(params, X[:1, :5])[0], atol=1e-5)
+    other = apply(params, X.at[:, :5].set(X[:, 5:10]), segment_ids=segment_ids)
+    np.testing.assert_array_equal(other[0, 5:], out[0, 5:])
+
+
 def test_types_of_activations_and_parameters():
     layer = LogLinearMamba2Block(16, heads=2, max_length=16, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     out, params = jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), X))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops import Implementation, check_attention_settings
 from loglinear_jax.settings import SettingError
@@ -28,12 +28,13 @@ class TokenMixer(nn.Module):
 
     A mixer is called as
 
-        mixer(q, k, v, *, cache=None, max_length=None, **inputs)
+        mixer(q, k, v, *, cache=None, max_length=None, segment_ids=None, **inputs)
 
     with q and k [B, T, G, K], v [B, T, H, V], and a further projection of the tokens [B, T, H·n] for each entry of `inputs`.
     It returns o [B, T, H, V]. With max_length it also returns a cache after these tokens, with room for max_length in all; with
     such a cache it takes the next tokens, one or several, and returns the next cache. A token for which the cache has no room
-    gets NaN.
+    gets NaN. segment_ids, int32 [B, T], say which documents of a pack the tokens are of, as in `log_linear_attention`; the
+    cache belongs to the first of them, and the next cache to the last. `mix` is given them only if there are some.
 
     Its fields are its settings, all with defaults. A field with the name of a model's setting gets that setting from the model,
     unless the mixer's text sets it: "gated_delta(beta_max=2)".
@@ -61,6 +62,7 @@ class TokenMixer(nn.Module):
         *,
         cache: MixerCache | None = None,
         max_length: int | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
         **inputs: Float[Array, "B T _"],
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], MixerCache]:
         if max_length is not None and q.shape[1] > max_length:
@@ -69,9 +71,10 @@ class TokenMixer(nn.Module):
             )
         if self.dtype is not None:
             q, k, v = (x.astype(self.dtype) for x in (q, k, v))
-        return self.mix(q, k, v, cache=cache, max_length=max_length, **inputs)
+        packed = {} if segment_ids is None else {"segment_ids": segment_ids}
+        return self.mix(q, k, v, cache=cache, max_length=max_length, **packed, **inputs)
 
-    def mix(self, q, k, v, *, cache, max_length, **inputs):
+    def mix(self, q, k, v, *, cache, max_length, segment_ids=None, **inputs):
         """What a call returns, of q, k and v in the mixer's dtype; the place of its parameters and submodules."""
         raise NotImplementedError(f"{type(self).__name__} has no method mix(q, k, v, *, cache, max_length, ...)")
 
@@ -111,10 +114,11 @@ class OneState(TokenMixer):
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return heads * key_dim * value_dim
 
-    def _how(self, q: Array, cache: Array | None, max_length: int | None) -> dict[str, Any]:
+    def _how(self, q: Array, cache: Array | None, max_length: int | None, segment_ids: Array | None) -> dict[str, Any]:
         """Keyword arguments of the operation: one token after others is a step of it."""
         one_token = cache is not None and q.shape[1] == 1
         return {
+            "segment_ids": segment_ids,
             "initial_state": cache,
             "return_state": cache is not None or max_length is not None,
             "chunk_size": self.chunk_size,

@@ -42,12 +42,14 @@ class _DeltaRule(TokenMixer):
 class LogLinearDeltaMixer(_DeltaRule, LevelMixer):
     """o = log_linear_delta_attention(q, k, v, log decay, β, λ): log-linear Gated DeltaNet."""
 
-    def mix(self, q, k, v, *, dt, d=None, b, cache, max_length):
+    def mix(self, q, k, v, *, dt, d=None, b, cache, max_length, segment_ids=None):
         log_decay, _ = self._decays(dt)
         q, k, beta = unit(q), unit(k), self._beta(b)
         sow(self, queries=q, keys=k, log_decay=log_decay)
         arrays = q, k, v, log_decay, beta
-        return self._attend(log_linear_delta_attention, log_linear_delta_step, arrays, d, cache, max_length)
+        return self._attend(
+            log_linear_delta_attention, log_linear_delta_step, arrays, d, cache, max_length, segment_ids
+        )
 
 
 class _OneDeltaState(_DeltaRule, OneState):
@@ -55,24 +57,26 @@ class _OneDeltaState(_DeltaRule, OneState):
 
     scale_queries: bool = False
 
-    def _attend(self, q, k, v, log_decay, b, cache: Array | None, max_length: int | None) -> Any:
+    def _attend(
+        self, q, k, v, log_decay, b, cache: Array | None, max_length: int | None, segment_ids: Array | None
+    ) -> Any:
         q, k, beta = unit(q), unit(k), self._beta(b)
         if self.scale_queries:
             q = (q * q.shape[-1] ** -0.5).astype(q.dtype)
         sow(self, queries=q, keys=k, log_decay=log_decay)
-        return gated_delta_attention(q, k, v, log_decay, beta, **self._how(q, cache, max_length))
+        return gated_delta_attention(q, k, v, log_decay, beta, **self._how(q, cache, max_length, segment_ids))
 
 
 class GatedDeltaMixer(_OneDeltaState, DecayingMixer):
     """o = gated_delta_attention(q, k, v, log decay, β): Gated DeltaNet."""
 
-    def mix(self, q, k, v, *, dt, b, cache, max_length):
+    def mix(self, q, k, v, *, dt, b, cache, max_length, segment_ids=None):
         log_decay, _ = self._decays(dt)
-        return self._attend(q, k, v, log_decay, b, cache, max_length)
+        return self._attend(q, k, v, log_decay, b, cache, max_length, segment_ids)
 
 
 class DeltaMixer(_OneDeltaState):
     """`GatedDeltaMixer` without decays: DeltaNet."""
 
-    def mix(self, q, k, v, *, b, cache, max_length):
-        return self._attend(q, k, v, jnp.zeros(v.shape[:3]), b, cache, max_length)
+    def mix(self, q, k, v, *, b, cache, max_length, segment_ids=None):
+        return self._attend(q, k, v, jnp.zeros(v.shape[:3]), b, cache, max_length, segment_ids)

@@ -9,5 +9,6 @@ from loglinear_jax.ops import gated_linear_attention
 class GatedLinearMixer(OneState, Mamba2Mixer):
     """o = gated_linear_attention(q, k, v, log decay), log-linear attention with λ ≡ 1."""
 
-    def mix(self, q, k, v, *, dt, cache, max_length):
-        return gated_linear_attention(*self._prepared(q, k, v, dt), **self._how(q, cache, max_length))
+    def mix(self, q, k, v, *, dt, cache, max_length, segment_ids=None):
+        how = self._how(q, cache, max_length, segment_ids)
+        return gated_linear_attention(*self._prepared(q, k, v, dt), **how)

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import FenwickState, capacity, num_levels, occupied_levels
 from loglinear_jax.lam import MlpLam, lam_arguments, lam_traits, make_lam
 from loglinear_jax.mixers.base import DecayingMixer, MixerCache, sow, unit
 from loglinear_jax.ops import Implementation, bucket_scores
+from loglinear_jax.ops.segments import first_read
 from loglinear_jax.settings import SettingError
 
 
@@ -21,11 +22,13 @@ from loglinear_jax.settings import SettingError
 class LookingCache:
     """What log-linear attention remembers with a λ that looks into its buckets.
 
-    states: the attention's, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1], at the same position.
+    states: the attention's, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1], at the same position. first:
+    the position of the first token that they hold, 0 or [B].
     """
 
     states: FenwickState
     key_sums: FenwickState | None
+    first: Int[Array, "*B"] | None
 
 
 LevelCache = FenwickState | LookingCache
@@ -108,19 +111,20 @@ class LevelMixer(DecayingMixer):
         d: Float[Array, "B T HL"] | None,
         cache: MixerCache | None,
         max_length: int | None,
+        segment_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], LevelCache]:
         """The attention of `arrays` (q, k, v, log_decay and, with the delta rule, β), weighed by λ, and the next cache; one
         token after others is a step of it. Inside a compact method."""
         q, k, _, log_decay = arrays[:4]
         before = None if cache is None else self._checked(cache)
-        lam, key_sums = self._lam(q, k, log_decay, d, before, max_length)
+        lam, key_sums, first = self._lam(q, k, log_decay, d, before, max_length, segment_ids)
         sow(self, lam_value=lam)
         if before is not None and q.shape[1] == 1:
             out, states = step(before.states, *(x[:, 0] for x in (*arrays, lam)))
-            return out[:, None], states if key_sums is None else LookingCache(states, key_sums)
+            return out[:, None], states if key_sums is None else LookingCache(states, key_sums, first)
         decoding = cache is not None or max_length is not None
         attended = attention(
-            *arrays, lam,
+            *arrays, lam, segment_ids=segment_ids,
             initial_state=None if before is None else before.states, return_state=decoding,
             chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
@@ -131,12 +135,13 @@ class LevelMixer(DecayingMixer):
             states = _with_room(states, max_length)
         else:
             states = states.replace(levels=states.levels[:, :, : before.states.levels.shape[2]])
-        return out, states if key_sums is None else LookingCache(states, key_sums)
+        return out, states if key_sums is None else LookingCache(states, key_sums, first)
 
     def _lam(
-        self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None
-    ) -> tuple[Float[Array, "B T H L"], FenwickState | None]:
-        """(λ, the sums of keys after these tokens where λ looks at them and something is to be remembered)."""
+        self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None, segment_ids
+    ) -> tuple[Float[Array, "B T H L"], FenwickState | None, Int[Array, "*B"] | None]:
+        """(λ; where λ looks at them and something is to be remembered, the sums of keys after these tokens and the position of
+        the first of them)."""
         traits = lam_traits(self.lam)
         module = self.lam_module(name="lam")
         room = q.shape[1] if max_length is None else max_length
@@ -149,9 +154,9 @@ class LevelMixer(DecayingMixer):
             )
         shape = (*log_decay.shape, levels)
         d = jnp.zeros(shape) if d is None else d.reshape(*log_decay.shape, -1)
-        key_sums = None
+        key_sums, first = None, None
         if traits.needs_scores:
-            scores, occupied, key_sums = self._look(q, k, log_decay, levels, before, max_length)
+            scores, occupied, key_sums, first = self._look(q, k, log_decay, levels, before, max_length, segment_ids)
             lam = module(d, scores, occupied)
         else:
             lam = module(d)
@@ -164,23 +169,32 @@ class LevelMixer(DecayingMixer):
         if self.lam_levels is not None:
             lam = lam[..., : self.lam_levels]
             lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, max(wanted - lam.shape[3], 0))], mode="edge")
-        return lam, key_sums
+        return lam, key_sums, first
 
-    def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None):
-        """(bucket scores of unit queries and keys, where levels are occupied, the sums of keys that are to be remembered)."""
+    def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None, segment_ids):
+        """(bucket scores of unit queries and keys; where levels are occupied; the sums of keys that are to be remembered, and
+        the position of the first of them)."""
         sums = None if before is None else before.key_sums
         found = bucket_scores(
-            unit(q), unit(k), log_decay,
+            unit(q), unit(k), log_decay, segment_ids=segment_ids,
             num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
             implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
         )  # fmt: skip
         scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
-        first = 0 if sums is None else sums.position
-        occupied = occupied_levels(first + jnp.arange(q.shape[1]), levels)[:, None]
+        start = jnp.zeros((), jnp.int32)
+        position = start if sums is None else sums.position
+        first = start if before is None or before.first is None else before.first
+        places = position[..., None] + jnp.arange(q.shape[1])
+        if segment_ids is None:
+            occupied = occupied_levels(places, levels, first[..., None])
+        else:
+            of_tokens = first_read(segment_ids, position, first)
+            occupied, first = occupied_levels(places, levels, of_tokens), of_tokens[:, -1]
+        occupied = occupied[..., None, :]
         if sums is not None and key_sums is not None:
-            return scores, occupied, key_sums.replace(levels=key_sums.levels[:, :, : sums.levels.shape[2]])
-        return scores, occupied, None if key_sums is None else _with_room(key_sums, max_length)
+            return scores, occupied, key_sums.replace(levels=key_sums.levels[:, :, : sums.levels.shape[2]]), first
+        return scores, occupied, None if key_sums is None else _with_room(key_sums, max_length), first
 
     def _checked(self, cache: MixerCache) -> LookingCache:
         """The cache, with no sums of keys where λ does not look. Raises ValueError for that of another mixer or λ."""
@@ -193,7 +207,7 @@ class LevelMixer(DecayingMixer):
                 f"cache of lam={self.lam!r} is of type {type(cache).__name__}{without}: expected a {expected}, as the same "
                 "model returns with max_length"
             )
-        return cache if looks else LookingCache(cache, None)
+        return cache if looks else LookingCache(cache, None, None)
 
     def _init_lam_log_scale(self, key, shape):
         del key

@@ -12,7 +12,7 @@ from loglinear_jax.ops import fenwick_step, log_linear_attention
 class LogLinearMixer(LevelMixer, Mamba2Mixer):
     """o = log_linear_attention(q, k, v, log decay, λ)."""
 
-    def mix(self, q, k, v, *, dt, d=None, cache, max_length):
+    def mix(self, q, k, v, *, dt, d=None, cache, max_length, segment_ids=None):
         arrays = self._prepared(q, k, v, dt)
         step = functools.partial(fenwick_step, implementation=self.implementation)
-        return self._attend(log_linear_attention, step, arrays, d, cache, max_length)
+        return self._attend(log_linear_attention, step, arrays, d, cache, max_length, segment_ids)

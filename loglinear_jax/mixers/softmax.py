@@ -32,12 +32,12 @@ class SoftmaxMixer(TokenMixer):
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return min(length, self.window or length) * (groups * key_dim + heads * value_dim)
 
-    def mix(self, q, k, v, *, cache, max_length):
+    def mix(self, q, k, v, *, cache, max_length, segment_ids=None):
         if self.qk_norm:
             q, k = unit(q), unit(k)
             log_scale = self.param("log_scale", nn.initializers.constant(np.log(10)), q.shape[2:3], self.param_dtype)
             q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
         if cache is not None:
-            return attend_to_cache(cache, q, k, v, self.window)
-        out = softmax_attention(q, k, v, window=self.window)
-        return out if max_length is None else (out, key_value_cache(k, v, max_length, self.window))
+            return attend_to_cache(cache, q, k, v, self.window, segment_ids)
+        out = softmax_attention(q, k, v, segment_ids=segment_ids, window=self.window)
+        return out if max_length is None else (out, key_value_cache(k, v, max_length, self.window, segment_ids))

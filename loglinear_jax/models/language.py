@@ -125,9 +125,9 @@ class LanguageBlock(nn.Module):
     index: int
 
     @nn.compact
-    def __call__(self, x, cache: LayerCache | None = None, max_length: int | None = None):
+    def __call__(self, x, cache: LayerCache | None = None, max_length: int | None = None, segment_ids=None):
         m = self.settings
-        mixed = self._layer()(self._norm("mixer_norm")(x), cache, max_length)
+        mixed = self._layer()(self._norm("mixer_norm")(x), cache, max_length, segment_ids=segment_ids)
         mixed, cache = (mixed, None) if cache is None and max_length is None else mixed
         x += mixed
         if not m.mlp:
@@ -163,7 +163,11 @@ def _residual_init(m: LanguageSettings):
 
 
 class LanguageModel(nn.Module):
-    """Token ids to the next token's logits: embedding, blocks, RMSNorm, untied head."""
+    """Token ids to the next token's logits: embedding, blocks, RMSNorm, untied head.
+
+    segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`: caches belong to the
+    first of them, and those that are returned to the last.
+    """
 
     settings: LanguageSettings
 
@@ -182,12 +186,14 @@ class LanguageModel(nn.Module):
         tokens: Int[Array | np.ndarray, "B T"],
         caches: list[LayerCache] | None = None,
         max_length: int | None = None,
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], list[LayerCache | None]]:
         """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
+        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
         after = []
         for index, block in enumerate(self.blocks):
-            x, cache = block(x, None if caches is None else caches[index], max_length)
+            x, cache = block(x, None if caches is None else caches[index], max_length, segment_ids)
             after.append(cache)
         return self.norm(x), after
 
@@ -196,20 +202,22 @@ class LanguageModel(nn.Module):
             return jnp.dot(x.astype(jnp.float32), self.head.astype(x.dtype).astype(jnp.float32))
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 
-    def __call__(self, tokens: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T vocab"]:
+    def __call__(
+        self, tokens: Int[Array | np.ndarray, "B T"], segment_ids: Int[Array | np.ndarray, "B T"] | None = None
+    ) -> Float[Array, "B T vocab"]:
         """Logits in float32."""
-        return self._logits(self.features(tokens)[0])
+        return self._logits(self.features(tokens, segment_ids=segment_ids)[0])
 
     def token_losses(
         self,
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
-        return chunked_token_losses(
-            at_positions(self.features(tokens)[0], positions), self.head, at_positions(targets, positions)
-        )
+        x, targets = self.features(tokens, segment_ids=segment_ids)[0], at_positions(targets, positions)
+        return chunked_token_losses(at_positions(x, positions), self.head, targets)
 
     def continued_losses(
         self,
@@ -217,12 +225,13 @@ class LanguageModel(nn.Module):
         targets: Int[Array | np.ndarray, "B T"],
         caches: list[LayerCache] | None = None,
         max_length: int | None = None,
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T"], list[LayerCache | None]]:
         """(cross-entropy in nats of each target, 0 where it is < 0; the caches after these tokens): a long text in parts.
 
         caches, max_length: as in `features`.
         """
-        x, caches = self.features(tokens, caches, max_length)
+        x, caches = self.features(tokens, caches, max_length, segment_ids)
         return chunked_token_losses(x, self.head, targets)[0], caches
 
     def summed_loss(
@@ -231,9 +240,11 @@ class LanguageModel(nn.Module):
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
         z_loss: float = 0.0,
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training, with the z_loss of each."""
-        x, targets = at_positions(self.features(tokens)[0], positions), at_positions(targets, positions)
+        x = at_positions(self.features(tokens, segment_ids=segment_ids)[0], positions)
+        targets = at_positions(targets, positions)
         return summed_loss(x, self.head, targets, pallas=self.settings.takes_pallas, z_loss=z_loss)
 
     def prefill(

@@ -47,6 +47,15 @@ def beginnings_in_rows(starts: Bool[Array, "B T"]) -> Int[Array, "B T"]:
     return jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
 
 
+def first_read(
+    segment_ids: Int[Array | np.ndarray, "B T"], position: Int[Array, "*P"], first: Int[Array, "*F"]
+) -> Int[Array, "B T"]:
+    """The position of the first token that each of the tokens at position, position + 1, ... reads: where its segment begins;
+    `first` for those of the first segment."""
+    begin = beginnings_in_rows(segment_starts(segment_ids))
+    return jnp.where(begin < 0, first.reshape(-1, 1), position.reshape(-1, 1) + begin)
+
+
 def beginnings_in_chunks(starts: Bool[Array, "B T"] | None, chunk_size: int) -> Int[Array, "B 1 1 N C"] | None:
     """The same in runs that are chunks, the last of them filled up with more of the last segment."""
     if starts is None:

@@ -117,6 +117,55 @@ def test_prompts_in_parts_and_decoding_are_the_full_pass(settings, prompt):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=str(settings), marks=() if settings.get("lam") == "content" else pytest.mark.slow)
+        for settings in DECODED
+    ],
+)
+def test_documents_in_a_pack_are_as_alone_at_their_positions(settings):
+    """Logits, gradients of the parameters, and the last document's next tokens."""
+    model, params = build(**{"layers": 1} | settings)
+    cuts = (3, 10, 17)
+    segment_ids = np.searchsorted(cuts, np.arange(20), side="right") % 2 + np.zeros((2, 1), int)
+    shape_of_caches = jax.eval_shape(lambda: model.apply(params, TOKENS[:, :1], 24, method="prefill"))[1]
+
+    def packed(params):
+        return model.apply(params, TOKENS[:, :20], segment_ids)
+
+    def alone(params):
+        parts = []
+        for first, end in zip((0, *cuts), (*cuts, 20), strict=True):
+            # Caches that hold nothing: their integers are positions.
+            at = functools.partial(
+                lambda x, first: jnp.full(x.shape, first * (x.dtype == jnp.int32), x.dtype), first=first
+            )
+            caches = jax.tree.map(at, shape_of_caches)
+            x, _ = model.apply(params, TOKENS[:, first:end], caches, method="features")
+            parts.append(model.apply(params, x, method="_logits"))
+        return jnp.concatenate(parts, axis=1)
+
+    weights = np.random.default_rng(1).normal(size=(2, 20, 37)).astype(np.float32)
+
+    def weighed(run, params):
+        logits = run(params)
+        return jnp.sum(logits * weights), logits
+
+    results = [jax.jit(jax.grad(functools.partial(weighed, run), has_aux=True))(params) for run in (packed, alone)]
+    (gradients, got), (expected_gradients, expected) = results
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    for one, other in zip(*map(jax.tree.leaves, (gradients, expected_gradients)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4 * (1 + np.abs(other).max()))
+
+    prefill = jax.jit(lambda tokens: model.apply(params, tokens, None, 24, segment_ids[:, :18], method="features"))
+    _, caches = prefill(TOKENS[:, :18])
+    step = jax.jit(lambda token, caches: model.apply(params, token, caches, method="step"))
+    for position in (18, 19):
+        logits, caches = step(TOKENS[:, position], caches)
+        np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
+
+
+@pytest.mark.parametrize(
     "settings", [{}, {"mixer": "gated_linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str
 )
 @pytest.mark.slow

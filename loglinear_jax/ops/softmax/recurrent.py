@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.positions import advanced, as_position, have_room
-from loglinear_jax.ops.segments import beginnings_in_rows, segment_starts
+from loglinear_jax.ops.segments import first_read, segment_starts
 from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.softmax.parallel import dot_product_attention
 from loglinear_jax.ops.softmax.rotary import rotate_by_position
@@ -47,21 +47,13 @@ def key_value_cache(
         )
     keys, position, first = rotate_by_position(k), jnp.asarray(k.shape[1], jnp.int32), jnp.zeros(len(k), jnp.int32)
     if segment_ids is not None:
-        first = _first_read(segment_ids, jnp.zeros_like(position), first)[:, -1]
+        first = first_read(segment_ids, jnp.zeros_like(position), first)[:, -1]
     if window is not None and window <= max_length:
         of_window = [(0, 0), (max(window - k.shape[1], 0), 0), (0, 0), (0, 0)]
         keys, v = (jnp.pad(x[:, -window:], of_window) for x in (keys, v))
         return KeyValueCache(keys, v, position, first)
     room = [(0, 0), (0, max_length - k.shape[1]), (0, 0), (0, 0)]
     return KeyValueCache(jnp.pad(keys, room), jnp.pad(v, room), position, first)
-
-
-def _first_read(
-    segment_ids: Int[Array, "B T"], position: Int[Array, "*B"], first: Int[Array, " B"]
-) -> Int[Array, "B T"]:
-    """The position of the first token that each of the tokens from `position` on reads; `first` in the first segment."""
-    begin = beginnings_in_rows(segment_starts(segment_ids))
-    return jnp.where(begin < 0, first[:, None], position.reshape(-1, 1) + begin)
 
 
 def attend_to_cache(
@@ -93,7 +85,7 @@ def attend_to_cache(
     of_row = position.reshape(-1, 1)
     query = (of_row + jnp.arange(length))[:, :, None]
     key = ((of_row - room if has_window else 0) + jnp.arange(keys.shape[1])[None])[:, None]
-    first = cache.first[:, None] if segment_ids is None else _first_read(segment_ids, position, cache.first)
+    first = cache.first[:, None] if segment_ids is None else first_read(segment_ids, position, cache.first)
     seen = (key <= query) & (key >= first[:, :, None])
     if has_window:
         seen &= key > query - room
