@@ -26,10 +26,13 @@ PROMPT_TOKENS = 1 << 15  # of all sequences together, that are processed at a ti
 SCORES = 1 << 28  # of softmax attention, that are held at a time: 1 GiB
 
 
+Prompts = Int[Array | np.ndarray, "B T"] | Sequence[Sequence[int] | Int[np.ndarray, " T"]]
+
+
 def generate(
     model: LanguageModel,
     params: Any,
-    prompt: Int[Array | np.ndarray, "B T"],
+    prompt: Prompts,
     num_tokens: int,
     *,
     temperature: float = 1.0,
@@ -52,7 +55,7 @@ def generate(
 def stream(
     model: LanguageModel,
     params: Any,
-    prompt: Int[Array | np.ndarray, "B T"],
+    prompt: Prompts,
     num_tokens: int,
     *,
     temperature: float = 1.0,
@@ -63,39 +66,30 @@ def stream(
     max_length: int | None = None,
     num_ids: int | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
-    """The tokens after a prompt, one step of all B sequences at a time; all prompts are of one length.
+    """The tokens after a prompt, one step of all B sequences at a time. Prompts of different lengths are a list of token ids
+    each; every sequence goes on as it would alone.
 
     temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
     fewest likeliest tokens that together have this probability (Holtzman et al. 2020). Of equally likely tokens, those with the
     smallest ids are taken first. seed: the same seed gives the same tokens.
     stop_token: a sequence that has produced it, or one of several, repeats it; when all have, it ends. max_length: tokens,
-    prompt included, for which states are allocated; prompt and num_tokens together if None. num_ids: only token ids below it
-    are taken, as the vocabulary of a model may be larger than its tokenizer's.
+    prompt included, for which states are allocated; the longest prompt and num_tokens together if None. num_ids: only token ids
+    below it are taken, as the vocabulary of a model may be larger than its tokenizer's.
 
     Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
     max_length or the model's λ has levels for; ValueError naming the first of the params that the model has not, or has of
     another shape; and SettingError, at the token where it happens, for logits that are not finite.
     """
     m = model.settings
-    try:
-        prompt = np.asarray(prompt)
-    except ValueError as error:
-        raise SettingError(
-            "prompt has rows of several lengths: expected token ids [B, T], all rows of one length"
-        ) from error
-    if prompt.ndim != 2 or 0 in prompt.shape or not np.issubdtype(prompt.dtype, np.integer):
-        raise SettingError(
-            f"prompt has shape {prompt.shape} and dtype {prompt.dtype}: expected token ids [B, T] with at least one of each"
-        )
-    if prompt.min() < 0 or prompt.max() >= m.vocab_size:
-        raise SettingError(f"prompt has ids {prompt.min()} to {prompt.max()}: expected 0 to {m.vocab_size - 1}")
-    _check_whole("num_tokens", num_tokens, 1, INT32_MAX - prompt.shape[1])
-    total = prompt.shape[1] + num_tokens
+    prompts = _checked_prompts(prompt, m.vocab_size)
+    longest = max(map(len, prompts))
+    _check_whole("num_tokens", num_tokens, 1, INT32_MAX - longest)
+    total = longest + num_tokens
     max_length = total if max_length is None else max_length
     _check_whole("max_length", max_length, 1, INT32_MAX)
     if total > max_length:
         raise SettingError(
-            f"num_tokens={num_tokens} after a prompt of {prompt.shape[1]}: expected no more than max_length={max_length} in all"
+            f"num_tokens={num_tokens} after a prompt of {longest}: expected no more than max_length={max_length} in all"
         )
     _check_whole("seed", seed, 0, 2**32 - 1)
     if num_ids is not None:
@@ -112,7 +106,29 @@ def stream(
     m.check_decoding(max_length)
     flat_params(model, params)
     sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, num_ids=num_ids)
-    return _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops)
+    return _stream(model, params, prompts, num_tokens, max_length, sampling, seed, stops)
+
+
+def _checked_prompts(prompt: Prompts, vocab_size: int) -> list[Int[np.ndarray, " T"]]:
+    """The token ids of each sequence."""
+    if isinstance(prompt, Sequence) and len({np.shape(row) for row in prompt}) > 1:
+        prompts = [np.asarray(row) for row in prompt]
+    else:
+        whole = np.asarray(prompt)
+        if whole.ndim != 2 or 0 in whole.shape:
+            raise SettingError(
+                f"prompt has shape {whole.shape} and dtype {whole.dtype}: expected token ids [B, T] with at least one of each"
+            )
+        prompts = [*whole]
+    for row in prompts:
+        if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer):
+            raise SettingError(
+                f"prompt has a sequence of shape {row.shape} and dtype {row.dtype}: expected token ids [T], at least one"
+            )
+    least, most = min(row.min() for row in prompts), max(row.max() for row in prompts)
+    if least < 0 or most >= vocab_size:
+        raise SettingError(f"prompt has ids {least} to {most}: expected 0 to {vocab_size - 1}")
+    return prompts
 
 
 def tokens_at_a_time(settings: LanguageSettings, room: int) -> int:
@@ -142,20 +158,60 @@ def _start(weights, prompt, key, *, model, max_length, **sampling):
 
 @functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2,))
 def _advance(weights, tokens, caches, key, *, model, **sampling):
+    token, finite, caches = _advance_each(weights, tokens, caches, key, model=model, **sampling)
+    return token, finite.all(), caches
+
+
+def _advance_each(weights, tokens, caches, key, *, model, **sampling):
     logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
-    return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
+    return sample(key, logits, **sampling), jnp.isfinite(logits).all(axis=-1), caches
 
 
-def _stream(model, params, prompt, num_tokens, max_length, sampling, seed, stops):
+@functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2, 3))
+def _advance_some(weights, tokens, before, caches, some, key, *, model, **sampling):
+    """`_advance` of some sequences; of the others (token, whether its logits are finite) and caches as they were."""
+    *after, new = _advance_each(weights, tokens, caches, key, model=model, **sampling)
+    choose = lambda new, old: jnp.where(some.reshape(-1, *[1] * (new.ndim - 1)), new, old)  # noqa: E731
+    return jax.tree.map(choose, (tuple(after), new), (before, caches))
+
+
+def _prefill_each(model, weights, prompts, part, max_length, key, sampling):
+    """What `_start` returns, of prompts of different lengths. Each is cut into powers of two, the larger ones first, and the
+    sequences that have one of a size go on together: each part begins a window (`ops.continuation`)."""
+    batch, lengths = len(prompts), np.array([len(prompt) for prompt in prompts])
+    one_token = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+    prefill = functools.partial(model.apply, max_length=max_length, method="prefill")
+    _, caches = jax.eval_shape(lambda weights, tokens: prefill(params_of(weights), tokens), weights, one_token)
+    # Those of no tokens are zeros; positions are of each sequence.
+    caches = jax.tree.map(lambda x: jnp.zeros(x.shape or (batch,), x.dtype), caches)
+    state = (jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool)), caches
+    done = np.zeros_like(lengths)
+    sizes = [part] * (lengths.max() // part) + [1 << bit for bit in reversed(range(part.bit_length() - 1))]
+    for size in sizes:
+        some = lengths - done >= size
+        if some.any():
+            rows = zip(prompts, done, some, strict=True)
+            tokens = np.stack([row[at : at + size] if takes else np.zeros(size, int) for row, at, takes in rows])
+            state = _advance_some(weights, tokens, *state, some, key, model=model, **sampling)
+            done += size * some
+    (token, finite), caches = state
+    return token, finite.all(), caches
+
+
+def _stream(model, params, prompts, num_tokens, max_length, sampling, seed, stops):
     advance = functools.partial(_advance, model=model, **sampling)
     weights = decoding_weights(model, params)
     key_of = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
-    stopped, shown = np.zeros(prompt.shape[0], bool), prompt[:, -1]
+    stopped, shown = np.zeros(len(prompts), bool), np.array([prompt[-1] for prompt in prompts])
     # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
-    part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompt), 1).bit_length() - 1)
-    token, finite, caches = _start(weights, prompt[:, :part], key_of(0), model=model, max_length=max_length, **sampling)
-    for first in range(part, prompt.shape[1], part):
-        token, finite, caches = advance(weights, prompt[:, first : first + part], caches, key_of(0))
+    part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompts), 1).bit_length() - 1)
+    if len(set(map(len, prompts))) > 1:
+        token, finite, caches = _prefill_each(model, weights, prompts, part, max_length, key_of(0), sampling)
+    else:
+        prompt, how = np.stack(prompts), dict(model=model, max_length=max_length, **sampling)
+        token, finite, caches = _start(weights, prompt[:, :part], key_of(0), **how)
+        for first in range(part, prompt.shape[1], part):
+            token, finite, caches = advance(weights, prompt[:, first : first + part], caches, key_of(0))
     for index in range(num_tokens):
         if not finite:
             raise SettingError(

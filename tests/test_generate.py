@@ -44,6 +44,27 @@ def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     np.testing.assert_array_equal(generate(model, params, prompt, 12, temperature=0), expected)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"lam": "content", "mixer": "log_linear,softmax", "layers": 2}, marks=pytest.mark.slow),
+        pytest.param({"mixer": "log_linear_delta"}, marks=pytest.mark.slow),
+        pytest.param({"mixer": "gated_delta,softmax(window=4)", "layers": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_prompts_of_different_lengths_go_on_as_alone(settings, monkeypatch):
+    model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
+    prompts = [np.arange(length) % 23 for length in (7, 1, 2)]
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 12)  # four of each sequence
+    together = generate(model, params, prompts, 8, temperature=0)
+    for prompt, tokens in zip(prompts, together, strict=True):
+        np.testing.assert_array_equal(generate(model, params, prompt[None], 8, temperature=0)[0], tokens)
+
+
 def test_softmax_attention_takes_fewer_tokens_at_a_time_the_more_it_scores():
     softmax = dataclasses.replace(SETTINGS, mixer="softmax", heads=4)
     assert [tokens_at_a_time(softmax, 1 << size) for size in (8, 16, 20, 29)] == [1 << 15, 1 << 10, 1 << 6, 1]
@@ -213,12 +234,9 @@ def test_jax_settings_change_no_token(params):
         (PROMPT, 1, {"stop_token": [3, 23]}, "stop_token must be a whole number from 0 to 22, got 23"),
         (PROMPT, 1, {"num_ids": 24}, "num_ids must be a whole number from 1 to 23, got 24"),
         (PROMPT, 1, {"num_ids": 5, "top_k": 6}, "top_k must be a whole number from 1 to 5, got 6"),
-        (
-            [[1, 2], [3]],
-            1,
-            {},
-            r"prompt has rows of several lengths: expected token ids \[B, T\], all rows of one length",
-        ),
+        ([[1, 2], []], 1, {}, r"prompt has a sequence of shape \(0,\) .*: expected token ids \[T\], at least one"),
+        ([[1, 2], [3.5]], 1, {}, r"prompt has a sequence of shape \(1,\) and dtype float64: expected token ids"),
+        ([[1, 2], [23]], 1, {}, "prompt has ids 1 to 23: expected 0 to 22"),
         (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
         (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
         (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),

@@ -118,14 +118,12 @@ def _text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int])
 def _tokens_after(
     prompts: Sequence[Sequence[int]], go_on: Callable[..., Iterator], stops: Sequence[int]
 ) -> list[list[int]]:
-    """Of each prompt, until it stops; prompts of one length together."""
+    """Of each prompt, until it stops."""
     after: list[list[int]] = [[] for _ in prompts]
-    for length in sorted({len(prompt) for prompt in prompts}):
-        rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
-        for tokens in go_on(np.asarray([prompts[row] for row in rows])):
-            for row, token in zip(rows, tokens, strict=True):
-                if not after[row] or after[row][-1] not in stops:
-                    after[row].append(int(token))
+    for tokens in go_on(prompts):
+        for found, token in zip(after, tokens, strict=True):
+            if not found or found[-1] not in stops:
+                found.append(int(token))
     return after
 
 
