@@ -10,7 +10,15 @@ import numpy as np
 from loglinear_jax.settings import other_default, setting
 from loglinear_jax.tasks.base import with_length
 from loglinear_jax.tasks.text import CorpusTask
-from loglinear_jax.text import END_TOKEN, PACKINGS, Corpus, PackedBatches, Pieces, evaluation_packs, open_documents
+from loglinear_jax.text import (
+    END_TOKEN,
+    PACKINGS,
+    Corpus,
+    CutDocuments,
+    PackedBatches,
+    evaluation_packs,
+    open_documents,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,25 +58,25 @@ class Documents(CorpusTask):
         return _open(self.corpus, self.tokenizer, self.text_field, self.end_token, self.cache)
 
     def batches(self, batch_size: int, seeds: list[int]) -> PackedBatches:
-        return PackedBatches(self._pieces("train"), packing=self.packing, batch_size=batch_size, seeds=seeds)
+        return PackedBatches(self._documents("train"), packing=self.packing, batch_size=batch_size, seeds=seeds)
 
     def windows(self, split: str) -> tuple[np.ndarray, ...]:
-        packs = evaluation_packs(self._pieces(split), packing=self.packing, limit=self.windows_of(split))
+        packs = evaluation_packs(self._documents(split), packing=self.packing, limit=self.windows_of(split))
         return packs if self.has_segments else packs[:2]
 
     def inspection_sequences(self, num, seq_len=None):
         """Windows of the validation split that a single document fills, as many tokens as `num` windows of the task's own
         length have. Raises ValueError if there is none."""
         task = with_length(self, num, seq_len)
-        tokens, targets, segments = evaluation_packs(task._pieces("validation"), packing=self.packing)
+        tokens, targets, segments = evaluation_packs(task._documents("validation"), packing=self.packing)
         count = max(num * self.seq_len // task.seq_len, 1)
         filled = np.flatnonzero((segments == 1).all(axis=1))[:count]
         if not len(filled):
             raise ValueError(f"seq_len={task.seq_len}: no document of the validation split has so many tokens")
         return tokens[filled], targets[filled]
 
-    def _pieces(self, split: str) -> Pieces:
-        return Pieces(getattr(self.data, split), self.data.starts[split], self.seq_len)
+    def _documents(self, split: str) -> CutDocuments:
+        return CutDocuments(getattr(self.data, split), self.data.starts[split], self.seq_len)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from loglinear_jax.command_line import needs_extra
 with needs_extra("text"):
     from loglinear_jax.text.corpus import Corpus, open_corpus, open_documents
     from loglinear_jax.text.files import CorpusError
-    from loglinear_jax.text.packing import PACKINGS, PackedBatches, Pieces, evaluation_packs
+    from loglinear_jax.text.packing import PACKINGS, CutDocuments, PackedBatches, evaluation_packs
     from loglinear_jax.text.tokenizer import END_TOKEN, load_tokenizer
     from loglinear_jax.text.windows import SeedBatches, evaluation_windows
 
@@ -15,8 +15,8 @@ __all__ = [
     "PACKINGS",
     "Corpus",
     "CorpusError",
+    "CutDocuments",
     "PackedBatches",
-    "Pieces",
     "SeedBatches",
     "evaluation_packs",
     "evaluation_windows",

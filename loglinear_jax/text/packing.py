@@ -1,16 +1,17 @@
 """Packs of documents: batches for many seeds, and the packs of an evaluation, by Grain's packing.
 
-Documents longer than seq_len are cut into pieces of seq_len tokens; what is left of each is shorter. Every epoch has the
-pieces in another order. A piece of seq_len tokens is a pack by itself; shorter ones share packs in one of two ways:
+Documents longer than seq_len are cut into windows of seq_len tokens and a rest. A window is a pack by itself. Rests and short
+documents share packs in one of two ways:
 
-    concatenate    one after the other; a piece that does not fit goes on in the next pack, so that every pack is full
+    concatenate    one after the other; one that does not fit goes on in the next pack, so that every pack is full
     first_fit      each in the first of up to MOST_BINS packs that has room for all of it; what stays empty is not scored
+
+Every epoch has windows and rests in another order, mixed as there are many tokens in them.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -18,29 +19,19 @@ import numpy as np
 
 PACKINGS = ("concatenate", "first_fit")
 MOST_BINS = 64  # packs that first_fit fills at a time
+PARTS = ("tokens", "targets", "segment_ids")
 Batch = dict[str, np.ndarray]
 
 
 class Pieces:
-    """The pieces of documents, by number: {"tokens", "targets"}, of seq_len tokens or fewer.
+    """Pieces of documents, by number: {"tokens", "targets"}. tokens: of a split of a `Corpus`.
 
-    tokens, starts: of a split of a `Corpus`. A piece predicts within its document: its first token, from the end token before
-    it, to the end token behind it.
+    A piece predicts within its document: its first token from the end token before it, up to the end token behind it.
     """
 
-    def __init__(self, tokens: np.ndarray, starts: np.ndarray, seq_len: int):
-        counts = -(-np.diff(starts) // seq_len)
-        number_in_document = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.seq_len = seq_len
-        self.num_tokens = int(starts[-1])
-        self._tokens = tokens
-        self._starts = np.repeat(starts[:-1], counts) + seq_len * number_in_document
-        self._stops = np.minimum(self._starts + seq_len, np.repeat(starts[1:], counts))
-
-    @property
-    def source(self) -> grain.MapDataset:
-        """The pieces as Grain reads them."""
-        return grain.MapDataset.source(self)
+    def __init__(self, tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray):
+        self._tokens, self._starts, self._stops = tokens, starts, stops
+        self.num_tokens = int(np.sum(stops - starts))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -50,18 +41,52 @@ class Pieces:
         return {"tokens": self._tokens[start:stop], "targets": self._tokens[start + 1 : stop + 1]}
 
 
+class CutDocuments:
+    """Documents as windows of seq_len tokens, and rests, which are shorter. tokens, starts: of a split of a `Corpus`."""
+
+    def __init__(self, tokens: np.ndarray, starts: np.ndarray, seq_len: int):
+        lengths = np.diff(starts)
+        counts = lengths // seq_len
+        number_in_document = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.repeat(starts[:-1], counts) + seq_len * number_in_document
+        has_rest = lengths % seq_len > 0
+        self.seq_len = seq_len
+        self.windows = Pieces(tokens, first, first + seq_len)
+        self.rests = Pieces(tokens, (starts[:-1] + seq_len * counts)[has_rest], starts[1:][has_rest])
+
+    def packs(
+        self, packing: str, order: Callable[[grain.MapDataset], grain.MapDataset], seed: int
+    ) -> list[tuple[grain.IterDataset, float]]:
+        """Packs of the windows and of the rests, without those of which there are none; and about how many they are."""
+        whole = _in_order(self.windows, order).map(_as_pack)
+        pieces, lengths = _in_order(self.rests, order), {"tokens": self.seq_len, "targets": self.seq_len}
+        packs_of_rests = self.rests.num_tokens / self.seq_len
+        if packing == "concatenate":
+            shared = grain.experimental.ConcatThenSplitIterDataset(pieces, length_struct=lengths)
+        else:
+            bins = min(MOST_BINS, int(np.ceil(packs_of_rests)) or 1)  # of few documents, not those of several epochs
+            shared = grain.experimental.FirstFitPackIterDataset(
+                pieces, length_struct=lengths, num_packing_bins=bins, seed=seed
+            )
+        each = (whole, len(self.windows)), (shared.map(_renamed), packs_of_rests)
+        return [(packs, many) for packs, many in each if many]
+
+
 class PackedBatches:
     """Training batches: {"tokens", "targets", "segment_ids"}, int32 [S, B, T] each, without end.
 
     segment_ids: which piece of a pack a token is of, from 1 on, and 0 where the pack is empty; there the target is -1. Every
-    seed reads all pieces in its own order, a new one in each epoch, and batches continue over the ends of epochs.
+    seed reads all documents in its own order, a new one in each epoch, and batches continue over the ends of epochs.
     """
 
-    def __init__(self, pieces: Pieces, *, packing: str, batch_size: int, seeds: Sequence[int]):
-        self._packs = {
-            seed: _packed(pieces, pieces.source.seed(seed).shuffle().repeat(), packing, seed).batch(batch_size)
-            for seed in map(int, seeds)
-        }
+    def __init__(self, documents: CutDocuments, *, packing: str, batch_size: int, seeds: Sequence[int]):
+        self._packs = {}
+        for seed in map(int, seeds):
+            packs, weights = zip(
+                *documents.packs(packing, lambda pieces, seed=seed: pieces.seed(seed).shuffle().repeat(), seed),
+                strict=True,
+            )
+            self._packs[seed] = grain.IterDataset.mix(packs, weights).batch(batch_size)
 
     def iterate(self, first_step: int, state: Mapping[str, Any] | None = None) -> PackedIterator:
         """Batches from that step on. state: of an iterator that has come there, or of its JSON; None, or one that lacks a seed:
@@ -83,7 +108,7 @@ class PackedIterator:
 
     def __next__(self) -> Batch:
         batches = [next(iterator) for iterator in self._seeds.values()]
-        return _named({name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
+        return {name: np.stack([batch[name] for batch in batches]) for name in PARTS}
 
     def get_state(self) -> dict[str, Any]:
         """What `PackedBatches.iterate` takes; it can be written as JSON."""
@@ -94,32 +119,36 @@ class PackedIterator:
 
 
 def evaluation_packs(
-    pieces: Pieces, *, packing: str, limit: int | None = None
+    documents: CutDocuments, *, packing: str, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tokens, targets, segment_ids) [N, T] int32: every token of the documents is a target once, in a fixed random order of
-    the pieces. limit: only this many packs."""
-    packs = list(itertools.islice(_packed(pieces, pieces.source.shuffle(seed=0), packing, seed=0), limit))
-    named = _named({name: np.stack([pack[name] for pack in packs]) for name in packs[0]})
-    return named["tokens"], named["targets"], named["segment_ids"]
+    the packs. limit: only this many packs."""
+    packs = [pack for some, _ in documents.packs(packing, lambda pieces: pieces, seed=0) for pack in some]
+    chosen = [packs[index] for index in np.random.default_rng(0).permutation(len(packs))[:limit]]
+    tokens, targets, segment_ids = (np.stack([pack[name] for pack in chosen]) for name in PARTS)
+    return tokens, targets, segment_ids
 
 
-def _packed(pieces: Pieces, order: grain.MapDataset, packing: str, seed: int) -> grain.IterDataset:
-    """The pieces in packs. Grain reads one piece at a time, as a slice of a memory map takes no time to wait for."""
-    ordered = order.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    lengths = {"tokens": pieces.seq_len, "targets": pieces.seq_len}
-    if packing == "concatenate":
-        return grain.experimental.ConcatThenSplitIterDataset(
-            ordered, length_struct=lengths, split_full_length_features=False
-        )
-    bins = min(MOST_BINS, -(-pieces.num_tokens // pieces.seq_len))  # of a few documents, not those of several epochs
-    return grain.experimental.FirstFitPackIterDataset(ordered, length_struct=lengths, num_packing_bins=bins, seed=seed)
+def _in_order(pieces: Pieces, order: Callable[[grain.MapDataset], grain.MapDataset]) -> grain.IterDataset:
+    """Read one by one when they are asked for, as a slice of a memory map takes no time to wait for."""
+    return order(grain.MapDataset.source(pieces)).to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    )
 
 
-def _named(packed: Batch) -> Batch:
-    """A batch as training reads it, of one as Grain names its parts."""
-    segments = packed["tokens_segment_ids"].astype(np.int32)
-    targets = np.where(segments > 0, packed["targets"].astype(np.int32), -1)
-    return {"tokens": packed["tokens"].astype(np.int32), "targets": targets, "segment_ids": segments}
+def _as_pack(window: Batch) -> Batch:
+    """A window as a pack of one piece."""
+    return _pack(window["tokens"], window["targets"], np.ones(len(window["tokens"])))
+
+
+def _renamed(packed: Batch) -> Batch:
+    """A pack as training reads it, of one as Grain names its parts."""
+    return _pack(packed["tokens"], packed["targets"], packed["tokens_segment_ids"])
+
+
+def _pack(tokens: np.ndarray, targets: np.ndarray, segment_ids: np.ndarray) -> Batch:
+    targets = np.where(segment_ids > 0, targets.astype(np.int32), -1)
+    return {"tokens": tokens.astype(np.int32), "targets": targets, "segment_ids": segment_ids.astype(np.int32)}
 
 
 def _with_tuples(state: Any) -> Any:

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loglinear_jax.text import PACKINGS, PackedBatches, Pieces, evaluation_packs
+from loglinear_jax.text import PACKINGS, CutDocuments, PackedBatches, evaluation_packs
+from loglinear_jax.text.packing import PARTS
 
 LENGTHS = [7, 1, 30, 12, 3, 10, 25, 2, 41, 5]  # of documents, each with its end token
 SETTINGS = dict(batch_size=3, seeds=[0, 7])
 
 
-def pieces_of(lengths, seq_len):
+def documents_of(lengths, seq_len):
     """A token is its position: it predicts the next number."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    return Pieces(np.arange(starts[-1] + 1, dtype=np.uint16), starts, seq_len)
+    return CutDocuments(np.arange(starts[-1] + 1, dtype=np.uint16), starts, seq_len)
 
 
 def runs_of(tokens, targets, segments):
@@ -32,7 +33,7 @@ def runs_of(tokens, targets, segments):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 12), st.sampled_from(PACKINGS))
 def test_an_evaluation_scores_every_token_once_in_its_own_document(lengths, seq_len, packing):
-    packs = evaluation_packs(pieces_of(lengths, seq_len), packing=packing)
+    packs = evaluation_packs(documents_of(lengths, seq_len), packing=packing)
     assert all(x.shape == (len(packs[0]), seq_len) and x.dtype == np.int32 for x in packs)
     targets = packs[1][packs[1] >= 0]
     np.testing.assert_array_equal(np.sort(targets), 1 + np.arange(sum(lengths)))
@@ -40,14 +41,14 @@ def test_an_evaluation_scores_every_token_once_in_its_own_document(lengths, seq_
     for first, length in runs_of(*packs):
         document = np.searchsorted(starts, first, "right") - 1
         assert first + length <= starts[document + 1]
-        if packing == "first_fit":  # a piece is never cut
+        if packing == "first_fit":  # a rest is never cut
             assert (first - starts[document]) % seq_len == 0
     if packing == "concatenate":  # only the last of the packs that are shared has room left
         assert len(packs[0]) == -(-sum(lengths) // seq_len)
 
 
 def test_a_limit_takes_the_first_packs():
-    given = dict(pieces=pieces_of(LENGTHS, 10), packing="concatenate")
+    given = dict(documents=documents_of(LENGTHS, 10), packing="concatenate")
     for limited, whole in zip(evaluation_packs(**given, limit=4), evaluation_packs(**given), strict=True):
         np.testing.assert_array_equal(limited, whole[:4])
 
@@ -62,15 +63,13 @@ def same(batch, other):
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_each_seed_reads_all_pieces_every_epoch_in_its_own_order(packing):
-    batches = PackedBatches(pieces_of(LENGTHS, 10), packing=packing, **SETTINGS)
+def test_each_seed_reads_all_documents_every_epoch_in_its_own_order(packing):
+    batches = PackedBatches(documents_of(LENGTHS, 10), packing=packing, **SETTINGS)
     steps = read(batches, 18)
-    assert {name: (x.shape, x.dtype) for name, x in steps[0].items()} == dict.fromkeys(
-        ("tokens", "targets", "segment_ids"), ((2, 3, 10), np.int32)
-    )
+    assert {name: (x.shape, x.dtype) for name, x in steps[0].items()} == dict.fromkeys(PARTS, ((2, 3, 10), np.int32))
     orders = []
     for seed in range(2):
-        packs = [np.concatenate([step[name][seed] for step in steps]) for name in ("tokens", "targets", "segment_ids")]
+        packs = [np.concatenate([step[name][seed] for step in steps]) for name in PARTS]
         targets = packs[1][packs[1] >= 0]
         assert len(list(runs_of(*packs))) > len(packs[0])  # some share a pack
         counts = np.bincount(targets, minlength=sum(LENGTHS) + 1)[1:]
@@ -81,16 +80,16 @@ def test_each_seed_reads_all_pieces_every_epoch_in_its_own_order(packing):
 
 
 def test_a_seed_does_not_depend_on_the_others():
-    pieces = pieces_of(LENGTHS, 10)
-    alone = PackedBatches(pieces, packing="first_fit", **SETTINGS | {"seeds": [7]})
-    together = PackedBatches(pieces, packing="first_fit", **SETTINGS)
+    documents = documents_of(LENGTHS, 10)
+    alone = PackedBatches(documents, packing="first_fit", **SETTINGS | {"seeds": [7]})
+    together = PackedBatches(documents, packing="first_fit", **SETTINGS)
     for step, other in zip(read(together, 8), read(alone, 8), strict=True):
         assert same({name: x[1:] for name, x in step.items()}, other)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_iterators_go_on_from_a_state_and_from_a_step(packing):
-    batches = PackedBatches(pieces_of(LENGTHS, 10), packing=packing, **SETTINGS)
+    batches = PackedBatches(documents_of(LENGTHS, 10), packing=packing, **SETTINGS)
     expected = read(batches, 14)
     iterator = batches.iterate(0)
     for step in range(10):
@@ -102,6 +101,17 @@ def test_iterators_go_on_from_a_state_and_from_a_step(packing):
 
 
 def test_a_state_is_small_however_far_it_is():
-    batches = PackedBatches(pieces_of(LENGTHS, 10), packing="concatenate", **SETTINGS)
+    batches = PackedBatches(documents_of(LENGTHS, 10), packing="concatenate", **SETTINGS)
     iterator = batches.iterate(50)
     assert len(json.dumps(iterator.get_state())) < 1_000
+
+
+@pytest.mark.parametrize("lengths", [[400], [405], [10] * 40, [3] * 40])
+def test_documents_may_all_be_long_or_short(lengths):
+    """Also if there is no rest, or one in an epoch: a pack is there at once."""
+    for packing in PACKINGS:
+        batches = PackedBatches(documents_of(lengths, 10), packing=packing, **SETTINGS)
+        for step, seed in itertools.product(read(batches, 5), range(2)):
+            found = {length for _, length in runs_of(*(step[name][seed] for name in PARTS))}
+            assert found <= {3, 5, 10} or packing == "concatenate"
+        assert len(json.dumps(batches.iterate(3).get_state())) < 1_000
