@@ -4,7 +4,7 @@
     loglinear_jax train --config=books --config.task.corpus=books --config.task.tokenizer=tok
 
 `books` is a folder with train/, valid/ and test/ of .txt files, one a document, or .jsonl files, one document a line; or a
-data set on the Hugging Face hub.
+data set on the Hugging Face hub. Documents in a window do not see each other, unless task.cross_documents=True.
 
 Presets, joined by commas: hidden=N, seq=N, smoke (a small model of a few fables that two CPU cores train in under two minutes).
 """
@@ -18,7 +18,7 @@ FABLES = Path(__file__).parent / "fables"  # written for this project
 
 def get_config(preset=None):
     config = default_config("language", "documents")
-    config.task.update(validation_windows=256, cross_documents=True)
+    config.task.validation_windows = 256
     config.train.update(
         num_seeds=1, num_steps=10_000, batch_size=8, learning_rate=1e-3, warmup_steps=300, schedule="cosine",
         weight_decay=0.1, eval_every=500, eval_batch_size=8, checkpoint_every=1_000, precision="bfloat16", stop_at=None,

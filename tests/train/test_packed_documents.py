@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_reads_the_next_batches(tmp_path, packing):
     def curve(name, *num_steps):
         for steps in num_steps:
             config = get_config("smoke")
-            config.task.update(seq_len=32, packing=packing, cross_documents=True, cache=str(tmp_path / "cache"))
+            config.task.update(seq_len=32, packing=packing, cache=str(tmp_path / "cache"))
             config.model.update(hidden=16, layers=1, head_dim=8, key_dim=8, max_length=32)
             config.train.update(num_steps=steps, eval_every=3, checkpoint_every=3, steps_per_dispatch=2, num_seeds=2)
             config.train.update(schedule="constant", warmup_steps=0)
