@@ -8,8 +8,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax import PrecisionLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import has_left_sibling, tree_heights
 from pallas_kernels.attention import triton
@@ -18,7 +19,7 @@ from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_til
 from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
-from pallas_kernels.common.chunks import chunk_decay_of, since_block_start
+from pallas_kernels.common.chunks import chunk_decay_of, since_start, upper_reads
 from pallas_kernels.common.launch import fold_mapped_axes, pad
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
@@ -34,8 +35,14 @@ def fenwick_attention(
     chunk_size: int | None = None,
     precision: PrecisionLike = None,
     tiles: Tiles | HopperTiles | None = None,
-) -> Float[Array, "B T H V"]:
-    """Log-linear attention of tokens 0 .. T-1 by the Pallas kernels: O(T log T), with a hand-written gradient.
+    initial: Float[Array, "B H U K V"] | None = None,
+    occupied: Int[Array, " B"] | None = None,
+    return_end: bool = False,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H M K V"]]:
+    """Log-linear attention by the Pallas kernels: O(T log T), with a hand-written gradient.
+
+    The tokens are those of a window: their first position is a multiple of a power of two that is not below T, such as 0. So
+    all of them read what came before at the same levels.
 
     Shapes are not checked here: `loglinear_jax.log_linear_attention`, which calls it, checks them.
 
@@ -48,37 +55,77 @@ def fenwick_attention(
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
       tiles: how to cut the work into programs, and with it whose kernels to take: those for Hopper GPUs, or those for any
         since Ampere; chosen from the shapes, the GPU and JAX's version if None.
+      initial: states of what came before the window, [B, H, U, K, V], at the levels from num_levels(T) on; U is at most L less
+        that. Read in q's dtype. occupied: [B] int32, whose bits say which of them there are. Both None if nothing came before.
+      return_end: also return the states after the last token, of what came before its chunk.
 
-    Returns o [B, T, H, V] in v's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
+    Returns o [B, T, H, V] in v's dtype; with return_end (o, states [B, H, M, K, V] float32 at the M levels from log2 of
+    `chunk_of` plus 1 on). Differentiable in reverse mode, and batched by vmap, to any depth.
 
     Raises UnsupportedError where KERNELS["log_linear_attention"] says why it cannot run.
     """
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    backend = choose_backend(tiles and tiles.backend, key_dim, value_dim, q.dtype, chunk_size, precision)
-    chosen, for_hopper = tiles, backend == "hopper"
-    if chosen is None:
-        tiles = (
-            choose_hopper_tiles(length, value_dim)
-            if for_hopper
-            else choose_tiles(length, tile_for(key_dim), value_dim, q.dtype, precision)
-        )
-    if chunk_size is not None:
-        tiles = tiles.with_chunk(chunk_size)
-    if chosen is None:
-        tiles = (
-            tiles.filling(heads // groups, groups, length, batch)
-            if for_hopper
-            else tiles.in_shared_memory(tile_for(key_dim), q.dtype)
-        )
+    tiles = _tiles_for(q, v, chunk_size, precision, tiles)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks, groups)
     q, k = (pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
     v = pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
     log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
-    out = _differentiable(sizes, tiles)(q, k, v, log_decay, lam)
-    return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
+    past = ()
+    if initial is not None:
+        sizes = dataclasses.replace(sizes, upper=initial.shape[2])
+        past = _states_inside(initial, sizes, tiles), occupied
+    last_chunk = (length - 1) // sizes.chunk if return_end and sizes.read_heights else None
+    out, *end = _differentiable(sizes, tiles, last_chunk)(q, k, v, log_decay, lam, *past)
+    out = out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
+    if not return_end:
+        return out
+    if not end:
+        return out, jnp.zeros((batch, heads, 0, key_dim, value_dim), jnp.float32)
+    return out, _states_outside(end[0], sizes, tiles)[..., :key_dim, :value_dim]
+
+
+def chunk_of(
+    q: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    chunk_size: int | None = None,
+    precision: PrecisionLike = None,
+) -> int:
+    """How many tokens a chunk of `fenwick_attention` has for such arguments."""
+    return _tiles_for(q, v, chunk_size, precision, None).chunk
+
+
+def _tiles_for(q, v, chunk_size, precision, chosen: Tiles | HopperTiles | None) -> Tiles | HopperTiles:
+    """Those that are chosen, or chosen here, with chunks of this size if one is given."""
+    batch, length, groups, key_dim = q.shape
+    heads, value_dim = v.shape[2:]
+    backend = choose_backend(chosen and chosen.backend, key_dim, value_dim, q.dtype, chunk_size, precision)
+    if chosen is not None:
+        return chosen if chunk_size is None else chosen.with_chunk(chunk_size)
+    if backend == "hopper":
+        tiles = choose_hopper_tiles(length, value_dim)
+        tiles = tiles if chunk_size is None else tiles.with_chunk(chunk_size)
+        return tiles.filling(heads // groups, groups, length, batch)
+    tiles = choose_tiles(length, tile_for(key_dim), value_dim, q.dtype, precision)
+    tiles = tiles if chunk_size is None else tiles.with_chunk(chunk_size)
+    return tiles.in_shared_memory(tile_for(key_dim), q.dtype)
+
+
+def _states_inside(states, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """States [B, H, n, K, V] as the kernels have them: padded, with value blocks as heads of their own, in their layout."""
+    states = pad(states, (3, sizes.key_dim), (4, sizes.value_blocks * sizes.value_dim)).astype(sizes.dtype)
+    states = states.reshape(*states.shape[:4], sizes.value_blocks, sizes.value_dim)
+    states = jnp.moveaxis(states, 4, 2).reshape(states.shape[0], sizes.all_heads, *states.shape[2:4], sizes.value_dim)
+    return _scan_of(tiles).laid_out(states)
+
+
+def _states_outside(states, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """The inverse of `_states_inside`, but for padding."""
+    states = _scan_of(tiles).laid_out(states)
+    states = states.reshape(states.shape[0], sizes.heads, sizes.value_blocks, *states.shape[2:])
+    return jnp.moveaxis(states, 2, 4).reshape(*states.shape[:2], *states.shape[3:5], -1)
 
 
 def sizes_for(
@@ -112,35 +159,39 @@ def sizes_for(
     )
 
 
-def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """The differentiable function (q, k, v, log_decay, lam) -> o for these sizes, in the kernels' shapes but for
-    log_decay [B, T, H] and lam [B, T, H, L]."""
-    forward, forward_and_keep, backward = _passes(sizes, tiles)
+@functools.cache
+def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None):
+    """The differentiable function (q, k, v, log_decay, lam, and initial and above where sizes.upper) -> [o, and where there is a
+    last_chunk the states at its end], in the kernels' shapes but for log_decay [B, T, H] and lam [B, T, H, L]."""
+    forward, forward_and_keep, backward = _passes(sizes, tiles, last_chunk)
+    results = 1 if last_chunk is None else 2
 
     @jax.custom_vjp
-    def apply(q, k, v, log_decay, lam):
-        return forward(q, k, v, log_decay, lam)[0]
+    def apply(*operands):
+        return forward(*operands)
 
-    def apply_forward(q, k, v, log_decay, lam):
-        out, *kept = forward_and_keep(q, k, v, log_decay, lam)
-        return out, (q, k, v, log_decay, lam, *kept)
+    def apply_forward(*operands):
+        found = forward_and_keep(*operands)
+        return found[:results], (operands, found[results:])
 
-    def apply_backward(residuals, do):
-        return backward(do, *residuals)
+    def apply_backward(residuals, cotangents):
+        operands, kept = residuals
+        gradients = backward(*cotangents, *operands, *kept)
+        return *gradients, *([None] if sizes.upper else [])  # of what is above
 
     apply.defvjp(apply_forward, apply_backward)
     return apply
 
 
 @functools.cache
-def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None):
     """The forward pass alone, that before a backward one, and the backward one, with a batching rule each: a mapped axis
     becomes part of the batch, so grids keep their axes."""
-    forward = functools.partial(_forward, sizes=sizes, tiles=tiles)
+    options = dict(sizes=sizes, tiles=tiles, last_chunk=last_chunk)
     ways = (
-        functools.partial(forward, keep=False),
-        functools.partial(forward, keep=True),
-        functools.partial(_backward, sizes=sizes, tiles=tiles),
+        functools.partial(_forward, keep=False, **options),
+        functools.partial(_forward, keep=True, **options),
+        functools.partial(_backward, **options),
     )
     # Mosaic's interpreter has ordered effects, which JAX's partitioning rules do not take.
     partitioned = tiles.backend == "triton" or not sizes.interpret
@@ -156,28 +207,57 @@ def _scan_of(tiles: Tiles | HopperTiles):
     return scan
 
 
-def _forward(q, k, v, log_decay, lam, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, keep: bool):
-    """[o], and for a backward pass decays since a chunk's start and, where states are read, `since`, the states and weights."""
+def _forward(
+    q, k, v, log_decay, lam, initial=None, above=None,
+    *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None, keep: bool,
+):  # fmt: skip
+    """[o, the states after the last token where last_chunk says so], and for a backward pass decays since a chunk's start and,
+    where states are read, `since`, weights and the tree's states."""
     sizes = dataclasses.replace(sizes, batch=q.shape[0])
     decay = decay_of_tokens(log_decay, sizes)
-    since = states = None
-    if sizes.heights:
+    since = states = chunk_decay = None
+    if sizes.read_heights:
         chunk_decay = chunk_decay_of(decay, sizes)
-        since = since_block_start(chunk_decay)
+        since = since_start(chunk_decay, sizes)
+    if sizes.heights:
         states = _states(k, v, decay, chunk_decay, sizes, tiles)
-    out, weight = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, sizes, tiles, keep)
+    out, weight = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, initial, above, sizes, tiles, keep)
+    results = [out]
+    if last_chunk is not None:
+        results.append(_states_at_end(states, initial, above, since, chunk_decay, sizes, last_chunk))
     if not keep:
-        return [out]
-    kept = [since, states, weight] if sizes.heights else []
-    return [out, jnp.swapaxes(decay, 0, 1), *kept]
+        return results
+    return [*results, jnp.swapaxes(decay, 0, 1), *(x for x in (since, weight, states) if x is not None)]
+
+
+def _states_at_end(states, initial, above, since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
+    """What the last chunk reads, after its last token: [B, R, read_heights, K, V] float32, in the states' layout."""
+    found = [
+        states[:, :, (last_chunk >> height) << height] if last_chunk >> height & 1 else jnp.zeros_like(states[:, :, 0])
+        for height in range(sizes.heights)
+    ]
+    found = jnp.stack(found, axis=2).astype(jnp.float32) if found else None
+    if sizes.upper:
+        upper = upper_reads(above, sizes)[:, None, :, None, None]
+        upper = jnp.where(upper, initial, 0).astype(jnp.float32)
+        found = upper if found is None else jnp.concatenate([found, upper], axis=2)
+    decay = jnp.exp2(since[:, :, last_chunk] + chunk_decay[:, :, last_chunk, None])
+    return found * jnp.repeat(decay, sizes.value_blocks, axis=1)[..., None, None]
 
 
 def _backward(
-    do, q, k, v, log_decay, lam, decay, since=None, states=None, weight=None,
-    *, sizes: AttentionSizes, tiles: Tiles | HopperTiles,
+    *operands, sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None
 ):  # fmt: skip
+    """operands: cotangents of o, and of the states at the end; then those of `_forward`, then what it kept."""
+    operands = iter(operands)
+    do, d_end = next(operands), None if last_chunk is None else next(operands)
+    q, k, v, log_decay, lam = (next(operands) for _ in range(5))
+    initial, above = (next(operands), next(operands)) if sizes.upper else (None, None)
+    decay = jnp.swapaxes(next(operands), 0, 1)
+    since, weight = (next(operands), next(operands)) if sizes.read_heights else (None, None)
+    states = next(operands) if sizes.heights else None
     sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
-    do, decay = do.astype(v.dtype), jnp.swapaxes(decay, 0, 1)
+    do = do.astype(v.dtype)
 
     def by_head(x):
         """Value blocks of a head summed: [B, R, ...] to [B, H, ...]."""
@@ -185,25 +265,75 @@ def _backward(
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    gradients = read = of_chunks = None
-    if sizes.heights:
+    gradients = read = of_chunks = end = None
+    if sizes.read_heights:
         chunk_decay = chunk_decay_of(decay, sizes)
-        _, since_vjp = jax.vjp(since_block_start, chunk_decay)
+        _, since_vjp = jax.vjp(functools.partial(since_start, sizes=sizes), chunk_decay)
+        if d_end is not None:
+            end, end_vjp = jax.vjp(
+                lambda *x: _states_at_end(x[0], x[1], above, since, chunk_decay, sizes, last_chunk), states, initial
+            )
+            d_states, d_initial = end_vjp(d_end)
+    if sizes.heights:
         gradients = scan.state_gradients(q, do, weight, sizes, tiles)
+        if d_end is not None:
+            gradients = _add_at_ends(gradients, d_states, sizes, last_chunk)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
-    if sizes.heights:
-        dq, read, of_reads = scan.query_gradients(q, do, weight, states, dq, sizes, tiles)
-        of_queries, of_keys, read = [*of_queries, of_reads], by_head(of_keys), by_head(read)
+    if sizes.read_heights:
+        dq, read, of_reads = scan.query_gradients(q, do, weight, states, initial, above, dq, sizes, tiles)
+        of_queries, read = [*of_queries, of_reads], by_head(read)
     else:
         dq = jnp.sum(dq, axis=0).astype(q.dtype)
-    dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes)
-    if sizes.heights:
+    dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes, above)
+    if sizes.read_heights:
         # What lies between the chunks of a query and of a key decays as a whole.
-        (d_chunk,) = since_vjp(d_since)
-        of_chunks = d_chunk + _sum_over_reads(by_head(d_merge))
+        if d_end is not None:
+            at_end = by_head(jnp.sum(d_end * end, axis=(3, 4)))
+            d_since = d_since.at[:, :, last_chunk].add(at_end)
+        (of_chunks,) = since_vjp(d_since)
+        if d_end is not None:
+            of_chunks = of_chunks.at[:, :, last_chunk].add(jnp.sum(at_end, axis=2))
+    if sizes.heights:
+        of_chunks += _sum_over_reads(by_head(d_merge))
+        of_keys = by_head(of_keys)
     d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
-    return dq, dk, dv, d_log_decay, dlam
+    found = [dq, dk, dv, d_log_decay, dlam]
+    if sizes.upper:
+        of_reads = scan.laid_out(_initial_gradients(q, do, weight, above, sizes)).astype(initial.dtype)
+        found.append(of_reads if d_end is None else of_reads + d_initial)
+    return found
+
+
+def _add_at_ends(gradients, d_states, sizes: AttentionSizes, last_chunk: int):
+    """The gradients of states, with those of the states that the last chunk reads."""
+    for height in range(sizes.heights):
+        if last_chunk >> height & 1:
+            end = (last_chunk >> height) << height
+            gradients = gradients.at[:, :, end].add(d_states[:, :, end])
+    return gradients
+
+
+def _initial_gradients(q, do, weight, above, sizes: AttentionSizes):
+    """Gradients of the states of what came before, from all tokens, [B, R, upper, K, V] float32."""
+    reads = upper_reads(above, sizes)
+    weight = jnp.where(reads[:, None, :, None], weight[:, :, sizes.heights :], 0.0)
+    weight = jnp.repeat(weight, sizes.value_blocks, axis=1).transpose(2, 0, 3, 1)  # [upper, B, T, R]
+    by_group = do.reshape(*do.shape[:2], sizes.groups, sizes.group_heads, sizes.value_dim)
+    precision = "highest" if sizes.precision == "f32" else None
+
+    def of_height(_, weight_and_reads):
+        weight, reads = weight_and_reads
+
+        def of_tokens():
+            weighted = (weight.reshape(*by_group.shape[:4], 1) * by_group).astype(sizes.dtype)
+            return jnp.einsum("btgk,btgrv->bgrkv", q, weighted, precision=precision, preferred_element_type=jnp.float32)
+
+        shape = sizes.batch, sizes.groups, sizes.group_heads, sizes.key_dim, sizes.value_dim
+        return None, lax.cond(jnp.any(reads), of_tokens, lambda: jnp.zeros(shape, jnp.float32))
+
+    _, found = lax.scan(of_height, None, (weight, reads.T))
+    return jnp.moveaxis(found.reshape(sizes.upper, sizes.batch, sizes.all_heads, *found.shape[4:]), 0, 2)
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):

@@ -13,10 +13,13 @@ Names and shapes (`Sizes` has the sizes; every axis that meets a matrix unit is 
   decay       [P, B, H, T]      log2 decay from the start of the token's chunk to just after it, as P parts to be added:
                                 their differences keep float32's full precision, which one sum would not (see Sizes)
   lam         [B, T, H, L]      float32: λ of all levels; kernels read those inside a chunk as [B, H, levels, T]
-  since       [B, H, N, heights]  log2 decay from the start of a chunk's block of 2**height chunks to the chunk
-  weight      [B, H, heights, T]  float32: λ of a height of the tree, times the decay from the end of the state that the
-                                token's chunk reads there to the token; 0 where it reads none
+  since       [B, H, N, heights]  log2 decay from the start of a chunk's block of 2**height chunks to the chunk; at heights
+                                above the tree's from the start of the sequence
+  weight      [B, H, heights, T]  float32: λ of a height, times the decay from the end of the state that the token's chunk
+                                reads there to the token; 0 where it reads none
   states      [B, R, N, K, V]   state[e], in q's dtype; e = 0 is never written nor read
+  initial     [B, R, upper, K, V]  states of what came before the sequence, at heights above the tree's, which all chunks
+                                read where `above` [B] has a bit; both are None if nothing came before
   node_decay  [B, H, nodes]     log2 decay over each node of some number of chunks
 
 Decays are in powers of two, the GPU's own exponential. Only differences ≤ 0 are exponentiated.
@@ -88,6 +91,34 @@ def _decay_head(head, launch: Launch, sizes: AttentionSizes):
     return head // sizes.value_blocks if launch.heads >= sizes.value_blocks else 0
 
 
+class Reads:
+    """The states that chunks read, of the tree and of what came before, from the kernel's arguments for them."""
+
+    def __init__(self, refs, sizes: AttentionSizes):
+        refs = iter(refs)
+        self.sizes = sizes
+        self.states_ref = next(refs) if sizes.heights else None
+        self.initial_ref, self.above_ref = (next(refs), next(refs)) if sizes.upper else (None, None)
+
+    def for_each(self, chunk, body, carry):
+        """body(height, the states' array, the place there, carry) for each state that a chunk reads."""
+
+        def read(states_ref, first: int, bits, carry):
+            def step(_, bits_and_carry):
+                bits, carry = bits_and_carry
+                height = node_height(bits)
+                place = bits if states_ref is self.states_ref else height
+                return next_end(bits), body(first + height, states_ref, place, carry)
+
+            return lax.fori_loop(0, lax.population_count(bits), step, (bits, carry))[1]
+
+        if self.sizes.heights:
+            carry = read(self.states_ref, 0, chunk, carry)
+        if self.sizes.upper:
+            carry = read(self.initial_ref, self.sizes.heights, self.above_ref[...], carry)
+        return carry
+
+
 # --- Launching ------------------------------------------------------------------------------------------------------
 
 
@@ -103,13 +134,19 @@ class AttentionSpecs(Specs):
             lambda x, y, z: (self._batch(z), self._block(chunks, x), self._head_block(y, z), 0),
         )
 
-    def states(self):
-        """[heads, N, K, V]."""
+    def states(self, number: int | None = None):
+        """[heads, number, K, V]; N of them if None."""
         s = self.sizes
         return pl.BlockSpec(
-            (None, self.launch.heads, s.num_chunks, s.key_dim, s.value_dim),
+            (None, self.launch.heads, s.num_chunks if number is None else number, s.key_dim, s.value_dim),
             lambda x, y, z: (self._batch(z), self._head_block(y, z), 0, 0, 0),
         )
+
+    def what_is_read(self):
+        """Of the arrays of `Reads`."""
+        states = [self.states()] if self.sizes.heights else []
+        above = pl.BlockSpec((None,), lambda x, y, z: (self._batch(z),))
+        return states + ([self.states(self.sizes.upper), above] if self.sizes.upper else [])
 
 
 def _node_spec(sizes: AttentionSizes, nodes: int, elements: int | None):
@@ -124,6 +161,11 @@ def _node_decay_spec(sizes: AttentionSizes, nodes: int):
     return pl.BlockSpec(
         (None, None, nodes), lambda x, y, z: (z // sizes.all_heads, z % sizes.all_heads // sizes.value_blocks, 0)
     )
+
+
+def laid_out(states):
+    """States [..., K, V] in the kernels' layout, or back."""
+    return states
 
 
 # --- States: bottom-up through the tree -----------------------------------------------------------------------------
@@ -229,10 +271,12 @@ def _lam_by_level(lam, sizes: AttentionSizes):
     return tuple(jnp.moveaxis(part, 1, 3) for part in jnp.split(lam, [sizes.levels_inside], axis=3))
 
 
-def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Tiles, keep: bool):
-    """(o [B, T, R, V]; weight). since and states, and weight, are None where there is one chunk alone.
+def outputs(
+    q, k, v, decay, lam, since, states, initial, above, sizes: AttentionSizes, tiles: Tiles, keep: bool
+):  # fmt: skip
+    """(o [B, T, R, V]; weight). since, states and weight are None where nothing is read.
 
-    lam [B, T, H, L]; since [B, H, N, heights]: `since_block_start` of the chunks' decays. keep: whether weight is wanted.
+    lam [B, T, H, L]; since [B, H, N, heights]: `since_start` of the chunks' decays. keep: whether weight is wanted.
     """
     del keep
     launch = tiles.outputs
@@ -241,10 +285,10 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ti
     lam_inside, lam_between = _lam_by_level(lam, sizes)
     operands = [q, k, v, decay, lam_inside]
     weight = None
-    if sizes.heights:
-        weight = lam_between * read_decay(decay, since, sizes)
-        in_specs += [specs.lam(sizes.heights), specs.states()]
-        operands += [weight, states]
+    if sizes.read_heights:
+        weight = lam_between * read_decay(decay, since, above, sizes)
+        in_specs += [specs.lam(sizes.read_heights), *specs.what_is_read()]
+        operands += [weight, *(x for x in (states, initial, above) if x is not None)]
     out = call(
         functools.partial(_outputs_kernel, sizes=sizes, launch=launch),
         "outputs",
@@ -259,21 +303,21 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ti
 
 
 def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: AttentionSizes, launch: Launch):
-    *tree_refs, o_ref = refs
-    weight_ref, states_ref = tree_refs or (None, None)
+    *read_refs, o_ref = refs
+    weight_ref, reads = (read_refs[0], Reads(read_refs[1:], sizes)) if sizes.read_heights else (None, None)
     chunk = pl.program_id(0)
     scores = _scores(q_ref, k_ref, sizes)
     level = level_tile(sizes.chunk)
     in_parts = sizes.precision == "f32"  # a program has no registers for all columns at once
     q = None if in_parts else q_ref[:, :]
 
-    def of_state(head, end):
+    def of_state(states_ref, head, place):
         """What queries read of a state."""
         if not in_parts:
-            return multiply(q, states_ref[head, end], sizes)
+            return multiply(q, states_ref[head, place], sizes)
 
-        def of_keys(place, total):
-            return total + multiply(q_ref[:, place], states_ref[head, end, place], sizes)
+        def of_keys(keys, total):
+            return total + multiply(q_ref[:, keys], states_ref[head, place, keys], sizes)
 
         return for_columns(sizes.key_dim, of_keys, jnp.zeros((sizes.chunk, sizes.value_dim), jnp.float32))
 
@@ -282,15 +326,12 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
         parts = decay_parts(decay_ref, decay_head, slice(None), sizes)
         weights = scores * decay_tile(parts) * _lam_tile(lam_ref, decay_head, level, sizes)
         out = multiply(weights.astype(sizes.dtype), v_ref[:, head, :], sizes)
-        if sizes.heights:
+        if sizes.read_heights:
 
-            def read(_, carry):
-                end, out = carry
-                weight = weight_ref[decay_head, node_height(end), :]
-                out += weight[:, None] * of_state(head, end)
-                return next_end(end), out
+            def read(height, states_ref, place, out):
+                return out + weight_ref[decay_head, height, :][:, None] * of_state(states_ref, head, place)
 
-            _, out = lax.fori_loop(0, lax.population_count(chunk), read, (chunk, out))
+            out = reads.for_each(chunk, read, out)
         o_ref[:, head, :] = out.astype(o_ref.dtype)
 
     _fold_heads(one_head, launch.heads, None)
@@ -422,11 +463,11 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Atte
 # --- Backward: tokens -----------------------------------------------------------------------------------------------
 
 
-def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Tiles):
+def query_gradients(q, do, weight, states, initial, above, dq, sizes: AttentionSizes, tiles: Tiles):
     """What reading states gives to those who read. dq: that of `chunk_gradients`.
 
-    Returns (dq [B, T, G, K], all of it; read [B, R, heights, T], q·S·do for the state S read at each height, not written for
-    heights of which neither the chunk nor its neighbour in an aligned pair reads one; of_reads [B, R, T], each token's
+    Returns (dq [B, T, G, K], all of it; read [B, R, read_heights, T], q·S·do for the state S read at each height, not written
+    for heights of which neither the chunk nor its neighbour in an aligned pair reads one; of_reads [B, R, T], each token's
     weights as query of states, the gradient of its decay since the chunk's start).
     """
     launch, chunks = tiles.query_gradients, sizes.read_chunks
@@ -435,23 +476,25 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Til
         functools.partial(_query_gradients_kernel, sizes=sizes, launch=launch, chunks=chunks),
         "query_gradients",
         specs.grid(sizes.num_chunks // chunks),
-        [specs.keys(chunks), specs.values(chunks), specs.lam(sizes.heights, chunks), specs.states()],
-        [specs.partial_keys(chunks), specs.by_level(sizes.heights, chunks)],
+        [specs.keys(chunks), specs.values(chunks), specs.lam(sizes.read_heights, chunks), *specs.what_is_read()],
+        [specs.partial_keys(chunks), specs.by_level(sizes.read_heights, chunks)],
         [
             jax.ShapeDtypeStruct((specs.head_blocks, *q.shape), jnp.float32),
-            jax.ShapeDtypeStruct((sizes.batch, sizes.all_heads, sizes.heights, sizes.length), jnp.float32),
+            jax.ShapeDtypeStruct((sizes.batch, sizes.all_heads, sizes.read_heights, sizes.length), jnp.float32),
         ],
         launch,
         sizes.interpret,
-    )(q, do, weight, states)
+    )(q, do, weight, *(x for x in (states, initial, above) if x is not None))
     weight = jnp.repeat(weight, sizes.value_blocks, axis=1)
-    of_reads = jnp.sum(where_read(weight * read, sizes), axis=2)
+    of_reads = jnp.sum(where_read(weight * read, above, sizes), axis=2)
     return (jnp.sum(dq, axis=0) + jnp.sum(dq_read, axis=0)).astype(q.dtype), read, of_reads
 
 
 def _query_gradients_kernel(
-    q_ref, do_ref, weight_ref, states_ref, dq_ref, read_ref, *, sizes: AttentionSizes, launch: Launch, chunks: int
-):
+    q_ref, do_ref, weight_ref, *refs, sizes: AttentionSizes, launch: Launch, chunks: int
+):  # fmt: skip
+    *state_refs, dq_ref, read_ref = refs
+    reads = Reads(state_refs, sizes)
     # The last of the program's chunks reads every state that any of them reads; to the others it has weight 0.
     last_chunk = pl.program_id(0) * chunks + chunks - 1
     q = q_ref[:, :]
@@ -460,15 +503,12 @@ def _query_gradients_kernel(
         decay_head = _decay_head(head, launch, sizes)
         do = do_ref[:, head, :]
 
-        def read(_, carry):
-            end, dq = carry
-            height = node_height(end)
-            to_query = multiply(do, states_ref[head, end], sizes, transpose_y=True)
+        def read(height, states_ref, place, dq):
+            to_query = multiply(do, states_ref[head, place], sizes, transpose_y=True)
             read_ref[head, height, :] = jnp.sum(q * to_query, axis=1)
-            return next_end(end), dq + weight_ref[decay_head, height, :][:, None] * to_query
+            return dq + weight_ref[decay_head, height, :][:, None] * to_query
 
-        _, dq = lax.fori_loop(0, lax.population_count(last_chunk), read, (last_chunk, dq))
-        return dq
+        return reads.for_each(last_chunk, read, dq)
 
     dq_ref[:, :] = _fold_heads(one_head, launch.heads, jnp.zeros((chunks * sizes.chunk, sizes.key_dim), jnp.float32))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import has_left_sibling
 from pallas_kernels.common.chunks import (
@@ -105,6 +105,7 @@ def lam_gradient(
     since: Float[Array, "B H N heights"] | None,
     num_levels: int,
     sizes: Sizes,
+    above: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T H L"], Float[Array, "B H N heights"] | None]:
     """(dλ [B, T, H, num_levels]; the gradient of `since` [B, H, N, heights], None as `since` is).
 
@@ -112,16 +113,19 @@ def lam_gradient(
       inside: [B, H, levels inside a chunk, T], dλ of those levels.
       read, weight: [B, H, heights, T], what the query read of the state at each height, without its weight, and that. Where no
         state is read, anything. None, as since and the second result, where there is one chunk alone.
-      decay: of `decay_of_tokens`. since: `since_block_start`.
+      decay: of `decay_of_tokens`. since: `since_start`. above: of `upper_reads`, if there are heights above the tree's.
     """
     if why_cannot_run() is not None:
-        return _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels, sizes)
+        return _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels, sizes, above)
     batch, levels = inside.shape[0], max(num_levels, sizes.levels)
     columns = LAM_ELEMENTS // sizes.chunk
     operands, in_specs, results = [inside], [of_sequence(inside)], []
     if since is not None:
         operands += [read, weight, decay, since]
         in_specs += [of_sequence(read), of_sequence(weight), of_sequence(decay, axis=1), of_sequence(since)]
+        if sizes.upper:
+            operands.append(above)
+            in_specs.append(of_sequence(above))
         results.append(jax.ShapeDtypeStruct((batch, sizes.num_chunks, sizes.heads * levels), jnp.float32))
     results.append(jax.ShapeDtypeStruct((batch, sizes.length, sizes.heads * levels), jnp.float32))
     *d_since, dlam = call(
@@ -154,12 +158,12 @@ def _is_used(log_decay):
     return (log_decay * LOG2_E >= MIN_LOG2_DECAY) & (log_decay <= 0.0)
 
 
-def _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels: int, sizes: Sizes):
+def _lam_gradient_by_xla(inside, read, weight, decay, since, num_levels: int, sizes: Sizes, above):
     dlam, d_since = inside, None
     if since is not None:
-        read = where_read(read, sizes)
-        d_since = jnp.swapaxes(jnp.sum(by_chunk(where_read(weight, sizes) * read, sizes), axis=-1), 2, 3)
-        dlam = jnp.concatenate([dlam, read_decay(decay, since, sizes) * read], axis=2)
+        read = where_read(read, above, sizes)
+        d_since = jnp.swapaxes(jnp.sum(by_chunk(where_read(weight, above, sizes) * read, sizes), axis=-1), 2, 3)
+        dlam = jnp.concatenate([dlam, read_decay(decay, since, above, sizes) * read], axis=2)
     return pad(jnp.moveaxis(dlam, 3, 1)[..., :num_levels], (3, num_levels)), d_since
 
 
@@ -182,10 +186,14 @@ def _lam_gradient_kernel(inside_ref, *refs, sizes: Sizes, levels: int, columns: 
     inside = exists & (level < sizes.levels_inside)
     dlam = load(inside_ref, jnp.where(inside, level, 0), inside)
     if tree_refs:
-        read_ref, weight_ref, decay_ref, since_ref, d_since_ref = tree_refs
+        read_ref, weight_ref, decay_ref, since_ref, *above_ref, d_since_ref = tree_refs
         between = exists & (level >= sizes.levels_inside) & (level < sizes.levels)
         height = jnp.where(between, level - sizes.levels_inside, 0)
-        reads = between & has_left_sibling(chunk, height)
+        if sizes.upper:
+            chunk_and_above = jnp.where(height < sizes.heights, chunk, above_ref[0][...] << sizes.heights)
+            reads = between & (lax.shift_right_logical(chunk_and_above, height) & 1 != 0)
+        else:
+            reads = between & has_left_sibling(chunk, height)
         read = load(read_ref, height, reads)
         start = sum(
             triton.load(decay_ref.at[part, wide(head), token], mask=wide(reads), other=0.0)

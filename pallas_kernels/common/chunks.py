@@ -33,6 +33,7 @@ class Sizes:
     groups: int  # G
     heads: int  # H
     value_blocks: int = 1  # of each head
+    upper: int = 0  # heights above the tree's, at which there are states of what came before
     key_dim: int
     dtype: str  # of q, k, v and the states
     precision: str  # "bf16", "tf32" or "f32"
@@ -56,12 +57,17 @@ class Sizes:
         return tree_heights(self.num_chunks)
 
     @property
+    def read_heights(self) -> int:
+        """Heights at which a chunk may read a state."""
+        return self.heights + self.upper
+
+    @property
     def levels_inside(self) -> int:
         return num_levels(self.chunk)
 
     @property
     def levels(self) -> int:
-        return self.levels_inside + self.heights
+        return self.levels_inside + self.read_heights
 
     @property
     def decay_parts(self) -> int:
@@ -147,20 +153,41 @@ def since_block_start(chunk_decay):
     return since.reshape(*chunk_decay.shape[:-1], blocks * size, heights)[..., :num_chunks, :]
 
 
-def where_read(x, sizes: Sizes):
-    """x [..., heights, T] where a token's chunk reads a state at a height, else 0."""
+def since_start(chunk_decay, sizes: Sizes):
+    """`since_block_start`, and at each height above the tree's the sum of all chunks before; [..., N, read_heights]."""
+    since = since_block_start(chunk_decay)
+    if sizes.upper == 0:
+        return since
+    finite = jnp.where(jnp.isfinite(chunk_decay), chunk_decay, 0.0)
+    before = jnp.cumsum(jnp.concatenate([jnp.zeros_like(finite[..., :1]), finite[..., :-1]], axis=-1), axis=-1)
+    upper = jnp.broadcast_to(before[..., None], (*before.shape, sizes.upper))
+    return jnp.concatenate([since, upper], axis=-1)
+
+
+def upper_reads(above, sizes: Sizes):
+    """Whether there is a state at each height above the tree's, bool [B, upper]; above [B]: a bit for each."""
+    return (above[:, None] >> np.arange(sizes.upper, dtype=np.int32) & 1) != 0
+
+
+def where_read(x, above, sizes: Sizes):
+    """x [B, heads, read_heights, T] where a token's chunk reads a state at a height, else 0. above: as in `upper_reads`."""
     reads = has_left_sibling(np.arange(sizes.num_chunks), np.arange(sizes.heights)[:, None])
-    return jnp.where(np.repeat(reads, sizes.chunk, axis=1), x, 0.0)
+    reads = np.repeat(reads, sizes.chunk, axis=1)[None, None]
+    if sizes.upper:
+        upper = upper_reads(above, sizes)[:, None, :, None]
+        upper = jnp.broadcast_to(upper, (*upper.shape[:3], sizes.length))
+        reads = jnp.concatenate([jnp.broadcast_to(reads, (len(upper), *reads.shape[1:])), upper], axis=2)
+    return jnp.where(reads, x, 0.0)
 
 
-def read_decay(decay, since, sizes: Sizes):
-    """Decay from the end of the state that a token's chunk reads at each height to the token, [B, H, heights, T]; 0 if none.
+def read_decay(decay, since, above, sizes: Sizes):
+    """Decay from the end of the state that a token's chunk reads at each height to the token; 0 if it reads none.
 
-    since: `since_block_start` of the chunks' decays.
+    Returns [B, H, read_heights, T]. since: `since_start` of the chunks' decays. above: as in `upper_reads`, or None.
     """
     since_start = jnp.sum(by_chunk(decay, sizes), axis=0)[:, :, None]
     decays = jnp.exp2(jnp.swapaxes(since, 2, 3)[..., None] + since_start)
-    return where_read(decays.reshape(*decays.shape[:3], sizes.length), sizes)
+    return where_read(decays.reshape(*decays.shape[:3], sizes.length), above, sizes)
 
 
 # --- Inside a kernel ------------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
-from loglinear_jax import log_linear_attention
+from loglinear_jax import FenwickState, log_linear_attention, num_levels
+from loglinear_jax.ops.continuation import InitialState
+from loglinear_jax.ops.heads import split_heads
 from pallas_kernels import fenwick_attention
 from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
-from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, but_slow, grids
+from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, but_slow, exact_results, grids, results
 
 pytestmark = pytest.mark.usefixtures("run_kernels", "no_hopper")
 
@@ -249,3 +251,49 @@ def test_accuracy_and_races_on_a_gpu(shape, mode, min_decay):
 )
 def test_every_chunk_size_on_a_gpu(mode, chunk_size):
     check(mode, inputs_of(mode, 1, 1000, 1, 4, 64, 32), chunk_size=chunk_size)
+
+
+# --- What came before, and the states at the end ---------------------------------------------------------------------
+
+
+def check_continued(mode, shape, windows, levels, inside, **kwargs):
+    """Outputs, states at the end above the `inside` levels of a chunk, and all gradients, after so many windows."""
+    inputs = inputs_of(mode, *shape, levels=levels)
+    batch, length, groups, heads, *dims = shape
+    first = num_levels(length)
+    position = windows << first - 1
+    initial = np.random.default_rng(5).normal(size=(batch, heads, levels, *dims)).astype(np.float32)
+
+    def plain(*arguments):
+        *inputs, levels = arguments
+        state = FenwickState(levels, jnp.asarray(position, jnp.int32))
+        out, state = log_linear_attention(*inputs, initial_state=state, return_state=True, implementation="xla")
+        return out, state.levels[:, :, inside:]
+
+    def by_kernels(*arguments):
+        *inputs, states = arguments
+        state = FenwickState(states, jnp.asarray(position, jnp.int32))
+        old = InitialState(state, split_heads(inputs[3], groups), levels)
+        found = old.moved(old.states).reshape(states.shape)[:, :, first:]
+        occupied = jnp.full((batch,), windows, jnp.int32)
+        options = dict(initial=found, occupied=occupied, return_end=True, precision=PRECISIONS[mode], **kwargs)
+        return fenwick_attention(*inputs, **options)
+
+    arguments = [*inputs, jnp.asarray(initial)]
+    found, expected = results(by_kernels, arguments), exact_results(plain, arguments)
+    for x, wanted in zip(found, expected, strict=True):
+        assert x.shape == wanted.shape and relative_error(x, wanted) < TOLERANCE[mode]
+
+
+CONTINUED = {  # batch, length, groups, heads, K, V; windows before; levels
+    "one chunk": ((2, 16, 1, 2, 16, 16), 5, 8),
+    "a whole window": ((1, 64, 2, 4, 16, 24), 6, 11),
+    "part of a window, values in blocks": ((1, 50, 1, 2, 24, 136), 3, 9),
+}
+
+
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+@pytest.mark.parametrize("case", but_slow(CONTINUED, "part of a window, values in blocks"))
+def test_what_came_before_is_read_and_the_end_is_returned(case, mode):
+    shape, windows, levels = CONTINUED[case]
+    check_continued(mode, shape, windows, levels, inside=5, chunk_size=16)

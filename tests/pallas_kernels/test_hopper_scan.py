@@ -16,7 +16,7 @@ from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.test_fenwick_attention import check, check_twice, inputs_of, output_and_gradients, reference
+from tests.pallas_kernels.test_fenwick_attention import check, check_continued, check_twice, inputs_of, output_and_gradients, reference
 
 pytestmark = [
     pytest.mark.usefixtures("run_kernels"),
@@ -67,6 +67,19 @@ def test_extreme_decays(decay):
         jnp.float32,
     )
     check("bf16", inputs, tiles=choose_hopper_tiles(length, 64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "windows", "levels", "rows"),
+    [
+        ((1, 300, 1, 2, 64, 64), 5, 13, 2),
+        pytest.param((2, 64, 2, 2, 64, 48), 2, 9, 1, marks=pytest.mark.slow),
+        pytest.param((1, 512, 1, 3, 128, 64), 9, 14, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_what_came_before_is_read_and_the_end_is_returned(shape, windows, levels, rows):
+    tiles = HopperTiles(value_block=64 * -(-shape[-1] // 64), rows=rows)
+    check_continued("bf16", shape, windows, levels, inside=6 + rows, tiles=tiles)
 
 
 def test_vmap_over_some_arguments_is_a_loop():

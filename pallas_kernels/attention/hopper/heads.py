@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from loglinear_jax.fenwick import next_end
+from loglinear_jax.fenwick import next_end, node_height
 from pallas_kernels.attention.hopper.parts import program_index
 from pallas_kernels.attention.triton import AttentionSizes
 
@@ -67,10 +67,26 @@ class Heads:
         return slot if self.own_keys else 0
 
 
-def for_states_read(chunk, body, carry):
-    """body(end of a state that the chunk reads, carry) for each."""
-    step = lambda x: (next_end(x[0]), body(*x))  # noqa: E731
-    return lax.while_loop(lambda x: x[0] != 0, step, (chunk, carry))[1]
+def for_states_read(ref, sizes: AttentionSizes, sequence, chunk, body, carry):
+    """body(height, the states' array, the place there, carry) for each state that the chunk reads: of the tree, and of what
+    came before the sequence.
+
+    ref: with `states` if there is a tree, and with `initial` and `above` if something came before.
+    """
+
+    def read(states, first: int, bits, is_place: bool, carry):
+        def step(bits_and_carry):
+            bits, carry = bits_and_carry
+            height = node_height(bits)
+            return next_end(bits), body(first + height, states, bits if is_place else height, carry)
+
+        return lax.while_loop(lambda x: x[0] != 0, step, (bits, carry))[1]
+
+    if sizes.heights:
+        carry = read(ref.states, 0, chunk, True, carry)
+    if sizes.upper:
+        carry = read(ref.initial, sizes.heights, ref.above[sequence], False, carry)
+    return carry
 
 
 def chunks_by_reads(sizes: AttentionSizes):

@@ -8,7 +8,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from loglinear_jax.fenwick import node_height
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.lams import Lams
 from pallas_kernels.attention.hopper.pairs import LEVELS_IN_BLOCK, STRIP, STRIPS, Pairs
@@ -42,7 +41,9 @@ from pallas_kernels.common.launch import pad
 SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and Pallas fetches whole 128 bytes
 
 
-def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: HopperTiles, keep: bool):
+def outputs(
+    q, k, v, decay, lam, since, states, initial, above, sizes: AttentionSizes, tiles: HopperTiles, keep: bool
+):  # fmt: skip
     """As `attention.triton.outputs`. weight is written only if it is wanted, and only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries.
@@ -50,7 +51,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
     rows, heads = sizes.chunk // BLOCK, Heads(sizes, tiles.outputs)
     chunk, key_dim, value_dim = sizes.chunk, sizes.key_dim, sizes.value_dim
     value_shape = (BLOCK, value_dim)
-    heights, lams = sizes.heights, Lams(lam, sizes.levels, sizes)
+    heights, lams = sizes.read_heights, Lams(lam, sizes.levels, sizes)
     reads_states, keep = heights > 0, keep and heights > 0
 
     def keys_of(slots: int):
@@ -80,8 +81,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
             return pl.ds(index * chunk + row * BLOCK, BLOCK)
 
         def read_states(body, carry):
-            """body(end of a state that the chunk reads, carry) for each."""
-            return for_states_read(index, body, carry) if reads_states else carry
+            return for_states_read(ref, sizes, sequence, index, body, carry)
 
         @pl.when(worker == rows)
         def _fetch():
@@ -106,9 +106,10 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
                     source = lams.source(ref.lam, sequence, tokens(row), head)
                     plgpu.copy_gmem_to_smem(source, shared.vec_lam.at[slot, row], full)
 
-                def fetch_state(end, count):
+                def fetch_state(height, states, place, count):
+                    del height
                     slot = of_states.to_fill(count)
-                    source = ref.states.at[sequence, head, end]
+                    source = states.at[sequence, head, place]
                     plgpu.copy_gmem_to_smem(source, shared.states.at[slot], of_states.full_at(slot))
                     return count + 1
 
@@ -173,9 +174,10 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
                 lam = [lam_of(level) for level in range(sizes.levels_inside)]
                 out = in_chunk(head_slot, scores, scores_before, since, lam)
 
-                def read(end, carry):
+                def read(height, states, place, carry):
+                    del states, place
                     count, out = carry
-                    slot, height = of_states.slot(count), node_height(end)
+                    slot = of_states.slot(count)
                     of_states.wait(slot)
                     of_state = product(reading, shared.states.at[slot].T, value_shape)
                     of_states.release(slot)
@@ -197,7 +199,7 @@ def outputs(q, k, v, decay, lam, since, states, sizes: AttentionSizes, tiles: Ho
 
     inputs = dict(order=chunks_by_reads(sizes), q=q, k=k, v=v, decay=decay[0], lam=lams.operand)
     if reads_states:
-        inputs |= dict(since=pad(jnp.swapaxes(since, 1, 2), (3, SINCE)), states=states)
+        inputs |= dict(since=pad(jnp.swapaxes(since, 1, 2), (3, SINCE)), states=states, initial=initial, above=above)
     results = dict(
         o=jax.ShapeDtypeStruct(v.shape, v.dtype),
         weight=by_token_type(sizes, heights) if keep else None,

@@ -8,7 +8,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from loglinear_jax.fenwick import node_height
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.parts import (
     BLOCK,
@@ -36,14 +35,14 @@ from pallas_kernels.attention.triton import AttentionSizes
 HEAD_DEPTH = 2  # heads whose gradients of outputs are in shared memory
 
 
-def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: HopperTiles):
+def query_gradients(q, do, weight, states, initial, above, dq, sizes: AttentionSizes, tiles: HopperTiles):
     """As `attention.triton.query_gradients`; read is written only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries. If it has all heads of a group, it adds dq
     to its own part.
     """
     rows, heads = sizes.chunk // BLOCK, Heads(sizes, tiles.query_gradients)
-    key_dim, value_dim, heights = sizes.key_dim, sizes.value_dim, sizes.heights
+    key_dim, value_dim, heights = sizes.key_dim, sizes.value_dim, sizes.read_heights
     key_shape = (BLOCK, key_dim)
     once = dict(
         q=tiled(HEAD_DEPTH if heads.own_keys else 1, rows, BLOCK, key_dim),
@@ -79,13 +78,14 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
                     weights = ref.weight.at[sequence, head, :, tokens(row)]
                     plgpu.copy_gmem_to_smem(weights, shared.weight.at[slot, row], full)
 
-                def fetch_state(end, count):
+                def fetch_state(height, states, place, count):
+                    del height
                     slot = of_states.to_fill(count)
-                    source = ref.states.at[sequence, head, end]
+                    source = states.at[sequence, head, place]
                     plgpu.copy_gmem_to_smem(source, shared.states.at[slot], of_states.full_at(slot))
                     return count + 1
 
-                return for_states_read(index, fetch_state, count)
+                return for_states_read(ref, sizes, sequence, index, fetch_state, count)
 
             count = lax.fori_loop(0, heads.number, one_head, jnp.int32(0))
             of_heads.drain(heads.number)
@@ -96,9 +96,10 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
             head, do_slot = first + number, of_heads.to_use(number)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
 
-            def read(end, carry):
+            def read(height, states, place, carry):
+                del states, place
                 count, dq, weighted = carry
-                slot, height = of_states.slot(count), node_height(end)
+                slot = of_states.slot(count)
                 of_states.wait(slot)
                 to_query = product(shared.do.at[do_slot, worker], shared.states.at[slot], key_shape)
                 of_states.release(slot)
@@ -108,7 +109,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
                 by_row = plgpu.load(shared.weight.at[do_slot, worker, height], layout=BY_ROW)
                 return count + 1, dq + rowwise(by_row, key_shape) * to_query, weighted + by_row * read
 
-            count, dq, weighted = for_states_read(index, read, (*carry, zeros_by_row()))
+            start = (*carry, zeros_by_row())
+            count, dq, weighted = for_states_read(ref, sizes, sequence, index, read, start)
             ref.of_reads[sequence, head, tokens(worker)] = weighted
             plgpu.commit_smem()
             of_heads.release(do_slot)
@@ -157,7 +159,8 @@ def query_gradients(q, do, weight, states, dq, sizes: AttentionSizes, tiles: Hop
         ),
     )
     grid = dict(chunk=sizes.num_chunks, **heads.axes)
-    inputs = dict(order=chunks_by_reads(sizes), q=q, do=do, weight=weight, states=states, dq_inside=dq)
+    inputs = dict(order=chunks_by_reads(sizes), q=q, do=do, weight=weight, dq_inside=dq)
+    inputs |= dict(states=states, initial=initial, above=above)
     results = dict(
         dq=jax.ShapeDtypeStruct((heads.parts, *q.shape), q.dtype if heads.parts == 1 else F32),
         read=jax.ShapeDtypeStruct(weight.shape, F32),

@@ -8,6 +8,8 @@ In most kernels one warpgroup of a program fetches, and the others multiply. Wha
 says that a slot is full, another that all have used it.
 """
 
+import jax.numpy as jnp
+
 from pallas_kernels.attention.hopper.chunk_gradients import chunk_gradients
 from pallas_kernels.attention.hopper.chunk_states import chunk_states
 from pallas_kernels.attention.hopper.outputs import outputs
@@ -18,9 +20,15 @@ from pallas_kernels.attention.hopper.tree import merge_states, spread_gradients
 __all__ = [
     "chunk_gradients",
     "chunk_states",
+    "laid_out",
     "merge_states",
     "outputs",
     "query_gradients",
     "spread_gradients",
     "state_gradients",
 ]
+
+
+def laid_out(states):
+    """States [..., K, V] in the kernels' layout, or back."""
+    return jnp.swapaxes(states, -1, -2)
