@@ -5,7 +5,7 @@ the delta rule, bucket scores; and pointwise ones: λ, the short convolution, Sw
 kernel uses.
 """
 
-from pallas_kernels.attention.api import fenwick_attention
+from pallas_kernels.attention.api import chunk_of_attention, fenwick_attention
 from pallas_kernels.attention.step import fenwick_step
 from pallas_kernels.common.launch import with_standard_promotion
 from pallas_kernels.common.support import UnsupportedError, interpret, interpreting, runs_on_gpu
@@ -30,6 +30,7 @@ __all__ = [
     "UnsupportedError",
     "carry_state",
     "causal_conv",
+    "chunk_of_attention",
     "chunk_of_scores",
     "chunk_scores",
     "content_lam",

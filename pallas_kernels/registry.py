@@ -32,7 +32,6 @@ class Kernel:
     title: what it computes, as messages call it.
     limits: function of a problem to the reason why no GPU can run it, or None.
     device: function to the reason why nothing can run on this machine, or None.
-    packs: whether it takes several segments in a sequence (segment_ids).
     no_gain: function of a problem to the reason why plain JAX is as fast as the kernel, but slower than a kernel for other
       settings; None where the kernel pays.
     tells: whether plain JAX in its place is so much slower that a GPU is told, once for each reason.
@@ -41,26 +40,23 @@ class Kernel:
     title: str
     limits: Callable[..., str | None]
     device: Callable[[], str | None] = support.why_cannot_run
-    packs: bool = False
     no_gain: Callable[..., str | None] = _never
     tells: bool = True
 
-    def why_not(self, *problem: object, packed: bool = False) -> str | None:
-        """Why the kernel cannot run this problem here, with segment_ids if `packed`; None if it can."""
-        if packed and not self.packs:
-            return "segment_ids: the Pallas kernels take one segment a sequence, plain JAX any number"
+    def why_not(self, *problem: object) -> str | None:
+        """Why the kernel cannot run this problem here; None if it can."""
         return self.limits(*problem) or self.device()
 
-    def require(self, *problem: object, packed: bool = False) -> None:
+    def require(self, *problem: object) -> None:
         """Raises UnsupportedError where `why_not` gives a reason."""
-        if (reason := self.why_not(*problem, packed=packed)) is not None:
+        if (reason := self.why_not(*problem)) is not None:
             raise support.UnsupportedError(reason)
 
-    def is_best(self, *problem: object, packed: bool = False) -> bool:
+    def is_best(self, *problem: object) -> bool:
         """Whether to take the kernel where no implementation is asked for: on a GPU, where it pays and can run."""
         if support.interpreting() or not support.runs_on_gpu():
             return False
-        reason = self.why_not(*problem, packed=packed) or self.no_gain(*problem)
+        reason = self.why_not(*problem) or self.no_gain(*problem)
         if reason is not None and self.tells:
             tell_once(f"{self.title} falls back to implementation='xla', which is slower: {reason}")
         if reason is None and support.newer_than_tested():
@@ -70,12 +66,12 @@ class Kernel:
             )
         return reason is None
 
-    def is_chosen(self, implementation: str | None, *problem: object, packed: bool = False) -> bool:
+    def is_chosen(self, implementation: str | None, *problem: object) -> bool:
         """Whether a part of a model takes the kernel, where the attention beside it has this implementation: with "pallas" if
         it can run, with None if it is best."""
         if implementation is None:
-            return self.is_best(*problem, packed=packed)
-        return implementation == "pallas" and self.why_not(*problem, packed=packed) is None
+            return self.is_best(*problem)
+        return implementation == "pallas" and self.why_not(*problem) is None
 
 
 KERNELS: dict[str, Kernel] = {}

@@ -40,10 +40,10 @@ class CausalConv(nn.Module):
         uniform = lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
         kernel = self.param("kernel", uniform, (self.width, channels), self.param_dtype)
         bias = self.param("bias", uniform, (channels,), self.param_dtype) if self.use_bias else jnp.zeros((channels,))
-        packed = segment_ids is not None
         if window is None:
             window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
-            if pallas_kernels.KERNELS["causal_conv"].is_chosen(self.implementation, self.width, x.dtype, packed=packed):
+            chosen = pallas_kernels.KERNELS["causal_conv"].is_chosen(self.implementation, self.width, x.dtype)
+            if chosen and segment_ids is None:
                 return pallas_kernels.causal_conv(x, kernel, bias), _last(window, x)
         padded = jnp.concatenate([window.astype(x.dtype), x], axis=1)
         length = x.shape[1]

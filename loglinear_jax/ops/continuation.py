@@ -78,6 +78,7 @@ def run_from(
     return_state: bool,
     precision=None,
     read: Callable | None = None,
+    with_past: Callable | None = None,
 ) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
     """Runs a form that only knows sequences from position 0 on from anywhere; returns its output and last state.
 
@@ -86,6 +87,9 @@ def run_from(
       traced), that returns the outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
     read: function of the tokens, of `Start.starts` and of the initial state to what its buckets add to outputs [B, T, H, V],
       and a function that gives what they leave at the end, [B, H, L, K, V]; None: the states decay and no more.
+    with_past: function of tokens that begin a window (see `Windows`), of `Start.starts`, of the buckets [B, H, U, K, V] that
+      all of them find, at the levels beyond the window, and of an int32 [B] with a bit for each that there is. It returns what
+      `aligned` does, with the buckets, outputs in v's dtype. None: they are read by plain JAX.
     """
     length, initial = tokens[0].shape[1], start.state
     if start.position is None:
@@ -93,38 +97,40 @@ def run_from(
         return out, FenwickState(levels, jnp.asarray(length, jnp.int32)) if return_state else None
     *others, lam = tokens
     windows = Windows(start.position, length, lam.shape[-1])
-
+    old = None
     if initial is not None and read is None:
         q, _, _, log_decay, _ = tokens
         groups = q.shape[2]
         old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1], start.starts)
         by_group = jnp.moveaxis(q, 1, 2), split_heads(lam, groups)
 
-    def of_state(beginning: int | None):
-        """What a state that decays, and no more, adds to the outputs."""
-        if initial is None or read is not None:
-            return 0
-        return merge_heads(old.read(*by_group, precision, beginning))
+    def with_old(out, levels, beginning: int | None):
+        """Both with what a state has that decays, and no more."""
+        if old is None:
+            return out, levels
+        out = out + merge_heads(old.read(*by_group, precision, beginning))
+        out = out if with_past is None else out.astype(tokens[2].dtype)
+        return out, None if levels is None else levels + old.at_end()
 
     def at_the_beginning():
+        if old is not None and with_past is not None and windows.top < lam.shape[-1]:
+            occupied = jnp.right_shift(start.position, windows.top - 1)
+            past = old.found_beyond(windows.top), jnp.broadcast_to(occupied, q.shape[:1])
+            return with_past(*tokens, start.starts, *past)
         out, levels = aligned(*others, windows.of_local_levels(lam), start.starts, length - 1)
-        return out + of_state(windows.top), None if levels is None else windows.local_levels_at_end(levels)
+        return with_old(out, None if levels is None else windows.local_levels_at_end(levels), windows.top)
 
     def anywhere():
         laid = (None if x is None else windows.lay(x) for x in (*others, windows.of_levels(lam), start.starts))
         out, levels = aligned(*laid, windows.last)
-        return windows.take(out) + of_state(None), None if levels is None else windows.levels_at_end(levels)
+        return with_old(windows.take(out), None if levels is None else windows.levels_at_end(levels), None)
 
     # Long prompts come in parts that begin windows: half of the work, or less.
     out, levels = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
     if initial is not None and read is not None:
         from_initial, at_end = read(*tokens, start.starts, initial)
-        out = out + from_initial
-    if not return_state:
-        return out, None
-    if initial is not None:
-        levels += at_end() if read is not None else old.at_end()
-    return out, FenwickState(levels, advanced(start.position, length))
+        out, levels = out + from_initial, levels + at_end() if return_state else None
+    return out, FenwickState(levels, advanced(start.position, length)) if return_state else None
 
 
 def state_at(start: Start, batch: int, heads: int, key_dim: int, value_dim: int, levels: int, dtype) -> FenwickState:
@@ -294,6 +300,11 @@ class InitialState:
 
         zeros = varying_as(states, jnp.zeros((*lam.shape[:4], states.shape[-1]), states.dtype))
         return jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))[0]
+
+    def found_beyond(self, first: int) -> Float[Array, "B H U K V"]:
+        """What tokens that begin a window find at the levels beyond it, of which this is the first."""
+        states = self.moved(self.states)[:, :, :, first:]
+        return states.reshape(states.shape[0], -1, *states.shape[3:])
 
     def at_end(self) -> Float[Array, "B H L K V"]:
         """What the buckets leave after the last token."""

@@ -14,8 +14,9 @@ from typing import overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from loglinear_jax.ops.decays import MIN_LOG_DECAY
 from loglinear_jax.ops.levels import pad_to
 
 
@@ -64,6 +65,11 @@ def beginnings_in_chunks(starts: Bool[Array, "B T"] | None, chunk_size: int) -> 
     begin = beginnings_in_rows(pad_to(starts, num_chunks * chunk_size, axis=1))
     chunk = np.arange(num_chunks, dtype=np.int32)[:, None]
     return begin.reshape(len(starts), 1, 1, num_chunks, chunk_size) - chunk * chunk_size
+
+
+def forgetting(log_decay: Float[Array, "B T H"], starts: Bool[Array, "B T"] | None) -> Float[Array, "B T H"]:
+    """log_decay for kernels, whose decays stand for boundaries: a token that starts a segment forgets all before it."""
+    return log_decay if starts is None else jnp.where(starts[..., None], MIN_LOG_DECAY, log_decay)
 
 
 def reads_left_sibling(begin: Int[Array, "B 1 1 N C"], height: int) -> Bool[Array, "B 1 1 N C"]:

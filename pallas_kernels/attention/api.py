@@ -38,6 +38,7 @@ def fenwick_attention(
     initial: Float[Array, "B H U K V"] | None = None,
     occupied: Int[Array, " B"] | None = None,
     return_end: bool = False,
+    segmented: bool = False,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H M K V"]]:
     """Log-linear attention by the Pallas kernels: O(T log T), with a hand-written gradient.
 
@@ -57,10 +58,11 @@ def fenwick_attention(
         since Ampere; chosen from the shapes, the GPU and JAX's version if None.
       initial: states of what came before the window, [B, H, U, K, V], at the levels from num_levels(T) on; U is at most L less
         that. Read in q's dtype. occupied: [B] int32, whose bits say which of them there are. Both None if nothing came before.
+      segmented: whether log_decay is -inf, or below -105, where segments start: then decays inside of one keep their precision.
       return_end: also return the states after the last token, of what came before its chunk.
 
     Returns o [B, T, H, V] in v's dtype; with return_end (o, states [B, H, M, K, V] float32 at the M levels from log2 of
-    `chunk_of` plus 1 on). Differentiable in reverse mode, and batched by vmap, to any depth.
+    `chunk_of_attention` plus 1 on). Differentiable in reverse mode, and batched by vmap, to any depth.
 
     Raises UnsupportedError where KERNELS["log_linear_attention"] says why it cannot run.
     """
@@ -73,10 +75,11 @@ def fenwick_attention(
     v = pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
     log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
+    sizes = dataclasses.replace(sizes, segmented=segmented and tiles.backend == "triton")
     past = ()
     if initial is not None:
         sizes = dataclasses.replace(sizes, upper=initial.shape[2])
-        past = _states_inside(initial, sizes, tiles), occupied
+        past = _states_inside(initial, sizes, tiles), occupied & (1 << sizes.upper) - 1
     last_chunk = (length - 1) // sizes.chunk if return_end and sizes.read_heights else None
     out, *end = _differentiable(sizes, tiles, last_chunk)(q, k, v, log_decay, lam, *past)
     out = out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
@@ -87,7 +90,7 @@ def fenwick_attention(
     return out, _states_outside(end[0], sizes, tiles)[..., :key_dim, :value_dim]
 
 
-def chunk_of(
+def chunk_of_attention(
     q: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     chunk_size: int | None = None,
@@ -161,8 +164,8 @@ def sizes_for(
 
 @functools.cache
 def _differentiable(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None):
-    """The differentiable function (q, k, v, log_decay, lam, and initial and above where sizes.upper) -> [o, and where there is a
-    last_chunk the states at its end], in the kernels' shapes but for log_decay [B, T, H] and lam [B, T, H, L]."""
+    """The differentiable function (q, k, v, log_decay, lam, and initial and above where sizes.upper) -> [o, and where there is
+    a last_chunk the states at its end], in the kernels' shapes but for log_decay [B, T, H] and lam [B, T, H, L]."""
     forward, forward_and_keep, backward = _passes(sizes, tiles, last_chunk)
     results = 1 if last_chunk is None else 2
 

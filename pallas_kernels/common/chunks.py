@@ -34,6 +34,7 @@ class Sizes:
     heads: int  # H
     value_blocks: int = 1  # of each head
     upper: int = 0  # heights above the tree's, at which there are states of what came before
+    segmented: bool = False  # whether some tokens forget all before them, as a segment starts there
     key_dim: int
     dtype: str  # of q, k, v and the states
     precision: str  # "bf16", "tf32" or "f32"
@@ -71,7 +72,7 @@ class Sizes:
 
     @property
     def decay_parts(self) -> int:
-        return 2 if self.precision == "f32" else 1
+        return 2 if self.precision == "f32" or self.segmented else 1
 
 
 # --- Around kernels -------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def delta_chunks(
     *,
     chunk_size: int,
     precision: PrecisionLike = None,
+    segmented: bool = False,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H N C K"], Float[Array, "B H N K K"], Float[Array, "B H N K V"]]:
     """What chunks of tokens read of themselves and make of a state, for tokens 0 .. T-1 in N whole chunks of C = chunk_size.
 
@@ -111,6 +112,7 @@ def delta_chunks(
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G. beta: [B, T, H] float32.
       lam: [B, T, H, bit_length(C)] float32, or None if it is 1 everywhere.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
+      segmented: as in `fenwick_attention`.
 
     Returns o [B, T, H, V] in float32, reads [B, H, N, C, K], lost [B, H, N, K, K], states [B, H, N, K, V] in q's dtype.
     Differentiable in reverse mode, and batched by vmap, to any depth.
@@ -132,6 +134,7 @@ def delta_chunks(
         dtype=str(jnp.dtype(q.dtype)),
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
+        segmented=segmented,
     )
     out, reads, lost, states = _differentiable(sizes)(
         pad(q, (3, sizes.key_dim)),

@@ -76,12 +76,14 @@ def chunk_scores(
     chunk_size: int,
     precision: PrecisionLike = None,
     tiles: ScoreTiles | None = None,
+    segmented: bool = False,
 ) -> Float[Array, "B T H levels"]:
     """Bucket scores of tokens 0 .. T-1, in whole chunks of chunk_size.
 
     Args:
       q, k: [B, T, G, K], float32 or bfloat16, both alike; K from 16 to 256.
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G.
+      segmented: as in `fenwick_attention`.
       precision: of float32 products, as in jax.lax.dot. tiles: how to cut the work into programs; chosen if None.
 
     Returns scores [B, T, H, levels] in float32, 0 where a bucket is empty. Differentiable in reverse mode, and batched by vmap,
@@ -101,6 +103,7 @@ def chunk_scores(
         dtype=str(jnp.dtype(q.dtype)),
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
+        segmented=segmented,
     )
     decay = differentiable_decay(sizes)(log_decay)
     q, k = (pad(x, (3, sizes.key_dim)) for x in (q, k))

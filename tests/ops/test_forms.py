@@ -130,17 +130,12 @@ def test_gradients_of_strong_decays_are_as_exact_as_those_of_weak_ones(form, dec
     assert relative_error(jax.grad(total)(log_decay)[0, :, 0], expected) < form.tolerance
 
 
-def in_plain_jax(form):
-    """Kernels take one segment."""
-    return form.name != "pallas"
-
-
 def segment_ids_of(cuts, length):
     """Ids that change at the cuts, and come again."""
     return jnp.asarray(np.searchsorted(cuts, np.arange(length), side="right") % 2 * 7 - 3, jnp.int32)[None]
 
 
-@every_form(in_plain_jax)
+@every_form()
 @pytest.mark.parametrize(
     ("cuts", "start"),
     [
@@ -162,7 +157,7 @@ def test_documents_in_a_pack_are_as_alone(form, cuts, start):
     assert_close(got, of_documents_alone(operation, inputs, cuts, values, start, room), form)
 
 
-@every_form(in_plain_jax)
+@every_form()
 @pytest.mark.slow
 def test_packs_at_any_alignment(form):
     operation, length, room = form.operation, 24, 64
@@ -181,7 +176,7 @@ def test_packs_at_any_alignment(form):
     check()
 
 
-@every_form(in_plain_jax)
+@every_form()
 def test_a_thousand_documents_of_one_token(form):
     length, operation, chunk_size = 1000, form.operation, 32 if form.chunk_sizes else None
     inputs = form.inputs(1, 1, length, 1, 2)
@@ -219,7 +214,7 @@ def test_a_state_handed_over_anywhere_continues_the_sequence(form, split):
     assert not operation.has_levels or state.position == length
 
 
-@every_form(lambda form: in_plain_jax(form) and form.operation.has_state)
+@every_form(lambda form: form.operation.has_state)
 def test_a_state_of_the_last_document_continues_it(form):
     operation, length, split, cuts = form.operation, 31, 16, (3, 13, 25)
     inputs, segment_ids = form.inputs(1, 1, length, 1, 2), segment_ids_of(cuts, length)
@@ -474,12 +469,6 @@ def test_lambda_of_an_empty_level_counts_for_nothing(form):
     for start in (12, 16):  # inside a window, and at its beginning
         _, state = form([x[:, :start] for x in (*inputs, lam)], return_state=True)
         assert np.isfinite(form([x[:, start:] for x in (*inputs, bad)], initial_state=state)).all()
-
-
-@pytest.mark.parametrize("form", [form for form in FORMS if form.name == "pallas"], ids=str)
-def test_packs_are_refused_by_kernels(form):
-    with pytest.raises(pallas_kernels.UnsupportedError, match="segment_ids: the Pallas kernels take one segment"):
-        form(form.inputs(6, 1, 20, 1, 2), segment_ids=jnp.zeros((1, 20), jnp.int32))
 
 
 @every_form(lambda form: form.name == "pallas" and of_its_own(form))

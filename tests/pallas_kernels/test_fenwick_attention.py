@@ -4,6 +4,7 @@ The interpreter fills what no program writes with nan, so these tests also see o
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import pallas_kernels
 from loglinear_jax import FenwickState, log_linear_attention, num_levels
 from loglinear_jax.ops.continuation import InitialState
 from loglinear_jax.ops.heads import split_heads
+from loglinear_jax.ops.segments import forgetting
 from pallas_kernels import fenwick_attention
 from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
@@ -297,3 +299,36 @@ CONTINUED = {  # batch, length, groups, heads, K, V; windows before; levels
 def test_what_came_before_is_read_and_the_end_is_returned(case, mode):
     shape, windows, levels = CONTINUED[case]
     check_continued(mode, shape, windows, levels, inside=5, chunk_size=16)
+
+
+def segments_alone(*inputs, starts):
+    """Attention of each segment of one sequence alone, by plain JAX, at its levels of the sequence."""
+    q, _, v, _, lam = inputs
+    nothing = jnp.zeros((1, v.shape[2], lam.shape[3], q.shape[3], v.shape[3]), lam.dtype)
+    parts = []
+    for begin, end in itertools.pairwise([0, *np.flatnonzero(starts[0]), v.shape[1]]):
+        state = FenwickState(nothing, jnp.asarray(begin, jnp.int32))
+        own = [x[:, begin:end] for x in inputs]
+        parts.append(log_linear_attention(*own, initial_state=state, implementation="recurrent"))
+    return jnp.concatenate(parts, axis=1)
+
+
+def check_segments(mode, shape, starts, **kwargs):
+    inputs = inputs_of(mode, *shape, min_decay=-0.05)
+
+    def kernel(q, k, v, log_decay, lam):
+        log_decay = forgetting(log_decay, jnp.asarray(starts))
+        return fenwick_attention(q, k, v, log_decay, lam, precision=PRECISIONS[mode], segmented=True, **kwargs)
+
+    found, expected = results(kernel, inputs), exact_results(functools.partial(segments_alone, starts=starts), inputs)
+    for x, wanted in zip(found, expected, strict=True):
+        assert relative_error(x, wanted) < TOLERANCE[mode]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+@pytest.mark.parametrize("every", [1, 7, 32, 61])
+def test_segments_are_as_alone(mode, every):
+    length = 120
+    starts = (np.arange(length) % every == every // 2)[None] & (np.arange(length) > 0)
+    check_segments(mode, (1, length, 1, 2, 16, 16), starts, chunk_size=16)

@@ -16,7 +16,15 @@ from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.test_fenwick_attention import check, check_continued, check_twice, inputs_of, output_and_gradients, reference
+from tests.pallas_kernels.test_fenwick_attention import (
+    check,
+    check_continued,
+    check_segments,
+    check_twice,
+    inputs_of,
+    output_and_gradients,
+    reference,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("run_kernels"),
@@ -80,6 +88,12 @@ def test_extreme_decays(decay):
 def test_what_came_before_is_read_and_the_end_is_returned(shape, windows, levels, rows):
     tiles = HopperTiles(value_block=64 * -(-shape[-1] // 64), rows=rows)
     check_continued("bf16", shape, windows, levels, inside=6 + rows, tiles=tiles)
+
+
+@pytest.mark.slow
+def test_segments_are_as_alone():
+    starts = np.isin(np.arange(300), [3, 64, 127, 128, 129, 130, 250])[None]
+    check_segments("bf16", (1, 300, 1, 2, 64, 64), starts, tiles=choose_hopper_tiles(300, 64))
 
 
 def test_vmap_over_some_arguments_is_a_loop():

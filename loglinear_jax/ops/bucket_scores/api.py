@@ -100,11 +100,10 @@ def bucket_scores(
     if num_levels is None:
         num_levels = max(fenwick.num_levels(end), 1 if initial_state is None else initial_state.levels.shape[2])
     check_num_levels(num_levels, end, what)
-    packed = segment_ids is not None
     scores, state = _score(
         q, k, log_decay, start_arguments(initial_state, first_position, segment_ids),
         levels=num_levels, return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision, packed),
+        implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision),
     )  # fmt: skip
     return (scores, state) if return_state else scores
 

@@ -7,26 +7,24 @@ import jax.numpy as jnp
 import pallas_kernels
 from loglinear_jax.ops.bucket_scores.continuation import run_from
 from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.segments import forgetting
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, chunk_size=None, precision=None, packed=False) -> bool:
+def is_best(q, k, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
-    return KERNELS["bucket_scores"].is_best(q.shape[-1], jnp.result_type(q, k), chunk_size, precision, packed=packed)
+    return KERNELS["bucket_scores"].is_best(q.shape[-1], jnp.result_type(q, k), chunk_size, precision)
 
 
 def score(q, k, log_decay, start, *, levels, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `bucket_scores`, whose arguments these are after its checks."""
 
-    packed = start.starts is not None
-    KERNELS["bucket_scores"].require(q.shape[-1], q.dtype, chunk_size, precision, packed=packed)
-
     def aligned(q, k, log_decay, starts, levels):
-        del starts
         length = q.shape[1]
         size = chunk_size or pallas_kernels.chunk_of_scores(length)
-        q, k, log_decay = (pad_to(x, -(-length // size) * size, axis=1) for x in (q, k, log_decay))
-        scores = pallas_kernels.chunk_scores(q, k, log_decay, chunk_size=size, precision=precision)
+        padded = (pad_to(x, -(-length // size) * size, axis=1) for x in (q, k, forgetting(log_decay, starts)))
+        options = dict(chunk_size=size, precision=precision, segmented=starts is not None)
+        scores = pallas_kernels.chunk_scores(*padded, **options)
         return pad_to(scores[:, :length], levels, axis=3)[..., :levels]
 
     return run_from(start, (q, k, log_decay), aligned, levels, return_state, precision)

@@ -4,6 +4,7 @@ state."""
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 import pallas_kernels
@@ -11,17 +12,18 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.delta.chunkwise import by_chunks, node_at
 from loglinear_jax.ops.delta.transitions import Maps
 from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.segments import forgetting
 from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.tree import fitting_chunk_size
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, v, chunk_size=None, precision=None, packed=False) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, for more than one chunk, where it was faster than plain JAX, unless it
     cannot run, of which there is one warning for each reason."""
     dtype, dims = jnp.result_type(q, k, v), (q.shape[-1], v.shape[-1])
     size = chunk_size_for(q, v, dtype, chunk_size)
-    return q.shape[1] > size and KERNELS["delta"].is_best(size, *dims, dtype, precision, packed=packed)
+    return q.shape[1] > size and KERNELS["delta"].is_best(size, *dims, dtype, precision)
 
 
 def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
@@ -32,17 +34,18 @@ def chunk_size_for(q, v, dtype, chunk_size: int | None) -> int:
 
 def attend(q, k, v, log_decay, beta, lam, start, *, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_delta_attention`, whose arguments these are after its checks."""
-    chunk_size = _required_chunk_size(q, v, start, chunk_size, precision)
+    chunk_size = _required_chunk_size(q, v, chunk_size, precision)
     return by_chunks(_attend, (q, k, v, log_decay, beta, lam), start, return_state, chunk_size, precision)
 
 
 def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None, precision=None):
     """As `gated_delta_attention`, whose arguments these are after its checks."""
     length, initial_state = q.shape[1], start.state
-    chunk_size = _required_chunk_size(q, v, start, chunk_size, precision)
+    chunk_size = _required_chunk_size(q, v, chunk_size, precision)
     whole = -(-length // chunk_size) * chunk_size
+    log_decay = forgetting(log_decay, start.starts)
     q, k, v, log_decay, beta = (pad_to(x, whole, axis=1) for x in (q, k, v, log_decay, beta))
-    sizes = dict(chunk_size=chunk_size, precision=precision)
+    sizes = dict(chunk_size=chunk_size, precision=precision, segmented=start.starts is not None)
     out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
     if initial_state is None:
         initial_state = varying_as(q, jnp.zeros((*states.shape[:2], *states.shape[3:]), log_decay.dtype))
@@ -51,21 +54,24 @@ def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None,
     return out[:, :length], state if return_state else None
 
 
-def _required_chunk_size(q, v, start, chunk_size, precision) -> int:
+def _required_chunk_size(q, v, chunk_size, precision) -> int:
     """`chunk_size_for` the inputs. Raises UnsupportedError where the kernels cannot run them."""
     chunk_size = chunk_size_for(q, v, q.dtype, chunk_size)
     problem = chunk_size, q.shape[-1], v.shape[-1], q.dtype, precision
-    KERNELS["delta"].require(*problem, packed=start.starts is not None)
+    KERNELS["delta"].require(*problem)
     return chunk_size
 
 
 def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chunk_size: int, precision):
     """As the `attend` of `chunkwise.by_chunks`."""
-    del begin
     groups = q.shape[2]
+    if begin is not None:
+        starts = begin == np.arange(chunk_size, dtype=np.int32)
+        log_decay = forgetting(log_decay, starts.reshape(len(starts), -1))
     lam = pad_to(lam, num_levels(chunk_size) + heights, axis=3)
+    options = dict(chunk_size=chunk_size, precision=precision, segmented=begin is not None)
     out, *of_chunks = pallas_kernels.delta_chunks(
-        q, k, v, log_decay, beta, lam[..., : num_levels(chunk_size)], chunk_size=chunk_size, precision=precision
+        q, k, v, log_decay, beta, lam[..., : num_levels(chunk_size)], **options
     )
     if not heights:
         return out, None

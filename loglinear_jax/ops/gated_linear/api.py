@@ -85,11 +85,10 @@ def gated_linear_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     check_segment_ids(segment_ids, *v.shape[:2])
-    packed = segment_ids is not None
     out, state = _attend(
         q, k, v, log_decay, start_arguments(initial_state, 0, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
 

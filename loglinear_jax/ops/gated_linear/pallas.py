@@ -7,22 +7,20 @@ import jax.numpy as jnp
 import pallas_kernels
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.gated_linear.parallel import with_states
+from loglinear_jax.ops.segments import forgetting
 from loglinear_jax.ops.sharding import varying_as
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, v, chunk_size=None, precision=None, packed=False) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
     dtype = jnp.result_type(q, k, v)
-    return KERNELS["gated_linear_attention"].is_best(
-        q.shape[-1], v.shape[-1], dtype, chunk_size, precision, packed=packed
-    )
+    return KERNELS["gated_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
 
 
 def attend(q, k, v, log_decay, start, *, chunk_size=None, precision=None):
     """Shapes and errors as in `gated_linear_attention`, whose arguments these are after its checks."""
-    packed = start.starts is not None
-    KERNELS["gated_linear_attention"].require(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision, packed=packed)
     lam = varying_as(log_decay, jnp.ones((*log_decay.shape, num_levels(log_decay.shape[1])), jnp.float32))
-    out = pallas_kernels.fenwick_attention(q, k, v, log_decay, lam, chunk_size=chunk_size, precision=precision)
+    options = dict(chunk_size=chunk_size, precision=precision, segmented=start.starts is not None)
+    out = pallas_kernels.fenwick_attention(q, k, v, forgetting(log_decay, start.starts), lam, **options)
     return with_states(out, q, k, v, log_decay, start, precision)

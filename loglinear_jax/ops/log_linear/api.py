@@ -102,7 +102,7 @@ def log_linear_attention(
         does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (chunkwise by GPU kernels; K and V from 16 to 256, float32 or bfloat16,
-        reverse-mode gradients only; no segment_ids), or None for the best that works here: "pallas" on a GPU that can run
+        reverse-mode gradients only), or None for the best that works here: "pallas" on a GPU that can run
         it, else "xla".
       precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
 
@@ -123,11 +123,10 @@ def log_linear_attention(
     check_options(return_state, precision)
     check_levels(lam, *check_start(initial_state, first_position, segment_ids, *sizes))
 
-    packed = segment_ids is not None
     out, state = _attend(
         q, k, v, log_decay, lam, start_arguments(initial_state, first_position, segment_ids),
         return_state=return_state, chunk_size=chunk_size, precision=precision,
-        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision, packed),
+        implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
 

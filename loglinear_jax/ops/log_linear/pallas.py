@@ -6,35 +6,54 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from loglinear_jax.fenwick import FenwickState
+from loglinear_jax.fenwick import FenwickState, num_levels
 from loglinear_jax.ops.continuation import run_from
-from loglinear_jax.ops.levels import levels_after
+from loglinear_jax.ops.levels import levels_after, pad_to
 from loglinear_jax.ops.log_linear import recurrent
 from loglinear_jax.ops.positions import advanced
+from loglinear_jax.ops.segments import beginnings, forgetting
 from pallas_kernels import KERNELS
 
 
-def is_best(q, k, v, chunk_size=None, precision=None, packed=False) -> bool:
+def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """Whether `pallas` is the form to choose: on a GPU, unless it cannot run, of which there is one warning for each reason."""
     dtype = jnp.result_type(q, k, v)
-    return KERNELS["log_linear_attention"].is_best(
-        q.shape[-1], v.shape[-1], dtype, chunk_size, precision, packed=packed
-    )
+    return KERNELS["log_linear_attention"].is_best(q.shape[-1], v.shape[-1], dtype, chunk_size, precision)
 
 
 def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, precision=None):
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
-    packed = start.starts is not None
-    KERNELS["log_linear_attention"].require(q.shape[-1], v.shape[-1], q.dtype, chunk_size, precision, packed=packed)
+    chunk = pallas_kernels.chunk_of_attention(q, v, chunk_size, precision)
 
-    def aligned(q, k, v, log_decay, lam, starts, last):
-        del starts
-        out = pallas_kernels.fenwick_attention(q, k, v, log_decay, lam, chunk_size=chunk_size, precision=precision)
+    def with_past(q, k, v, log_decay, lam, starts, past=None, occupied=None):
+        """As of `run_from`; of past levels, if there are none, None."""
+        out, end = pallas_kernels.fenwick_attention(
+            q, k, v, forgetting(log_decay, starts), lam, chunk_size=chunk_size, precision=precision,
+            initial=past, occupied=occupied, return_end=True, segmented=starts is not None,
+        )  # fmt: skip
         if not return_state:
             return out, None
-        return out, levels_after(last, k, v, log_decay, lam.shape[-1], precision=precision)
+        last = (q.shape[1] - 1) % chunk
+        *tokens, starts = (None if x is None else x[:, -last - 1 :] for x in (k, v, log_decay, starts))
+        inside = levels_after(last, *tokens, num_levels(chunk), begin=beginnings(starts), precision=precision)
+        levels = jnp.concatenate([inside, end.astype(inside.dtype)], axis=2)
+        return out, pad_to(levels, lam.shape[-1], axis=2)[:, :, : lam.shape[-1]]
 
-    return run_from(start, (q, k, v, log_decay, lam), aligned, return_state, precision)
+    def aligned(q, k, v, log_decay, lam, starts, last):
+        if isinstance(last, int):
+            return with_past(q, k, v, log_decay, lam, starts)
+        out = pallas_kernels.fenwick_attention(
+            q, k, v, forgetting(log_decay, starts), lam,
+            chunk_size=chunk_size, precision=precision, segmented=starts is not None,
+        )  # fmt: skip
+        if not return_state:
+            return out, None
+        options = dict(begin=beginnings(starts), precision=precision)
+        return out, levels_after(last, k, v, log_decay, lam.shape[-1], **options)
+
+    fits = chunk <= 1 << num_levels(q.shape[1]) - 1
+    tokens = q, k, v, log_decay, lam
+    return run_from(start, tokens, aligned, return_state, precision, with_past=with_past if fits else None)
 
 
 def can_step(state: FenwickState) -> bool:
