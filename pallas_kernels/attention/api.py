@@ -8,7 +8,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Float, Int
 
@@ -268,7 +267,7 @@ def _backward(
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    gradients = read = of_chunks = end = None
+    gradients = of_initial = read = of_chunks = end = None
     if sizes.read_heights:
         chunk_decay = chunk_decay_of(decay, sizes)
         _, since_vjp = jax.vjp(functools.partial(since_start, sizes=sizes), chunk_decay)
@@ -277,8 +276,9 @@ def _backward(
                 lambda *x: _states_at_end(x[0], x[1], above, since, chunk_decay, sizes, last_chunk), states, initial
             )
             d_states, d_initial = end_vjp(d_end)
+    if sizes.read_heights:
+        gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
-        gradients = scan.state_gradients(q, do, weight, sizes, tiles)
         if d_end is not None:
             gradients = _add_at_ends(gradients, d_states, sizes, last_chunk)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
@@ -303,8 +303,8 @@ def _backward(
     d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
     found = [dq, dk, dv, d_log_decay, dlam]
     if sizes.upper:
-        of_reads = scan.laid_out(_initial_gradients(q, do, weight, above, sizes)).astype(initial.dtype)
-        found.append(of_reads if d_end is None else of_reads + d_initial)
+        of_initial = of_initial.astype(initial.dtype)
+        found.append(of_initial if d_end is None else of_initial + d_initial)
     return found
 
 
@@ -315,28 +315,6 @@ def _add_at_ends(gradients, d_states, sizes: AttentionSizes, last_chunk: int):
             end = (last_chunk >> height) << height
             gradients = gradients.at[:, :, end].add(d_states[:, :, end])
     return gradients
-
-
-def _initial_gradients(q, do, weight, above, sizes: AttentionSizes):
-    """Gradients of the states of what came before, from all tokens, [B, R, upper, K, V] float32."""
-    reads = upper_reads(above, sizes)
-    weight = jnp.where(reads[:, None, :, None], weight[:, :, sizes.heights :], 0.0)
-    weight = jnp.repeat(weight, sizes.value_blocks, axis=1).transpose(2, 0, 3, 1)  # [upper, B, T, R]
-    by_group = do.reshape(*do.shape[:2], sizes.groups, sizes.group_heads, sizes.value_dim)
-    precision = "highest" if sizes.precision == "f32" else None
-
-    def of_height(_, weight_and_reads):
-        weight, reads = weight_and_reads
-
-        def of_tokens():
-            weighted = (weight.reshape(*by_group.shape[:4], 1) * by_group).astype(sizes.dtype)
-            return jnp.einsum("btgk,btgrv->bgrkv", q, weighted, precision=precision, preferred_element_type=jnp.float32)
-
-        shape = sizes.batch, sizes.groups, sizes.group_heads, sizes.key_dim, sizes.value_dim
-        return None, lax.cond(jnp.any(reads), of_tokens, lambda: jnp.zeros(shape, jnp.float32))
-
-    _, found = lax.scan(of_height, None, (weight, reads.T))
-    return jnp.moveaxis(found.reshape(sizes.upper, sizes.batch, sizes.all_heads, *found.shape[4:]), 0, 2)
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):

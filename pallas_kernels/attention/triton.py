@@ -51,6 +51,8 @@ from pallas_kernels.common.chunks import (
 from pallas_kernels.common.launch import COLUMNS, call, for_columns, pad
 from pallas_kernels.common.tiles import Launch
 
+PART = 32  # chunks of which a program adds what they give to a state of what came before
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSizes(Sizes):
@@ -145,8 +147,11 @@ class AttentionSpecs(Specs):
     def what_is_read(self):
         """Of the arrays of `Reads`."""
         states = [self.states()] if self.sizes.heights else []
-        above = pl.BlockSpec((None,), lambda x, y, z: (self._batch(z),))
-        return states + ([self.states(self.sizes.upper), above] if self.sizes.upper else [])
+        return states + ([self.states(self.sizes.upper), self.above()] if self.sizes.upper else [])
+
+    def above(self):
+        """That of a sequence."""
+        return pl.BlockSpec((None,), lambda x, y, z: (self._batch(z),))
 
 
 def _node_spec(sizes: AttentionSizes, nodes: int, elements: int | None):
@@ -340,20 +345,62 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 # --- Backward: states -----------------------------------------------------------------------------------------------
 
 
-def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: Tiles):
-    """Gradient of each state from the chunks that read it, [B, R, N, K, V]; e = 0 is never written."""
+def state_gradients(q, do, weight, above, sizes: AttentionSizes, tiles: Tiles):
+    """(Gradient of each state from the chunks that read it, [B, R, N, K, V], of which e = 0 is never written; that of
+    `initial`, [B, R, upper, K, V] float32). Each None where there are no such states."""
     launch = tiles.state_gradients
     specs = AttentionSpecs(sizes, launch)
-    return call(
-        functools.partial(_state_gradients_kernel, sizes=sizes),
-        "state_gradients",
-        specs.grid((1 << sizes.heights) - 1),
-        [specs.keys(chunks=None), specs.values(chunks=None), specs.lam(sizes.heights, chunks=None)],
-        specs.states(),
-        sizes.states_shape,
-        launch,
-        sizes.interpret,
-    )(q, do, weight)
+    in_specs = [specs.keys(chunks=None), specs.values(chunks=None)]
+    gradients = of_initial = None
+    if sizes.heights:
+        gradients = call(
+            functools.partial(_state_gradients_kernel, sizes=sizes),
+            "state_gradients",
+            specs.grid((1 << sizes.heights) - 1),
+            [*in_specs, specs.lam(sizes.heights, chunks=None)],
+            specs.states(),
+            sizes.states_shape,
+            launch,
+            sizes.interpret,
+        )(q, do, weight)
+    if sizes.upper:
+        parts = -(-sizes.num_chunks // PART)
+        partial = pl.BlockSpec(
+            (None, None, launch.heads, None, sizes.key_dim, sizes.value_dim),
+            lambda x, y, z: (x % parts, *specs.batch_and_heads(y, z), x // parts, 0, 0),
+        )
+        shape = (parts, sizes.batch, sizes.all_heads, sizes.upper, sizes.key_dim, sizes.value_dim)
+        of_initial = call(
+            functools.partial(_initial_gradients_kernel, sizes=sizes, parts=parts),
+            "initial_gradients",
+            specs.grid(sizes.upper * parts),
+            [*in_specs, specs.lam(sizes.read_heights, chunks=None), specs.above()],
+            partial,
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+            launch,
+            sizes.interpret,
+        )(q, do, weight, above)
+        of_initial = jnp.sum(of_initial, axis=0)
+    return gradients, of_initial
+
+
+def _sum_over_readers(q_ref, do_ref, weight_ref, height, start, stop, sizes: AttentionSizes):
+    """What the chunks from start to stop give to the state that they read at a height, [K, V]."""
+
+    def add_chunk(chunk, gradient):
+        tokens = pl.ds(chunk * sizes.chunk, sizes.chunk)
+        weighted = (weight_ref[0, height, tokens][:, None] * do_ref[tokens, 0, :]).astype(sizes.dtype)
+        return gradient + multiply(q_ref[tokens, :], weighted, sizes, transpose_x=True)
+
+    return lax.fori_loop(start, stop, add_chunk, jnp.zeros((sizes.key_dim, sizes.value_dim), jnp.float32))
+
+
+def _initial_gradients_kernel(
+    q_ref, do_ref, weight_ref, above_ref, gradients_ref, *, sizes: AttentionSizes, parts: int
+):  # fmt: skip
+    upper, start = pl.program_id(0) // parts, pl.program_id(0) % parts * PART
+    stop = jnp.minimum(start + (above_ref[...] >> upper & 1) * PART, sizes.num_chunks)
+    gradients_ref[0, :, :] = _sum_over_readers(q_ref, do_ref, weight_ref, sizes.heights + upper, start, stop, sizes)
 
 
 def _state_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: AttentionSizes):
@@ -365,14 +412,8 @@ def _state_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: 
 
     @pl.when(end < sizes.num_chunks)
     def _():
-        def add_chunk(chunk, gradient):
-            tokens = pl.ds(chunk * sizes.chunk, sizes.chunk)
-            weighted = (weight_ref[0, height, tokens][:, None] * do_ref[tokens, 0, :]).astype(sizes.dtype)
-            return gradient + multiply(q_ref[tokens, :], weighted, sizes, transpose_x=True)
-
-        readers_end = jnp.minimum(end + (1 << height), sizes.num_chunks)
-        zeros = jnp.zeros((sizes.key_dim, sizes.value_dim), jnp.float32)
-        gradient = lax.fori_loop(end, readers_end, add_chunk, zeros)
+        stop = jnp.minimum(end + (1 << height), sizes.num_chunks)
+        gradient = _sum_over_readers(q_ref, do_ref, weight_ref, height, end, stop, sizes)
         gradients_ref[0, end] = gradient.astype(gradients_ref.dtype)
 
 

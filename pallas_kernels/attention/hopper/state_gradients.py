@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -28,16 +29,20 @@ from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes
 
+PART = 32  # chunks of which a program adds what they give to a state of what came before
 
-def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
-    """Gradient of each state from the chunks that read it, [B, R, N, V, K]; e = 0 is never written.
 
-    A program has a node of the tree and some heads, each of which has a warpgroup.
+def state_gradients(q, do, weight, above, sizes: AttentionSizes, tiles: HopperTiles):
+    """As `attention.triton.state_gradients`.
+
+    A program has a node of the tree, or a state of what came before for a part of the chunks, and some heads, each of which has
+    a warpgroup.
     """
     rows, workers = sizes.chunk // BLOCK, tiles.state_gradients
     heads = Heads(sizes, workers)
     assert not heads.own_keys
     key_dim, value_dim, num_chunks, heights = sizes.key_dim, sizes.value_dim, sizes.num_chunks, sizes.heights
+    nodes, parts = (1 << heights) - 1, -(-num_chunks // PART)
 
     def slots(depth: int):
         """Shared memory for so many blocks of queries."""
@@ -52,20 +57,30 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
 
     def body(ref, shared):
         ring = Ring(shared.full, shared.empty, depth)
-        # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
-        number = program_index("node") + 1
+        program = program_index("node")
         sequence, group, first = heads.sequence, heads.group(), heads.first
-        worker = lax.axis_index("worker")
+        worker, in_tree = lax.axis_index("worker"), program < nodes
+        # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
+        number = jnp.where(in_tree, program + 1, 1)
         level = highest_bit(number)
         height = heights - 1 - level
         one = jnp.int32(1)
-        end = lax.shift_left(2 * (number - lax.shift_left(one, level)) + 1, height)
-        readers = rows * (jnp.minimum(end + lax.shift_left(one, height), num_chunks) - end)
+        end = lax.shift_left(2 * (number - lax.shift_left(one, level)) + 1, jnp.maximum(height, 0))
+        start, stop = end, end + lax.shift_left(one, jnp.maximum(height, 0))
+        upper = part = jnp.int32(0)
+        if sizes.upper:
+            upper, part = lax.div(program - nodes, parts), lax.rem(program - nodes, parts)
+            is_there = lax.shift_right_logical(ref.above[sequence], jnp.maximum(upper, 0)) & 1
+            height = jnp.where(in_tree, height, heights + upper)
+            start = jnp.where(in_tree, start, part * PART)
+            stop = jnp.where(in_tree, stop, start + is_there * PART)
+        readers = rows * (jnp.minimum(stop, num_chunks) - start)
+        exists = start < num_chunks
 
         def tokens(index):
-            return pl.ds(end * sizes.chunk + index * BLOCK, BLOCK)
+            return pl.ds(start * sizes.chunk + index * BLOCK, BLOCK)
 
-        @pl.when(jnp.logical_and(end < num_chunks, worker == workers))
+        @pl.when(jnp.logical_and(exists, worker == workers))
         def _fetch():
             limit_registers(40, "decrease", sizes)
 
@@ -82,7 +97,7 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
             lax.fori_loop(0, readers, fetch, None)
             ring.drain(readers)
 
-        @pl.when(jnp.logical_and(end < num_chunks, worker < workers))
+        @pl.when(jnp.logical_and(exists, worker < workers))
         def _multiply():
             def add_all(sum_ref):
                 def add_block(index, _):
@@ -102,14 +117,32 @@ def state_gradients(q, do, weight, sizes: AttentionSizes, tiles: HopperTiles):
             gradient = lax.optimization_barrier(pl.run_scoped(add_all, plgpu.ACC((value_dim, key_dim), F32)))
             shared.out[worker] = gradient.astype(shared.out.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.gradients.at[sequence, first + worker, end])
+            if heights:
+
+                @pl.when(in_tree)
+                def _():
+                    plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.gradients.at[sequence, first + worker, end])
+
+            if sizes.upper:
+
+                @pl.when(jnp.logical_not(in_tree))
+                def _():
+                    place = (part, sequence, first + worker, upper)
+                    plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.initial.at[place])
+
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     barriers = dict(
         full=plgpu.Barrier(num_arrivals=1 + 2 * workers, num_barriers=depth),
         empty=plgpu.Barrier(num_arrivals=workers, num_barriers=depth),
     )
-    grid = dict(node=(1 << heights) - 1, **heads.axes)
-    inputs, results = dict(q=q, do=do, weight=weight), dict(gradients=states_type(sizes))
+    grid = dict(node=nodes + sizes.upper * parts, **heads.axes)
+    inputs = dict(q=q, do=do, weight=weight, above=above)
+    of_initial = jax.ShapeDtypeStruct((parts, sizes.batch, sizes.heads, sizes.upper, value_dim, key_dim), sizes.dtype)
+    results = dict(
+        gradients=states_type(sizes) if heights else None,
+        initial=of_initial if sizes.upper else None,
+    )
     shared = once | slots(depth) | barriers
-    return launch(body, "state_gradients", grid, inputs, results, shared, sizes, warpgroups=workers + 1).gradients
+    found = launch(body, "state_gradients", grid, inputs, results, shared, sizes, warpgroups=workers + 1)
+    return found.gradients, None if found.initial is None else jnp.sum(found.initial.astype(F32), axis=0)
