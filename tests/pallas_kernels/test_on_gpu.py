@@ -129,11 +129,17 @@ def test_what_came_before_and_segments(backend):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs JAX 0.11")
-@pytest.mark.parametrize("mode", ["bf16", "tf32"])
-@pytest.mark.parametrize("operation", ["attention", "scores", "delta", "lam_mlp", "content_lam", "causal_conv"])
+@pytest.mark.parametrize("mode", ["bf16", "tf32", "f32"])
+@pytest.mark.parametrize(
+    "operation", ["log_linear_attention", "bucket_scores", "delta", "lam_mlp", "content_lam", "causal_conv"]
+)
 def test_kernels_as_built_for_an_a100(operation, mode):
     pytest.importorskip("triton")
     from pallas_kernels.run_table import cases, compared
 
     wanted = [case for case in cases() if case.operation == operation and mode in case.modes]
-    assert compared(wanted[0], mode, GPUS["8.0"], batch=1, timed=False).apart < TOLERANCE[mode]
+    if not wanted:
+        pytest.skip(f"{operation} does not run in {mode}")
+    # In TF32 the two kinds of matrix units round products differently.
+    limit = TOLERANCE[mode] * (2 if mode == "tf32" else 1)
+    assert compared(wanted[0], mode, GPUS["8.0"], batch=1, timed=False).apart < limit
