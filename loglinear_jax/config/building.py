@@ -141,8 +141,8 @@ def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
             if task.max_seq_len > task.seq_len:
                 longest = f"the longest sequences of the task, which have {task.max_seq_len} tokens"
             raise SettingError(f"model.max_length={model.max_length} is shorter than {longest}")
-        loss = find_kind(config.model.kind).model.summed_loss
-        if task.has_segments and "segment_ids" not in inspect.signature(loss).parameters:
+        module = type(model.make()) if isinstance(model, OwnSettings) else find_kind(config.model.kind).model
+        if task.has_segments and "segment_ids" not in inspect.signature(module.__call__).parameters:
             raise SettingError(
                 f"task.cross_documents=False: model.kind={config.model.kind} takes no segment_ids, and can't keep the "
                 "documents of a window apart: expected task.cross_documents=True"

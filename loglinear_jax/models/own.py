@@ -65,10 +65,13 @@ class OwnModel(nn.Module):
         nn.share_scope(self, self.model)
 
     def __call__(
-        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        positions: Positions = slice(None),
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> Float[Array, "B P vocab"]:
-        """Logits in float32 at `positions` (all T)."""
-        logits = self.model(tokens)
+        """Logits in float32 at `positions` (all T). segment_ids: for a module that takes them."""
+        logits = self.model(tokens) if segment_ids is None else self.model(tokens, segment_ids=segment_ids)
         expected = (*tokens.shape, self.settings.vocab_size)
         if getattr(logits, "shape", None) != expected:
             got = f"shape {logits.shape}" if hasattr(logits, "shape") else f"a {type(logits).__name__}"
@@ -82,9 +85,10 @@ class OwnModel(nn.Module):
         tokens: Int[Array | np.ndarray, "B T"],
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
-        return token_losses(self(tokens, positions), at_positions(targets, positions))
+        return token_losses(self(tokens, positions, segment_ids), at_positions(targets, positions))
 
     def summed_loss(
         self,
@@ -92,6 +96,8 @@ class OwnModel(nn.Module):
         targets: Int[Array | np.ndarray, "B T"],
         positions: Positions = slice(None),
         z_loss: float = 0.0,
+        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training, with the z_loss of each."""
-        return jnp.sum(token_losses(self(tokens, positions), at_positions(targets, positions), z_loss)[0])
+        logits = self(tokens, positions, segment_ids)
+        return jnp.sum(token_losses(logits, at_positions(targets, positions), z_loss)[0])

@@ -1,5 +1,6 @@
 """Segment ids on their way from packed documents into the losses of a model, and a run that goes on within an epoch."""
 
+import contextlib
 import json
 
 import flax.linen as nn
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 from configs.books import get_config
+from loglinear_jax.config import ConfigError, check_config, default_config
+from loglinear_jax.losses import token_losses
+from loglinear_jax.models import OwnModel, OwnSettings
 from loglinear_jax.modules.positions import at_positions
 from loglinear_jax.runs import run
 from loglinear_jax.runs.folders import read_lines
@@ -97,13 +101,62 @@ def test_inspected_windows_hold_one_document_alone(task):
         task.inspection_sequences(1, 64)
 
 
+class Plain(nn.Module):
+    vocab_size: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Embed(self.vocab_size, self.vocab_size)(tokens)
+
+
+class Aware(nn.Module):
+    """Its logits are larger in later documents."""
+
+    vocab_size: int
+
+    @nn.compact
+    def __call__(self, tokens, segment_ids=None):
+        scale = 1 if segment_ids is None else segment_ids[..., None]
+        return scale * nn.Embed(self.vocab_size, self.vocab_size)(tokens)
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes"),
+    [("language", True), ("recall", False), (f"{__name__}:Aware", True), (f"{__name__}:Plain", False)],
+)
+def test_a_model_that_can_not_keep_documents_apart_is_refused(kind, takes):
+    config = default_config(kind, "documents")
+    config.task.seq_len = 16
+    refused = pytest.raises(
+        ConfigError, match="task.cross_documents=False: model.kind=.* takes no segment_ids, and can't"
+    )
+    with contextlib.nullcontext() if takes else refused:
+        check_config(config)
+    config.task.cross_documents = True
+    check_config(config)
+
+
+def test_a_model_of_ones_own_gets_the_segment_ids():
+    model = OwnModel(OwnSettings(vocab_size=8, max_length=4, kind=f"{__name__}:Aware"))
+    tokens, targets, segments = jnp.array([[1, 2, 3, 4]]), jnp.array([[2, 3, 4, -1]]), jnp.array([[1, 1, 2, 2]])
+    params = model.init(jax.random.key(0), tokens)
+    logits = model.apply(params, tokens) * segments[..., None]
+    expected = jnp.sum(token_losses(logits, targets)[0])
+    for method in ("summed_loss", "token_losses"):
+        found = model.apply(params, tokens, targets, segment_ids=segments, method=method)
+        np.testing.assert_allclose(found if method == "summed_loss" else jnp.sum(found[0]), expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["concatenate", "first_fit"])
 def test_a_run_that_goes_on_reads_the_next_batches(tmp_path, packing):
-    """Two runs of 12 steps: at once, and 6 first."""
+    """Runs of 12 steps: at once, 6 first, and 6 by a process that is killed before it writes where the reading stands."""
 
-    def curve(name, *num_steps):
+    def curve(name, *num_steps, killed=False):
         for steps in num_steps:
+            for checkpoint in (tmp_path / name).glob("*/checkpoints/*") if killed else ():
+                (checkpoint / "data.json").unlink()
+                (checkpoint / "SHA256SUMS").unlink()
             config = get_config("smoke")
             config.task.update(seq_len=32, packing=packing, cache=str(tmp_path / "cache"))
             config.model.update(hidden=16, layers=1, head_dim=8, key_dim=8, max_length=32)
@@ -113,7 +166,9 @@ def test_a_run_that_goes_on_reads_the_next_batches(tmp_path, packing):
         records = read_lines(tmp_path / name / "mlp_softplus" / "metrics.jsonl")
         return np.array([[r["train_loss"], r["val_loss"]] for r in records])
 
-    np.testing.assert_array_equal(curve("parts", 6, 12), curve("whole", 12))
+    expected = curve("whole", 12)
+    np.testing.assert_array_equal(curve("parts", 6, 12), expected)
+    np.testing.assert_array_equal(curve("killed", 6, 12, killed=True), expected)
     checkpoint = tmp_path / "parts" / "mlp_softplus" / "checkpoints" / "12"
     assert json.loads((checkpoint / "data.json").read_text(encoding="utf-8")).keys() == {"0", "1"}
     assert "data.json" in (checkpoint / "SHA256SUMS").read_text(encoding="utf-8")
