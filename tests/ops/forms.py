@@ -337,11 +337,12 @@ def draw_weights(shapes):
     return tuple(jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in shapes)
 
 
-def exact_outputs_and_gradients(operation, inputs, values=None, position=None):
+def exact_outputs_and_gradients(operation, inputs, values=None, position=None, segment_ids=None):
     """The same of the oracle in float64."""
     with jax.enable_x64(True):
         values = None if values is None else jnp.asarray(np.asarray(values, np.float64))
-        return outputs_and_gradients(operation, operation.oracle, exactly(operation, inputs), values, position)
+        exact = exactly(operation, inputs)
+        return outputs_and_gradients(operation, operation.oracle, exact, values, position, segment_ids=segment_ids)
 
 
 def of_documents_alone(operation, inputs, cuts, values=None, position=None, room=None):

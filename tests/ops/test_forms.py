@@ -157,6 +157,18 @@ def test_documents_in_a_pack_are_as_alone(form, cuts, start):
     assert_close(got, of_documents_alone(operation, inputs, cuts, values, start, room), form)
 
 
+@every_form(lambda form: form.name != "pallas" and "log_decay" in form.operation.arguments)
+def test_boundaries_cost_no_precision_in_float32(form):
+    """Slow decays on both sides of them, within a chunk."""
+    with jax.enable_x64(False):
+        inputs = form.inputs(8, 1, 100, 1, 2, dtype=np.float32, min_decay=-1e-3)
+        packed, chunk_size = segment_ids_of((7, 9, 40, 70), 100), 32 if form.chunk_sizes else None
+        got = outputs_and_gradients(form.operation, form.name, inputs, chunk_size=chunk_size, segment_ids=packed)
+    expected = exact_outputs_and_gradients(form.operation, inputs, segment_ids=packed)
+    for name, result in got.items():
+        assert relative_error(result, expected[name]) < form.float32_tolerance, name
+
+
 @every_form()
 @pytest.mark.slow
 def test_packs_at_any_alignment(form):
