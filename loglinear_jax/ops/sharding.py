@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, PyTree
 
@@ -67,11 +68,12 @@ def _are_shards_alike(arrays: tuple, own: jax.sharding.NamedSharding) -> bool:
 
 def _by_shard(run: Callable, arrays: tuple, tokens: int, sharded: Callable, out_specs: Any) -> Any:
     """run(*arrays), arrays of tokens and last where they start, in `jax.shard_map`. A group that the heads of all devices share
-    is whole on each of them."""
+    is whole on each of them; positions and ids of segments, which are integers, have no heads."""
 
     def spec(axis: int, x: Array) -> PartitionSpec:
         whole = sharded(axis, x)
-        return PartitionSpec(*whole[:axis]) if x.ndim > axis and x.shape[axis] == 1 else whole
+        has_heads = x.ndim > axis and x.shape[axis] > 1 and not jnp.issubdtype(x.dtype, jnp.integer)
+        return whole if has_heads else PartitionSpec(*whole[:axis])
 
     *inputs, start = arrays
     of_tokens, of_start = (functools.partial(jax.tree.map, functools.partial(spec, axis)) for axis in (2, 1))

@@ -33,7 +33,7 @@ def output_and_gradients(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [form for form in FORMS if form.name != "pallas"], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_packs_over_explicit_axes(form):
     inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
     segment_ids = jnp.arange(40).reshape(2, 20) // 7
