@@ -66,8 +66,8 @@ def stream(
     max_length: int | None = None,
     num_ids: int | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
-    """The tokens after a prompt, one step of all B sequences at a time. Prompts of different lengths are a list of token ids
-    each; every sequence goes on as it would alone.
+    """The tokens after a prompt, one step of all B sequences at a time. Prompts of different lengths are a list with the token
+    ids of each; at temperature 0 every sequence goes on as it would alone.
 
     temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
     fewest likeliest tokens that together have this probability (Holtzman et al. 2020). Of equally likely tokens, those with the
