@@ -1,7 +1,7 @@
 """Language modelling on documents of your own, such as books: each of them packed into windows of 4,096 tokens.
 
     loglinear_jax tokenizer --corpus=books --vocab_size=16384 --out=tok
-    loglinear_jax train --config=books --config.task.corpus=books --config.task.tokenizer=tok
+    python run.py --config=configs/books.py --config.task.corpus=books --config.task.tokenizer=tok
 
 `books` is a folder with train/, valid/ and test/ of .txt files, one a document, or .jsonl files, one document a line; or a
 data set on the Hugging Face hub. Documents in a window do not see each other, unless task.cross_documents=True.

@@ -101,8 +101,11 @@ def memory_needed(
         at_once = max(at_once, evaluated * task.evaluated_on.longest)
     params = sum(math.prod(shape) for shape in param_shapes(model_class(model)).values())
     needed = {
-        PARAMETERS: replicas * COPIES * 4 * params,
-        SEQUENCES: (train.num_seeds if rates_share_data() else replicas) * round(held) * 8,  # ids and targets, int32
+        PARAMETERS: replicas * (COPIES * 4 - (2 if train.moment_dtype == "bfloat16" else 0)) * params,
+        # Ids, targets and, of packed documents, segment ids, int32.
+        SEQUENCES: (train.num_seeds if rates_share_data() else replicas)
+        * round(held)
+        * (12 if task.has_segments else 8),
     }
     if isinstance(model, OwnSettings):
         return needed

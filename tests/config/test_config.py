@@ -28,7 +28,7 @@ from loglinear_jax.config import (
 )
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.mixers import TokenMixer
-from loglinear_jax.models import RecallModel
+from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
@@ -58,7 +58,7 @@ def presets_of(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"), [(n, p) for n in (*RECALL, "wikitext2", "wikitext103") for p in presets_of(n)]
+    ("name", "preset"), [(n, p) for n in (*RECALL, "wikitext2", "wikitext103", "books") for p in presets_of(n)]
 )
 def test_every_preset_builds(name, preset):
     config = get_config(name, preset)
@@ -80,7 +80,7 @@ def test_mad_s_presets_build(name):
             get_config("mad", f"{name},{own}")
 
 
-@pytest.mark.parametrize("name", [*RECALL, "wikitext2"])
+@pytest.mark.parametrize("name", [*RECALL, "wikitext2", "books"])
 def test_every_setting_has_a_meaning(name):
     config = get_config(name)
     described = describe_settings(config)
@@ -388,6 +388,17 @@ def test_of_a_text_the_steps_of_one_dispatch_are_counted():
         check_config(config)
 
 
+def test_segment_ids_of_packed_documents_are_counted():
+    def held(joined):
+        [settings] = check_config(changed({"task.cross_documents": joined, "variants": "linear"}, "books")).values()
+        needed = sizes.memory_needed(
+            LanguageModel, dataclasses.replace(settings.model, vocab_size=1), settings.task, settings.train
+        )
+        return needed[sizes.SEQUENCES]
+
+    assert held(False) * 2 == held(True) * 3 == 50 * 8 * 4096 * 24
+
+
 def needed_by(experiment, **more):
     return sizes.memory_needed(RecallModel, experiment.model.settings, experiment.task, experiment.train, **more)
 
@@ -412,6 +423,8 @@ def test_the_memory_that_a_config_takes_is_counted(monkeypatch):
     parts = needed_by(experiment)
     assert parts[sizes.PARAMETERS] == 5 * 4 * 4 * sum(x.size for x in jax.tree.leaves(shapes["params"]))
     assert parts[sizes.SEQUENCES] == 5 * 11_000 * 128 * 2 * 4
+    short = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, moment_dtype="bfloat16"))
+    assert needed_by(short)[sizes.PARAMETERS] == parts[sizes.PARAMETERS] * 14 / 16
     needed = sum(parts.values())
     monkeypatch.setattr(sizes, "memory_in_bytes", lambda: needed)
     check_config(config)
