@@ -11,7 +11,7 @@ from loglinear_jax.runs.utilisation import matmul_flops_per_token, peak_flops
 
 def test_flops_are_six_for_each_weight_of_a_product():
     settings = LanguageSettings(32, 16, hidden=16, layers=1, heads=1, head_dim=16, key_dim=16, lam_hidden=4)
-    params = jax.eval_shape(LanguageModel(settings).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 16), int))
+    params = jax.eval_shape(LanguageModel(settings).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 16), jnp.int32))
     mixer = 16 * (16 + 16 + 16 + 16 + 1 + 5) + 16 * 16  # to q, k, v, gate, step size and λ's 5 levels; and back
     lam, mlp, head = 5 * 4 + 4 * 5, 3 * 16 * 256, 16 * 32  # the embedding is looked up, the convolution is no product
     assert matmul_flops_per_token(params) == 6 * (mixer + lam + mlp + head)
