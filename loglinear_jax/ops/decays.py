@@ -55,7 +55,10 @@ def decay_matrix(log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | 
     length = log_decay.shape[-1]
     below = jnp.tril(jnp.ones((length, length), bool), -1)
     if begin is not None:
-        below &= begin[..., None] <= jnp.arange(length, dtype=jnp.int32)
+        place = jnp.arange(length, dtype=jnp.int32)
+        # begin ≤ s < t in one comparison: a place before the beginning becomes a large number.
+        since_begin, own = (x.astype(jnp.uint32) for x in (place - begin[..., None], place - begin))
+        below = since_begin < own[..., None]
     return jnp.exp(jnp.where(below, between, -jnp.inf)) + jnp.eye(length, dtype=log_decay.dtype)
 
 
