@@ -19,7 +19,7 @@ from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
 from pallas_kernels.common.chunks import chunk_decay_of, since_start, upper_reads
-from pallas_kernels.common.launch import fold_mapped_axes, pad
+from pallas_kernels.common.launch import fold_mapped_axes, pad, vary_as
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
 
@@ -197,7 +197,16 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int |
     )
     # Mosaic's interpreter has ordered effects, which JAX's partitioning rules do not take.
     partitioned = tiles.backend == "triton" or not sizes.interpret
-    return tuple(fold_mapped_axes(way, partitioned) for way in ways)
+    return tuple(fold_mapped_axes(_varying(way), partitioned) for way in ways)
+
+
+def _varying(way):
+    """way, whose results vary over the manual mesh axes (of shard_map) of its operands: Mosaic says nothing of these."""
+
+    def run(*operands):
+        return [functools.reduce(vary_as, operands, x) for x in way(*operands)]
+
+    return run
 
 
 def _scan_of(tiles: Tiles | HopperTiles):
