@@ -19,7 +19,7 @@ from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
 from pallas_kernels.common.chunks import chunk_decay_of, since_start, upper_reads
-from pallas_kernels.common.launch import fold_mapped_axes, pad, vary_as
+from pallas_kernels.common.launch import changed_in_place, fold_mapped_axes, pad, vary_as
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
 
@@ -243,17 +243,28 @@ def _forward(
 
 def _states_at_end(states, initial, above, since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
     """What the last chunk reads, after its last token: [B, R, read_heights, K, V] float32, in the states' layout."""
-    found = [
-        states[:, :, (last_chunk >> height) << height] if last_chunk >> height & 1 else jnp.zeros_like(states[:, :, 0])
-        for height in range(sizes.heights)
-    ]
-    found = jnp.stack(found, axis=2).astype(jnp.float32) if found else None
+    nothing = None if states is None else jnp.zeros_like(states[:, :, 0])
+    found = [nothing if end is None else states[:, :, end] for end in _ends_read(last_chunk, sizes)]
+    found = [jnp.stack(found, axis=2).astype(jnp.float32)] if found else []
     if sizes.upper:
-        upper = upper_reads(above, sizes)[:, None, :, None, None]
-        upper = jnp.where(upper, initial, 0).astype(jnp.float32)
-        found = upper if found is None else jnp.concatenate([found, upper], axis=2)
+        found.append(_where_above(initial.astype(jnp.float32), above, sizes))
+    return jnp.concatenate(found, axis=2) * _decay_to_end(since, chunk_decay, sizes, last_chunk)
+
+
+def _ends_read(chunk: int, sizes: AttentionSizes) -> list[int | None]:
+    """The end of the state that a chunk reads at each height of the tree, None if it reads none."""
+    return [chunk >> height << height if chunk >> height & 1 else None for height in range(sizes.heights)]
+
+
+def _where_above(x, above, sizes: AttentionSizes):
+    """x [B, R, upper, K, V] where there is a state, else 0."""
+    return jnp.where(upper_reads(above, sizes)[:, None, :, None, None], x, 0.0)
+
+
+def _decay_to_end(since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
+    """Decay from the ends of the states that the last chunk reads to its own, [B, R, read_heights, 1, 1]."""
     decay = jnp.exp2(since[:, :, last_chunk] + chunk_decay[:, :, last_chunk, None])
-    return found * jnp.repeat(decay, sizes.value_blocks, axis=1)[..., None, None]
+    return jnp.repeat(decay, sizes.value_blocks, axis=1)[..., None, None]
 
 
 def _backward(
@@ -281,15 +292,15 @@ def _backward(
         chunk_decay = chunk_decay_of(decay, sizes)
         _, since_vjp = jax.vjp(functools.partial(since_start, sizes=sizes), chunk_decay)
         if d_end is not None:
-            end, end_vjp = jax.vjp(
-                lambda *x: _states_at_end(x[0], x[1], above, since, chunk_decay, sizes, last_chunk), states, initial
-            )
-            d_states, d_initial = end_vjp(d_end)
+            end = _states_at_end(states, initial, above, since, chunk_decay, sizes, last_chunk)
+            d_states = d_end * _decay_to_end(since, chunk_decay, sizes, last_chunk)
     if sizes.read_heights:
         gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
         if d_end is not None:
-            gradients = _add_at_ends(gradients, d_states, sizes, last_chunk)
+            for height, node in enumerate(_ends_read(last_chunk, sizes)):
+                if node is not None:
+                    gradients = gradients.at[:, :, node].add(d_states[:, :, height].astype(gradients.dtype))
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
     if sizes.read_heights:
@@ -312,18 +323,10 @@ def _backward(
     d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
     found = [dq, dk, dv, d_log_decay, dlam]
     if sizes.upper:
-        of_initial = of_initial.astype(initial.dtype)
-        found.append(of_initial if d_end is None else of_initial + d_initial)
+        if d_end is not None:
+            of_initial += _where_above(d_states[:, :, sizes.heights :], above, sizes)
+        found.append(of_initial.astype(initial.dtype))
     return found
-
-
-def _add_at_ends(gradients, d_states, sizes: AttentionSizes, last_chunk: int):
-    """The gradients of states, with those of the states that the last chunk reads."""
-    for height in range(sizes.heights):
-        if last_chunk >> height & 1:
-            end = (last_chunk >> height) << height
-            gradients = gradients.at[:, :, end].add(d_states[:, :, end])
-    return gradients
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
@@ -331,7 +334,7 @@ def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | Hopp
     scan, size = _scan_of(tiles), min(tiles.span, 1 << sizes.heights)
     states = scan.chunk_states(k, v, decay, sizes, tiles)
     while 2 * size < sizes.num_chunks:
-        states = scan.merge_states(states, _node_decay(chunk_decay, size), sizes, tiles, size)
+        states = changed_in_place(scan.merge_states(states, _node_decay(chunk_decay, size), sizes, tiles, size))
         size *= tiles.radix
     return states
 
@@ -349,6 +352,7 @@ def _chunk_gradients(state_gradients, states, chunk_decay, sizes: AttentionSizes
         above, parts = _scan_of(tiles).spread_gradients(
             state_gradients, states, above, node_decay, sizes, tiles, size, radix
         )
+        above = changed_in_place(above) if size == 1 else above
         here = jnp.sum(parts, axis=3)
         index = np.arange(here.shape[2])
         from_above = 0.0 if d_merge is None else jnp.repeat(d_merge, radix, axis=2)[:, :, : len(index)]

@@ -220,6 +220,12 @@ def with_gradient(forward, backward):
     return apply
 
 
+def changed_in_place(x):
+    """x, which a kernel has changed where it was. In a loop that collects x (lax.scan), XLA would let the kernel write into the
+    collection, where all that it leaves as it was would be missing (seen with JAX 0.11.2 and kernels of Mosaic GPU)."""
+    return lax.optimization_barrier(x)
+
+
 def pad(x, *axes_and_sizes):
     """x with zeros behind, up to the given size of each given axis."""
     widths = [(0, 0)] * x.ndim

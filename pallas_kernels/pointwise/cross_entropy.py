@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common import support
-from pallas_kernels.common.launch import fold_mapped_axes
+from pallas_kernels.common.launch import changed_in_place, fold_mapped_axes
 from pallas_kernels.registry import Kernel, register
 
 LANE = 8
@@ -71,13 +71,13 @@ def _cross_entropy(logits, targets, *, vocab: int):
             logits, targets, vocab,
             kernel=with_aliased_output, out_shape=out_shape, input_output_aliases={0: 1}, **sizes,
         )  # fmt: skip
-        return losses, gradients
+        return losses, changed_in_place(gradients)
     gradients = jax.new_ref(logits)
     losses = jax_triton.triton_call(
         gradients, targets, vocab,
         kernel=loss_and_gradient, out_type=losses, backend_options={"enable_fp_fusion": True}, **sizes,
     )  # fmt: skip
-    return losses, jax.freeze(gradients)
+    return losses, changed_in_place(jax.freeze(gradients))
 
 
 def _jax_triton_version() -> tuple[int, ...]:

@@ -1,11 +1,13 @@
 """The kernels for Hopper GPUs against the parallel form in float64: in the interpreter, which detects races, or on a GPU."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
 from pallas_kernels import UnsupportedError, fenwick_attention, registry
@@ -15,7 +17,7 @@ from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_til
 from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
-from tests.ops.inputs import relative_error
+from tests.ops.inputs import ARGUMENTS, relative_error
 from tests.pallas_kernels.test_fenwick_attention import (
     check,
     check_continued,
@@ -109,6 +111,34 @@ def test_vmap_over_some_arguments_is_a_loop():
         found = out[index], {name: gradient[index] for name, gradient in gradients.items()}
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert relative_error(a, b) < 1e-3  # on a GPU what XLA does may be rounded otherwise
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch, mapped):
+    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: None)
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
+    if mapped:
+        attend = lambda *x, one=attend: jax.vmap(one)(*(y[:, None] for y in x))[:, 0]  # noqa: E731
+    mesh, spec = Mesh(np.array(jax.devices("cpu")[:4]), ("batch",)), PartitionSpec("batch")
+    shared = jax.shard_map(attend, mesh=mesh, in_specs=spec, out_specs=spec)
+    inputs = [np.asarray(x) for x in inputs_of("bf16", 4, 300, 1, 2, 64, 64)]
+    out, gradients = jax.eval_shape(functools.partial(output_and_gradients, shared), inputs)
+    assert out.shape == inputs[2].shape
+    assert [gradients[name].shape for name in ARGUMENTS] == [x.shape for x in inputs]
+
+
+def test_what_kernels_change_in_place_is_not_collected_as_such(compiling_for_a_gpu, monkeypatch):
+    """A loop's collection of states has a barrier before it: see `changed_in_place`. `test_on_gpu.py` runs such a loop."""
+    monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: None)
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(700, 64))
+    inputs = [jnp.stack([x, x]) for x in inputs_of("bf16", 1, 700, 1, 2, 64, 64)]
+
+    def one_after_another(*inputs):
+        return jax.lax.scan(lambda carry, x: (carry, attend(*x)), 0, inputs)[1]
+
+    traced = jax.jit(lambda *x: jax.vjp(one_after_another, *x)).trace(*inputs)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert re.search(r"hopper_merge_states(?s:.)*?optimization_barrier(?s:.)*?dynamic_update", text)
 
 
 def test_levels_beyond_the_sequence_change_nothing():
