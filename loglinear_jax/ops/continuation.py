@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from loglinear_jax.fenwick import (
@@ -27,16 +28,44 @@ from loglinear_jax.ops.segments import beginnings, segment_starts
 from loglinear_jax.ops.sharding import over_explicit_axes, varying_as
 
 
+class Past(NamedTuple):
+    """What tokens that begin a window (see `Windows`) find at the levels beyond it, which all of them read alike.
+
+    states: one a level. occupied: int32, with a bit for each of the levels that has a bucket.
+    """
+
+    states: Float[Array, "B H U K V"]
+    occupied: Int[Array, ""]
+
+    def read(
+        self,
+        q: Float[Array, "B T G K"],
+        lam: Float[Array, "B T H U"],
+        log_decay: Float[Array, "B T H"],
+        starts: Bool[Array, "B T"] | None,
+        precision=None,
+    ) -> Float[Array, "B T H V"]:
+        """What it adds to the outputs of tokens, for their λ of these levels alone."""
+        groups, levels = q.shape[2], lam.shape[3]
+        lam = jnp.where(jnp.right_shift(self.occupied, np.arange(levels, dtype=np.int32)) & 1 == 1, lam, 0)
+        since = decay_since_start(split_heads(log_decay, groups), beginnings(starts))
+        states = self.states.reshape(len(q), groups, -1, *self.states.shape[2:])
+        weights = split_heads(lam, groups) * since[..., None]
+        return merge_heads(read_levels(jnp.moveaxis(q, 1, 2), weights, states, precision))
+
+
 class Start(NamedTuple):
     """Where and how a sequence starts.
 
     state: after earlier tokens, if there are any: a FenwickState, or one state [B, H, K, V]. position: of the first token, a
     traced scalar or [B]; None: 0. starts: which tokens start a segment, see `segments.segment_starts`; None: one segment.
+    past: instead of a state, for forms that read it themselves.
     """
 
     state: Any = None
     position: Int[Array, "*B"] | None = None
     starts: Bool[Array, "B T"] | None = None
+    past: Past | None = None
 
     @classmethod
     def of(
@@ -186,6 +215,23 @@ def nan_beyond(room: int, start: Start, out: Float[Array, "B T H D"]) -> Float[A
     return jnp.where(known[..., None, None], out, jnp.nan)
 
 
+def read_levels(
+    q: Float[Array, "B G T K"],
+    weights: Float[Array, "B G R T L"],
+    states: Float[Array, "B G R L K V"],
+    precision=None,
+) -> Float[Array, "B G R T V"]:
+    """Σ_l weights_l · q states_l, one level after the other."""
+
+    @jax.checkpoint
+    def add_level(out, state_and_weight):
+        state, weight = state_and_weight
+        return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
+
+    zeros = varying_as(states, jnp.zeros((*weights.shape[:4], states.shape[-1]), states.dtype))
+    return jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))[0]
+
+
 class Windows:
     """Where tokens that follow an initial state lie in a sequence of their own, at a position that may be traced and lie
     anywhere in a chunk.
@@ -292,14 +338,7 @@ class InitialState:
             states = self.moved(self.states)[:, :, :, beginning:]
             lam = jnp.where(self.occupied_later, lam, 0)
             weights = lam[..., beginning:] * self.since[..., None]
-
-        @jax.checkpoint
-        def add_level(out, state_and_weight):
-            state, weight = state_and_weight
-            return out + weight[..., None] * dot("bgtk,bgrkv->bgrtv", q, state, precision), None
-
-        zeros = varying_as(states, jnp.zeros((*lam.shape[:4], states.shape[-1]), states.dtype))
-        return jax.lax.scan(add_level, zeros, (jnp.moveaxis(states, 3, 0), jnp.moveaxis(weights, -1, 0)))[0]
+        return read_levels(q, weights, states, precision)
 
     def found_beyond(self, first: int) -> Float[Array, "B H U K V"]:
         """What tokens that begin a window find at the levels beyond it, of which this is the first."""

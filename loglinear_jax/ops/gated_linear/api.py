@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.checks import (
@@ -19,6 +20,7 @@ from loglinear_jax.ops.continuation import Start, start_arguments
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear import chunkwise, pallas, parallel, recurrent
+from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, starts_in_piece
 from pallas_kernels import with_standard_promotion
 
 
@@ -26,7 +28,8 @@ from pallas_kernels import with_standard_promotion
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
     segment_ids: Array | None = ...,
-    initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+    initial_state: Array | None = ..., return_state: Literal[False] = ..., axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
@@ -42,7 +45,8 @@ def gated_linear_attention(
 def gated_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, *,
     segment_ids: Array | None = ...,
-    initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
+    initial_state: Array | None = ..., return_state: bool, axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
 
@@ -56,6 +60,7 @@ def gated_linear_attention(
     segment_ids: Int[Array, "B T"] | None = None,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
+    axis_name: str | None = None,
     chunk_size: int | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
@@ -66,7 +71,7 @@ def gated_linear_attention(
     they reach there.
 
     Args:
-      q, k, v, log_decay, segment_ids, return_state, chunk_size, precision: as in `log_linear_attention`.
+      q, k, v, log_decay, segment_ids, return_state, axis_name, chunk_size, precision: as in `log_linear_attention`.
       initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T), any
         backend), "pallas" (the GPU kernels of `log_linear_attention`, O(T log T)), or None: "pallas" on a GPU that can run it,
@@ -76,7 +81,8 @@ def gated_linear_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
-        not a power of two, an unknown implementation, or, for "pallas", what its kernels cannot run.
+        not a power of two, an unknown implementation, with axis_name a T that is not a power of two or an argument that it
+        excludes, or, for "pallas", what its kernels cannot run.
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     if initial_state is not None:
@@ -85,9 +91,10 @@ def gated_linear_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     check_segment_ids(segment_ids, *v.shape[:2])
+    pieces = check_pieces(axis_name, v.shape[1], 0, initial_state, return_state)
     out, state = _attend(
         q, k, v, log_decay, start_arguments(initial_state, 0, segment_ids),
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        axis_name=axis_name if pieces > 1 else None, return_state=return_state, chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
@@ -101,11 +108,16 @@ _FORMS = {
 }
 
 
-@compile_operation("return_state", "chunk_size", "precision", "implementation")
-def _attend(q, k, v, log_decay, where, *, return_state, chunk_size, precision, implementation):
+@compile_operation("axis_name", "return_state", "chunk_size", "precision", "implementation")
+def _attend(q, k, v, log_decay, where, *, axis_name, return_state, chunk_size, precision, implementation):
     out_dtype = v.dtype
-    start = Start.of(*where)
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
+    if axis_name is None:
+        start = Start.of(*where)
+    else:
+        starts = starts_in_piece(where[-1], axis_name)
+        left = left_of_pieces(k, v, log_decay, starts, axis_name, precision)
+        start = Start(jnp.sum(left, axis=0), starts=starts)
     if start.state is not None:
         start = start._replace(state=start.state.astype(log_decay.dtype))
     options = dict(start=start, chunk_size=chunk_size, precision=precision)

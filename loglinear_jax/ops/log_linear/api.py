@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, Unpack, overload
 
 import jax
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
-from loglinear_jax.fenwick import FenwickState, capacity
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
 from loglinear_jax.ops.checks import (
     Implementation,
     Options,
@@ -24,13 +25,15 @@ from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, t
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.log_linear import chunkwise, pallas, parallel, recurrent
+from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, past_of_piece, starts_in_piece
 
 
 @overload
 def log_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
@@ -46,7 +49,8 @@ def log_linear_attention(
 def log_linear_attention(
     q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: bool, axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
 
@@ -62,6 +66,7 @@ def log_linear_attention(
     first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
+    axis_name: str | None = None,
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -98,6 +103,10 @@ def log_linear_attention(
         A traced position can't be refused. Then every token beyond the levels of `lam` gets NaN, and those before keep their
         outputs and gradients; at a negative position, or one beyond the state's own levels, all tokens get NaN.
       return_state: also return the state after the last token, which is that of the last segment.
+      axis_name: the mesh axis over which the sequence is cut, inside `jax.shard_map`: each device has one of equal pieces, in
+        order. T is then the length of a piece, a power of two, and L ≥ num_levels(tokens of all pieces). Segments may continue
+        from piece to piece. Devices exchange one state for each head, in one all-gather, and one reduce-scatter for the
+        gradients. Not together with first_position, initial_state or return_state.
       chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
         does not depend on it.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
@@ -112,8 +121,9 @@ def log_linear_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
-        a chunk_size that is not a power of two, an unknown implementation, a first_position beside an initial_state, or, for
-        "pallas", what its kernels cannot run (pallas_kernels.UnsupportedError).
+        a chunk_size that is not a power of two, an unknown implementation, a first_position beside an initial_state, with
+        axis_name a T that is not a power of two or an argument that it excludes, or, for "pallas", what its kernels cannot run
+        (pallas_kernels.UnsupportedError).
     """
     check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
@@ -121,11 +131,13 @@ def log_linear_attention(
     sizes = *v.shape[:3], q.shape[-1], v.shape[-1]
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
-    check_levels(lam, *check_start(initial_state, first_position, segment_ids, *sizes))
+    pieces = check_pieces(axis_name, v.shape[1], first_position, initial_state, return_state)
+    end, what = check_start(initial_state, first_position, segment_ids, *sizes)
+    check_levels(lam, pieces * end, f"{what} on each of {pieces} devices" if pieces > 1 else what)
 
     out, state = _attend(
         q, k, v, log_decay, lam, start_arguments(initial_state, first_position, segment_ids),
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        axis_name=axis_name if pieces > 1 else None, return_state=return_state, chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
@@ -139,9 +151,14 @@ _FORMS = {
 }
 
 
-@compile_operation("return_state", "chunk_size", "implementation", "precision")
-def _attend(q, k, v, log_decay, lam, where, *, return_state, chunk_size, implementation, precision):
+@compile_operation("axis_name", "return_state", "chunk_size", "implementation", "precision")
+def _attend(q, k, v, log_decay, lam, where, *, axis_name, return_state, chunk_size, implementation, precision):
     out_dtype, room = v.dtype, capacity(lam.shape[-1])
+    if axis_name is not None:
+        log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
+        tokens = q, k, v, log_decay, lam.astype(log_decay.dtype)
+        options = dict(implementation=implementation, chunk_size=chunk_size, precision=precision)
+        return _attend_piece(tokens, where[-1], axis_name, **options).astype(out_dtype), None
     start = Start.of(*where)
     # Where kernels do all, they bound the decays too.
     bounded = implementation != "pallas" or return_state or start.state is not None
@@ -151,6 +168,22 @@ def _attend(q, k, v, log_decay, lam, where, *, return_state, chunk_size, impleme
     options = dict(chunk_size=chunk_size, return_state=return_state, precision=precision)
     out, state = run_form(_FORMS, implementation, q, k, v, log_decay, lam, start=start, **options)
     return nan_beyond(room, start, out.astype(out_dtype)), state
+
+
+def _attend_piece(tokens, segment_ids, axis_name, *, implementation, chunk_size, precision):
+    """The outputs of one piece of a sequence, from its own tokens and from earlier pieces (see `ops.sequence_parallel`)."""
+    q, k, v, log_decay, lam = tokens
+    starts = starts_in_piece(segment_ids, axis_name)
+    past = past_of_piece(left_of_pieces(k, v, log_decay, starts, axis_name, precision), axis_name)
+    run = functools.partial(
+        run_form, _FORMS, implementation, q, k, v, log_decay,
+        chunk_size=chunk_size, return_state=False, precision=precision,
+    )  # fmt: skip
+    if implementation == "pallas" and pallas.reads_past(q, v, chunk_size, precision):
+        return run(lam, start=Start(starts=starts, past=past))[0]
+    inside = num_levels(q.shape[1])
+    beyond = lam[..., inside : inside + past.states.shape[2]]
+    return run(lam[..., :inside], start=Start(starts=starts))[0] + past.read(q, beyond, log_decay, starts, precision)
 
 
 @pallas_kernels.with_standard_promotion

@@ -51,9 +51,17 @@ def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, pre
         options = dict(begin=beginnings(starts), precision=precision)
         return out, levels_after(last, k, v, log_decay, lam.shape[-1], **options)
 
-    fits = chunk <= 1 << num_levels(q.shape[1]) - 1
     tokens = q, k, v, log_decay, lam
+    if start.past is not None:
+        occupied = jnp.broadcast_to(start.past.occupied, q.shape[:1])
+        return with_past(*tokens, start.starts, start.past.states, occupied)
+    fits = reads_past(q, v, chunk_size, precision)
     return run_from(start, tokens, aligned, return_state, precision, with_past=with_past if fits else None)
+
+
+def reads_past(q, v, chunk_size=None, precision=None) -> bool:
+    """Whether the kernels themselves read what tokens that begin a window find beyond it: unless a chunk is longer."""
+    return pallas_kernels.chunk_of_attention(q, v, chunk_size, precision) <= 1 << num_levels(q.shape[1]) - 1
 
 
 def can_step(state: FenwickState) -> bool:

@@ -1,0 +1,105 @@
+"""Sequence parallelism: inside `jax.shard_map` a sequence is cut over a mesh axis, into equal pieces of a power of two.
+
+Piece d starts at position d · T, which begins a window of the Fenwick tree. So levels inside a piece are the piece's own, and
+each set bit i of d stands for one bucket of earlier pieces, [((d >> i) - 1) << i, (d >> i) << i), at level num_levels(T) + i.
+Each device computes the state that its own tokens leave, the root of its subtree. The roots and the decays over whole pieces
+are gathered by one collective; its transpose, for the gradients, is one reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.ops.continuation import Past
+from loglinear_jax.ops.decays import decay_to_end
+from loglinear_jax.ops.heads import dot, split_heads
+from loglinear_jax.ops.segments import beginnings, segment_starts
+
+
+def check_pieces(
+    axis_name: str | None, length: int, first_position: Any = 0, initial_state: Any = None, return_state: bool = False
+) -> int:
+    """The number of pieces of this length: 1 without an axis.
+
+    Raises ValueError unless it is an axis of the `jax.shard_map` around the call and the length is a power of two, and for
+    arguments that do not go together with an axis.
+    """
+    if axis_name is None:
+        return 1
+    try:
+        pieces = jax.lax.axis_size(axis_name)
+    except NameError:
+        raise ValueError(
+            f"axis_name is {axis_name!r}: expected an axis of the mesh of jax.shard_map, inside which this is to be called"
+        ) from None
+    if length & (length - 1):
+        raise ValueError(
+            f"T is {length} tokens on each device: expected a power of two with axis_name = {axis_name!r}; pad the sequence"
+        )
+    if initial_state is not None:
+        raise ValueError(f"initial_state is given: expected None with axis_name = {axis_name!r}")
+    if not isinstance(first_position, int) or first_position:
+        raise ValueError(f"first_position is {first_position!r}: expected 0 with axis_name = {axis_name!r}")
+    if return_state:
+        raise ValueError(f"return_state is {return_state!r}: expected False with axis_name = {axis_name!r}")
+    return pieces
+
+
+def from_piece_before(x: Array, axis_name: str) -> Array:
+    """x of the piece before; zeros for the first piece."""
+    last = jax.lax.axis_size(axis_name) - 1
+    return jax.lax.ppermute(x, axis_name, [(piece, piece + 1) for piece in range(last)])
+
+
+def starts_in_piece(segment_ids: Int[ArrayLike, "B T"] | None, axis_name: str) -> Bool[Array, "B T"] | None:
+    """`segments.segment_starts` of the whole sequence, for this piece: the first token may start a segment, too."""
+    if segment_ids is None:
+        return None
+    segment_ids = jnp.asarray(segment_ids)
+    before = from_piece_before(segment_ids[:, -1:], axis_name)
+    at_cut = (segment_ids[:, :1] != before) & (jax.lax.axis_index(axis_name) > 0)
+    return segment_starts(segment_ids).at[:, :1].set(at_cut)
+
+
+def left_of_pieces(
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    log_decay: Float[Array, "B T H"],
+    starts: Bool[Array, "B T"] | None,
+    axis_name: str,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "N B H K V"]:
+    """What is left of the state of each piece, from its own tokens, when this piece starts; 0 for those not before it."""
+    groups = k.shape[2]
+    by_head, begin = split_heads(log_decay, groups), beginnings(starts)
+    values = (decay_to_end(by_head, begin)[..., None] * split_heads(v, groups)).astype(v.dtype)
+    root = dot("bsgk,bgrsv->bgrkv", k, values, precision)
+    over_piece = jnp.sum(by_head, axis=-1)
+    if begin is not None:  # where a segment starts in a piece, nothing of earlier ones is left after it
+        over_piece = jnp.where(begin[..., -1] < 0, over_piece, -jnp.inf)
+    packed = jnp.concatenate([root.reshape(*over_piece.shape, -1), over_piece[..., None]], axis=-1)
+    packed = jax.lax.all_gather(packed, axis_name)
+
+    this, piece = jax.lax.axis_index(axis_name), np.arange(len(packed), dtype=np.int32)
+    is_before = (piece < this)[:, None, None, None]
+    between = ((piece[:, None] < piece) & (piece < this))[:, :, None, None, None]
+    # Sums, not differences of sums: so exp is of what is ≤ 0, and nothing cancels.
+    since = jnp.exp(jnp.sum(jnp.where(between, packed[..., -1], 0), axis=1))
+    roots = jnp.where(is_before[..., None], packed[..., :-1], 0)  # 0 · NaN of a later piece is NaN
+    left = jnp.where(is_before, since, 0)[..., None] * roots
+    return left.reshape(len(left), v.shape[0], v.shape[2], *root.shape[3:])
+
+
+def past_of_piece(left: Float[Array, "N B H K V"], axis_name: str) -> Past:
+    """What `left_of_pieces` gives, as one state for each bucket of earlier pieces."""
+    this, pieces = jax.lax.axis_index(axis_name), len(left)
+    level = fenwick_level(this, jnp.arange(pieces, dtype=jnp.int32)).reshape(-1, 1, 1, 1, 1)
+    levels = range(1, 1 + int(pieces - 1).bit_length())
+    return Past(jnp.stack([jnp.sum(jnp.where(level == index, left, 0), axis=0) for index in levels], axis=2), this)

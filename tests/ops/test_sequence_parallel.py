@@ -1,0 +1,165 @@
+"""Sequences that are cut over four devices: as on one device, with the collectives that they should have and no other."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import pallas_kernels
+from loglinear_jax import init_fenwick_state, log_linear_attention
+from pallas_kernels.common import support
+
+from .forms import FORMS, HAS_GPU, kernels_run, types_of
+from .inputs import random_inputs, relative_error
+
+pytestmark = pytest.mark.skipif(HAS_GPU, reason="takes four CPU devices")
+
+TAKE_AXIS = ("log_linear", "gated_linear")
+CASES = [
+    pytest.param(form, id=str(form), marks=() if form.name == "xla" else pytest.mark.slow)
+    for form in FORMS
+    if form.operation.name in TAKE_AXIS
+]
+LOG_LINEAR_XLA = next(form for form in FORMS if (form.operation.name, form.name) == ("log_linear", "xla"))
+PIECES = PartitionSpec(None, "sequence")
+
+
+def over_pieces(form, devices=4, **options):
+    """The form's function of arrays of tokens and, last, of segment ids or None, over a mesh of so many devices."""
+    mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+    def run(*arrays):
+        *tokens, segment_ids = arrays
+        return form(tokens, segment_ids=segment_ids, axis_name="sequence", **options)
+
+    # Pallas's interpreter mixes arrays that vary over the devices with indices that do not.
+    return jax.shard_map(run, mesh=mesh, in_specs=PIECES, out_specs=PIECES, check_vma=form.name != "pallas")
+
+
+def whole(form, *arrays):
+    *tokens, segment_ids = arrays
+    return form.operation.function(*tokens, segment_ids=segment_ids, implementation=form.operation.oracle)
+
+
+def output_and_gradients(run):
+    def both(*arrays):
+        *tokens, segment_ids = arrays
+        out, pull = jax.vjp(lambda *tokens: run(*tokens, segment_ids), *tokens)
+        return out, *pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    return jax.jit(both)
+
+
+def segments_of(batch, length):
+    """One starts inside of a piece, one at a cut, one goes over three pieces; in the other rows, one of one token before a cut,
+    and one over all."""
+    piece = length // 4
+    rows = [np.searchsorted([piece // 2, piece], np.arange(length), side="right"), np.arange(length) // (piece - 1)]
+    rows.append(np.zeros(length, int))
+    return jnp.asarray(np.stack(rows[:batch]), jnp.int32)
+
+
+@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
+@pytest.mark.parametrize("form", CASES)
+def test_as_on_one_device(form, segmented):
+    with types_of(form), kernels_run():
+        inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype, min_decay=-0.3)
+        segment_ids = segments_of(3, 64) if segmented else None
+        found = output_and_gradients(over_pieces(form))(*inputs, segment_ids)
+        expected = output_and_gradients(functools.partial(whole, form))(*inputs, segment_ids)
+        tolerance = 1e-10 if form.dtype == np.float64 else 1e-5
+        for name, x, y in zip(("o", *form.operation.arguments), found, expected, strict=True):
+            assert relative_error(x, y) < tolerance, name
+
+
+@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
+@pytest.mark.parametrize("form", CASES)
+def test_collectives(form, segmented):
+    """Forward one all-gather, of a state for each head, and of segments the last id of the piece before. Backward one
+    reduce-scatter, or what XLA makes of it on a CPU, and nothing else of either."""
+    with types_of(form), kernels_run():
+        inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype)
+        arrays = (*inputs, segments_of(3, 64) if segmented else None)
+        forward = over_pieces(form)
+        moved_forward, moved = (collectives(run, arrays) for run in (forward, output_and_gradients(forward)))
+    of_ids = {"collective-permute": 1} if segmented else {}
+    assert moved_forward == {"all-gather": 1, **of_ids}
+    assert moved == {"all-gather": 1, "reduce-scatter": 1, **of_ids}
+
+
+def collectives(run, arrays):
+    """How many of each the compiled program has."""
+    text = jax.jit(run).lower(*arrays).compile().as_text()
+    names = re.findall(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text)
+    return {name: names.count(name) for name in names}
+
+
+BY_KERNELS = [case for case in CASES if case.values[0].name == "pallas"]
+
+
+@pytest.mark.parametrize("form", BY_KERNELS)
+def test_pieces_shorter_than_a_kernel_s_chunk(form):
+    with kernels_run():
+        arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 16, 16, dtype=np.float32), segments_of(3, 32))
+        assert relative_error(over_pieces(form)(*arrays), whole(form, *arrays)) < 1e-5
+
+
+@pytest.mark.parametrize("form", BY_KERNELS)
+def test_kernels_on_gpus_are_traced(form, monkeypatch):
+    """With JAX's check of what varies over the devices, which the interpreter does without; the batch is sharded, too."""
+    monkeypatch.setattr(support, "why_no_device", lambda: None)
+    monkeypatch.setattr(support, "compute_capability", lambda: (8, 0))
+    arrays = (*form.operation.inputs(0, 2, 128, 2, 4, 16, 16, dtype=np.float32), segments_of(2, 128))
+    mesh = jax.make_mesh((2, 2), ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
+
+    def run(*arrays):
+        return form(arrays[:-1], segment_ids=arrays[-1], axis_name="sequence")
+
+    spec = PartitionSpec("data", "sequence")
+    with pallas_kernels.interpret(False):
+        traced = jax.make_jaxpr(output_and_gradients(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)))
+        assert "reduce_scatter" in str(traced(*arrays))
+
+
+def test_nan_of_a_later_piece_reaches_no_earlier_one():
+    form = LOG_LINEAR_XLA
+    with types_of(form):
+        q, k, *others = form.operation.inputs(0, 1, 64, 1, 1, 3, 5)
+        out = over_pieces(form)(q, k.at[:, 40].set(jnp.nan), *others, None)
+        np.testing.assert_array_equal(jnp.isnan(out).any((0, 2, 3)), np.arange(64) >= 40)  # its chunk begins there
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(axis_name="rows"), "axis_name is 'rows': expected an axis of the mesh"),
+        (dict(return_state=True), "return_state is True: expected False with axis_name"),
+        (dict(first_position=4), "first_position is 4: expected 0 with axis_name"),
+        (
+            dict(initial_state=init_fenwick_state(1, 1, 3, 5, 64)),
+            "initial_state is given: expected None with axis_name",
+        ),
+        (dict(length=24), "T is 6 tokens on each device: expected a power of two with axis_name = 'sequence'"),
+        (dict(levels=5), r"L ≥ num_levels\(64\) = 7 for T tokens on each of 4 devices"),
+    ],
+)
+def test_errors(options, message):
+    length, levels = options.pop("length", 64), options.pop("levels", 7)
+    inputs = random_inputs(0, 1, length, 1, 1, 3, 5, levels, np.float32)
+    mesh = jax.make_mesh((4,), ("sequence",), axis_types=(AxisType.Auto,))
+    run = functools.partial(log_linear_attention, **{"axis_name": "sequence"} | options)
+    with pytest.raises(ValueError, match=message):
+        jax.shard_map(run, mesh=mesh, in_specs=PIECES, out_specs=PIECES)(*inputs)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_other_numbers_of_devices(devices):
+    """Any number of pieces will do, only their length is a power of two."""
+    form = LOG_LINEAR_XLA
+    with types_of(form):
+        inputs = form.operation.inputs(0, 1, 4 * devices, 1, 1, 3, 5)
+        assert relative_error(over_pieces(form, devices)(*inputs, None), whole(form, *inputs, None)) < 1e-10
