@@ -24,7 +24,7 @@ LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
 SAMPLING = ("temperature", "top_k", "top_p", "num_ids")  # what `sample` takes
 PROMPT_TOKENS = 1 << 15  # of all sequences together, that are processed at a time
 SCORES = 1 << 28  # of softmax attention, that are held at a time: 1 GiB
-
+BLOCK = 16  # tokens that the device samples one after the other before the host sees them
 
 Prompts = Int[Array | np.ndarray, "B T"] | Sequence[Sequence[int] | Int[np.ndarray, " T"]]
 
@@ -167,6 +167,20 @@ def _advance_each(weights, tokens, caches, key, *, model, **sampling):
     return sample(key, logits, **sampling), jnp.isfinite(logits).all(axis=-1), caches
 
 
+@functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2,))
+def _advance_by_block(weights, token, caches, key, first, *, model, **sampling):
+    """(the next BLOCK tokens, of which `first` is the number of the first; whether the logits of each are finite; caches)."""
+
+    def step(carry, index):
+        token, caches = carry
+        key_of_token = jax.random.fold_in(key, index)
+        token, finite, caches = _advance_each(weights, token[:, None], caches, key_of_token, model=model, **sampling)
+        return (token, caches), (token, finite.all())
+
+    (_, caches), (tokens, finite) = jax.lax.scan(step, (token, caches), first + jnp.arange(BLOCK))
+    return tokens, finite, caches
+
+
 @functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2, 3))
 def _advance_some(weights, tokens, before, caches, some, key, *, model, **sampling):
     """`_advance` of some sequences; of the others (token, whether its logits are finite) and caches as they were."""
@@ -199,32 +213,42 @@ def _prefill_each(model, weights, prompts, part, max_length, key, sampling):
 
 
 def _stream(model, params, prompts, num_tokens, max_length, sampling, seed, stops):
-    advance = functools.partial(_advance, model=model, **sampling)
-    weights = decoding_weights(model, params)
-    key_of = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
+    weights, key = decoding_weights(model, params), jax.random.key(seed, impl="threefry2x32")
     stopped, shown = np.zeros(len(prompts), bool), np.array([prompt[-1] for prompt in prompts])
-    # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
-    part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompts), 1).bit_length() - 1)
-    if len(set(map(len, prompts))) > 1:
-        token, finite, caches = _prefill_each(model, weights, prompts, part, max_length, key_of(0), sampling)
-    else:
-        prompt, how = np.stack(prompts), dict(model=model, max_length=max_length, **sampling)
-        token, finite, caches = _start(weights, prompt[:, :part], key_of(0), **how)
-        for first in range(part, prompt.shape[1], part):
-            token, finite, caches = advance(weights, prompt[:, first : first + part], caches, key_of(0))
-    for index in range(num_tokens):
+    blocks = _blocks(model, weights, prompts, num_tokens, max_length, sampling, key)
+    tokens = (token for block in blocks for token in zip(*map(np.asarray, block), strict=True))
+    for index, (token, finite) in zip(range(num_tokens), tokens, strict=False):
         if not finite:
             raise SettingError(
                 f"params give logits that are not finite, at token {index} after the prompt: expected a model that "
                 "did not diverge"
             )
-        shown = np.where(stopped, shown, np.asarray(token))
+        shown = np.where(stopped, shown, token)
         yield shown
         stopped |= np.isin(shown, stops)
         if stopped.all():
             return
-        if index + 1 < num_tokens:
-            token, finite, caches = advance(weights, token[:, None], caches, key_of(index + 1))
+
+
+def _blocks(model, weights, prompts, num_tokens, max_length, sampling, key):
+    """(tokens [n, B], whether the logits of each are finite [n]), one after the other: the first token, then whole blocks. The
+    device is given a block before the one in front of it is looked at."""
+    # A power of two, as then parts begin windows, which takes less (`ops.continuation`).
+    part = 1 << (max(tokens_at_a_time(model.settings, max_length) // len(prompts), 1).bit_length() - 1)
+    first_key = jax.random.fold_in(key, 0)
+    if len(set(map(len, prompts))) > 1:
+        token, finite, caches = _prefill_each(model, weights, prompts, part, max_length, first_key, sampling)
+    else:
+        prompt, how = np.stack(prompts), dict(model=model, **sampling)
+        token, finite, caches = _start(weights, prompt[:, :part], first_key, max_length=max_length, **how)
+        for first in range(part, prompt.shape[1], part):
+            token, finite, caches = _advance(weights, prompt[:, first : first + part], caches, first_key, **how)
+    block = token[None], finite[None]
+    for first in range(1, num_tokens, BLOCK):
+        *following, caches = _advance_by_block(weights, block[0][-1], caches, key, first, model=model, **sampling)
+        yield block
+        block = following
+    yield block
 
 
 def sample(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.generate import _advance, _start, generate, sample, stream, tokens_at_a_time
+from loglinear_jax.generate import _advance_by_block, _start, generate, sample, stream, tokens_at_a_time
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -73,9 +73,9 @@ def test_softmax_attention_takes_fewer_tokens_at_a_time_the_more_it_scores():
 
 def test_what_is_compiled_serves_the_next_call(params):
     first = generate(MODEL, params, PROMPT, 12, seed=3)
-    compiled = _start._cache_size(), _advance._cache_size()
+    compiled = _start._cache_size(), _advance_by_block._cache_size()
     np.testing.assert_array_equal(generate(LanguageModel(SETTINGS), params, PROMPT, 12, seed=3), first)
-    assert (_start._cache_size(), _advance._cache_size()) == compiled
+    assert (_start._cache_size(), _advance_by_block._cache_size()) == compiled
 
 
 def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
