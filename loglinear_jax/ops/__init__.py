@@ -1,8 +1,8 @@
 """Operations over sequences, one folder each: `api` is the public function, and each form has a module of its own.
 
 Beside them is what they share: `checks` of arguments, the choice of a form in `dispatch`, `dtypes`, groups of `heads`,
-`decays`, `levels`, `positions`, the chunks' `tree`, the `continuation` of a sequence from an initial state, and `sequence_parallel`,
-where a sequence is cut over devices.
+`decays`, `levels`, `positions`, the chunks' `tree`, the `continuation` of a sequence from an initial state, and how one is cut
+over devices, `sequence_parallel`.
 """
 
 from loglinear_jax.ops.bucket_scores import bucket_scores

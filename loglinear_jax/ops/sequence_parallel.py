@@ -33,12 +33,7 @@ def check_pieces(
     """
     if axis_name is None:
         return 1
-    try:
-        pieces = jax.lax.axis_size(axis_name)
-    except NameError:
-        raise ValueError(
-            f"axis_name is {axis_name!r}: expected an axis of the mesh of jax.shard_map, inside which this is to be called"
-        ) from None
+    pieces = num_pieces(axis_name)
     if length & (length - 1):
         raise ValueError(
             f"T is {length} tokens on each device: expected a power of two with axis_name = {axis_name!r}; pad the sequence"
@@ -52,10 +47,19 @@ def check_pieces(
     return pieces
 
 
+def num_pieces(axis_name: str) -> int:
+    """The axis's size. Raises ValueError unless it is an axis of the `jax.shard_map` around the call."""
+    try:
+        return jax.lax.axis_size(axis_name)
+    except NameError:
+        raise ValueError(
+            f"axis_name is {axis_name!r}: expected an axis of the mesh of jax.shard_map, inside which this is to be called"
+        ) from None
+
+
 def from_piece_before(x: Array, axis_name: str) -> Array:
     """x of the piece before; zeros for the first piece."""
-    last = jax.lax.axis_size(axis_name) - 1
-    return jax.lax.ppermute(x, axis_name, [(piece, piece + 1) for piece in range(last)])
+    return jax.lax.ppermute(x, axis_name, [(piece, piece + 1) for piece in range(num_pieces(axis_name) - 1)])
 
 
 def starts_in_piece(segment_ids: Int[ArrayLike, "B T"] | None, axis_name: str) -> Bool[Array, "B T"] | None:
