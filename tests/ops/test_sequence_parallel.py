@@ -18,7 +18,7 @@ from .inputs import random_inputs, relative_error
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="takes four CPU devices")
 
-TAKE_AXIS = ("log_linear", "gated_linear")
+TAKE_AXIS = ("log_linear", "gated_linear", "bucket_scores")
 CASES = [
     pytest.param(form, id=str(form), marks=() if form.name == "xla" else pytest.mark.slow)
     for form in FORMS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Unpack, overload
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
@@ -21,15 +22,21 @@ from loglinear_jax.ops.checks import (
     check_start,
 )
 from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, with_more_levels
+from loglinear_jax.ops.decays import decay_since_start
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
+from loglinear_jax.ops.heads import dot, merge_heads, split_heads
+from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.segments import beginnings
+from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, past_of_piece, starts_in_piece
 
 
 @overload
 def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
@@ -45,7 +52,8 @@ def bucket_scores(
 def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: bool, axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
 
@@ -60,6 +68,7 @@ def bucket_scores(
     first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
+    axis_name: str | None = None,
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -74,9 +83,10 @@ def bucket_scores(
     far as it does there.
 
     Args:
-      q, k, log_decay, segment_ids, first_position, return_state, precision: as in `log_linear_attention`.
-      num_levels: L, at least fenwick.num_levels(position of the last token + 1). None: just as many, and no fewer than the
-        initial state's; the initial state's (and at least fenwick.num_levels(T)) where its position is traced.
+      q, k, log_decay, segment_ids, first_position, return_state, axis_name, precision: as in `log_linear_attention`.
+      num_levels: L, at least fenwick.num_levels(position of the last token + 1), with axis_name that of all pieces. None: just
+        as many, and no fewer than the initial state's; the initial state's (and at least fenwick.num_levels(T)) where its
+        position is traced.
       initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
         position can't be refused: tokens beyond the levels get NaN.
       chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16, or up to 32 in the GPU kernel. The result
@@ -96,13 +106,16 @@ def bucket_scores(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     sizes = *log_decay.shape, q.shape[-1], 1
+    pieces = check_pieces(axis_name, q.shape[1], first_position, initial_state, return_state)
     end, what = check_start(initial_state, first_position, segment_ids, *sizes)
+    end, what = pieces * end, f"{what} on each of {pieces} devices" if pieces > 1 else what
     if num_levels is None:
         num_levels = max(fenwick.num_levels(end), 1 if initial_state is None else initial_state.levels.shape[2])
     check_num_levels(num_levels, end, what)
     scores, state = _score(
         q, k, log_decay, start_arguments(initial_state, first_position, segment_ids),
-        levels=num_levels, return_state=return_state, chunk_size=chunk_size, precision=precision,
+        levels=num_levels, axis_name=axis_name if pieces > 1 else None, return_state=return_state,
+        chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, chunk_size, precision),
     )  # fmt: skip
     return (scores, state) if return_state else scores
@@ -111,12 +124,30 @@ def bucket_scores(
 _FORMS = {"parallel": parallel.score, "recurrent": recurrent.score, "xla": chunkwise.score, "pallas": pallas.score}
 
 
-@compile_operation("levels", "return_state", "chunk_size", "implementation", "precision")
-def _score(q, k, log_decay, where, *, levels, return_state, chunk_size, implementation, precision):
-    start = Start.of(*where)
+@compile_operation("levels", "axis_name", "return_state", "chunk_size", "implementation", "precision")
+def _score(q, k, log_decay, where, *, levels, axis_name, return_state, chunk_size, implementation, precision):
     log_decay, q, k = to_common_dtypes(log_decay, q, k)
+    if axis_name is not None:
+        options = dict(implementation=implementation, chunk_size=chunk_size, precision=precision)
+        return _score_piece(q, k, log_decay, where[-1], axis_name, levels, **options), None
+    start = Start.of(*where)
     wanted = levels
     start, levels = with_more_levels(start, levels, log_decay.dtype)
     options = dict(levels=levels, return_state=return_state, precision=precision)
     scores, state = run_form(_FORMS, implementation, q, k, log_decay, start=start, chunk_size=chunk_size, **options)
     return nan_beyond(capacity(wanted), start, scores[..., :wanted]), state
+
+
+def _score_piece(q, k, log_decay, segment_ids, axis_name, levels, *, implementation, chunk_size, precision):
+    """The scores of one piece of a sequence, in its own buckets and in earlier pieces (see `ops.sequence_parallel`)."""
+    inside, groups = fenwick.num_levels(q.shape[1]), q.shape[2]
+    starts = starts_in_piece(segment_ids, axis_name)
+    options = dict(levels=inside, return_state=False, chunk_size=chunk_size, precision=precision)
+    scores, _ = run_form(_FORMS, implementation, q, k, log_decay, start=Start(starts=starts), **options)
+
+    ones = jnp.ones((*log_decay.shape, 1), k.dtype)
+    sums = past_of_piece(left_of_pieces(k, ones, log_decay, starts, axis_name, precision), axis_name).states[..., 0]
+    sums = sums.reshape(len(q), groups, -1, *sums.shape[2:])
+    since = decay_since_start(split_heads(log_decay, groups), beginnings(starts))[..., None]
+    beyond = merge_heads(since * dot("btgk,bgruk->bgrtu", q, sums, precision))
+    return pad_to(jnp.concatenate([scores, beyond], axis=3), levels, axis=3)
