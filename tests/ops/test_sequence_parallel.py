@@ -18,11 +18,13 @@ from .inputs import random_inputs, relative_error
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="takes four CPU devices")
 
-TAKE_AXIS = ("log_linear", "gated_linear", "bucket_scores")
+TAKE_AXIS = ("log_linear", "gated_linear", "bucket_scores", "softmax")
 CASES = [
-    pytest.param(form, id=str(form), marks=() if form.name == "xla" else pytest.mark.slow)
+    pytest.param(
+        form, id=str(form), marks=() if form.name == "xla" or form.operation.name == "softmax" else pytest.mark.slow
+    )
     for form in FORMS
-    if form.operation.name in TAKE_AXIS
+    if form.operation.name in TAKE_AXIS and (form.operation.name, form.name) != ("softmax", "recurrent")
 ]
 LOG_LINEAR_XLA = next(form for form in FORMS if (form.operation.name, form.name) == ("log_linear", "xla"))
 PIECES = PartitionSpec(None, "sequence")
@@ -80,15 +82,18 @@ def test_as_on_one_device(form, segmented):
 @pytest.mark.parametrize("form", CASES)
 def test_collectives(form, segmented):
     """Forward one all-gather, of a state for each head, and of segments the last id of the piece before. Backward one
-    reduce-scatter, or what XLA makes of it on a CPU, and nothing else of either."""
+    reduce-scatter, and nothing else of either. Softmax attention gathers keys, values and ids."""
     with types_of(form), kernels_run():
         inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype)
         arrays = (*inputs, segments_of(3, 64) if segmented else None)
         forward = over_pieces(form)
         moved_forward, moved = (collectives(run, arrays) for run in (forward, output_and_gradients(forward)))
-    of_ids = {"collective-permute": 1} if segmented else {}
-    assert moved_forward == {"all-gather": 1, **of_ids}
-    assert moved == {"all-gather": 1, "reduce-scatter": 1, **of_ids}
+    if form.operation.name == "softmax":
+        gathers, scatters, of_ids = 2 + segmented, 2, {}
+    else:
+        gathers, scatters, of_ids = 1, 1, {"collective-permute": 1} if segmented else {}
+    assert moved_forward == {"all-gather": gathers, **of_ids}
+    assert moved == {"all-gather": gathers, "reduce-scatter": scatters, **of_ids}
 
 
 def collectives(run, arrays):
@@ -163,3 +168,11 @@ def test_other_numbers_of_devices(devices):
     with types_of(form):
         inputs = form.operation.inputs(0, 1, 4 * devices, 1, 1, 3, 5)
         assert relative_error(over_pieces(form, devices)(*inputs, None), whole(form, *inputs, None)) < 1e-10
+
+
+def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
+    form = next(form for form in FORMS if str(form) == "softmax-parallel")
+    with types_of(form):
+        arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
+        expected = form.operation.function(*arrays[:-1], segment_ids=arrays[-1], window=11)
+        assert relative_error(over_pieces(form, window=11)(*arrays), expected) < 1e-10

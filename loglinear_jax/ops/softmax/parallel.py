@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from loglinear_jax.ops.segments import beginnings, segment_starts
+from loglinear_jax.ops.segments import beginnings, beginnings_in_rows, segment_starts
 from loglinear_jax.ops.softmax.rotary import rotate_by_position
 from pallas_kernels import runs_on_gpu
 
@@ -21,6 +21,22 @@ def parallel(q, k, v, segment_ids=None, *, window: int | None = None):
         local_window_size=None if window is None else (window - 1, 0),
         mask=None if begin is None else begin[:, 0, :, :, None] <= jnp.arange(q.shape[1]),
     )  # fmt: skip
+
+
+def parallel_in_piece(q, k, v, segment_ids=None, *, axis_name: str, window: int | None = None):
+    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values."""
+    length = q.shape[1]
+    first = jax.lax.axis_index(axis_name) * length
+    q, k = (rotate_by_position(x, first) for x in (q, k))
+    k, v, segment_ids = jax.lax.all_gather((k, v, segment_ids), axis_name, axis=1, tiled=True)
+    query, key = first + jnp.arange(length)[:, None], jnp.arange(k.shape[1])
+    seen = (key <= query)[None]
+    if window is not None:
+        seen &= key > query - window
+    if segment_ids is not None:
+        begin = beginnings_in_rows(segment_starts(segment_ids))
+        seen &= jax.lax.dynamic_slice_in_dim(begin, first, length, axis=1)[:, :, None] <= key
+    return dot_product_attention(q, k, v, mask=seen[:, None])
 
 
 def dot_product_attention(q, k, v, **how):
