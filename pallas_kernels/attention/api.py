@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Float, Int
 
@@ -300,7 +301,8 @@ def _backward(
         if d_end is not None:
             for height, node in enumerate(_ends_read(last_chunk, sizes)):
                 if node is not None:
-                    gradients = gradients.at[:, :, node].add(d_states[:, :, height].astype(gradients.dtype))
+                    of_node = gradients[:, :, node] + d_states[:, :, height].astype(gradients.dtype)
+                    gradients = lax.dynamic_update_index_in_dim(gradients, of_node, node, axis=2)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
     if sizes.read_heights:
