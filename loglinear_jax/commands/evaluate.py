@@ -1,7 +1,8 @@
-"""Perplexity of a text by position, under a trained language model, to any length.
+"""How well language models predict: documents, document by document beside each other, or a text by position.
 
-loglinear_jax evaluate --model=hanguo/log-linear-attention/gdn --text=book.txt --length=16384 --out=book
-loglinear_jax evaluate --workdir=runs/wikitext2 --variant=content --text=book.txt --length=65536
+loglinear_jax evaluate runs/a runs/b --length=16384 --out=compared
+loglinear_jax evaluate hanguo/log-linear-attention/gdn hanguo/log-linear-attention/mamba-2 --corpus=books
+loglinear_jax evaluate hanguo/log-linear-attention/gdn --text=book.txt --length=16384 --out=book
 """
 
 from __future__ import annotations
@@ -9,32 +10,201 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from loglinear_jax.command_line import BadInput, check_folder, path, read_text, size
+from loglinear_jax.command_line import BadInput, check_folder, path, path_pattern, read_text, size
 from loglinear_jax.commands.logs import quiet_libraries
-from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
+from loglinear_jax.commands.trained_models import Trained, add_trained_arguments, load_trained
 
-HELP = "perplexity of a text by position, under a trained language model"
+if TYPE_CHECKING:
+    from loglinear_jax.evaluate.documents import Measure
+    from loglinear_jax.text import Corpus
+
+HELP = "loss of language models on documents or on a text"
 EXTRA = "text"
 MOST_DRAWN = 1e100  # perplexity that an axis takes
-LONGEST = 16_384  # of a window, if --length is not given
+LONGEST = 16_384  # of a window or of what is read of a document, if --length is not given
+ONLY_WITH_TEXT, ONLY_WITHOUT = ("windows",), ("corpus", "text_field", "end_token", "documents")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_trained_arguments(parser)
-    parser.add_argument("--text", type=path, required=True, help="a file of UTF-8")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        type=path_pattern,
+        metavar="MODEL",
+        help="a run's folder, with all its variants or --variant; or a model that others trained, as in --model. Several are "
+        "compared with the first, document by document",
+    )
+    add_trained_arguments(parser, required=False)
+    parser.add_argument(
+        "--corpus",
+        help="the documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
+        "(default: those that the first run was trained on)",
+    )
+    parser.add_argument("--text_field", help="where a line of JSON or a row of --corpus has its text (default: text)")
+    parser.add_argument("--end_token", help="the tokenizer's token between documents of --corpus (default: the run's)")
+    parser.add_argument("--documents", type=size, help="documents, from the first of the split (default: all)")
+    parser.add_argument("--text", type=path, help="a file of UTF-8, which is read in windows, instead of documents")
     parser.add_argument(
         "--length",
         type=size,
-        help="tokens predicted in a window, each from all before it there (default: the text's, but no more than "
-        f"{LONGEST:,}, or than the model's λ has levels for)",
+        help="tokens predicted of a document or in a window, each from all before it there (default: all, but no more than "
+        f"{LONGEST:,}, or than a model's λ has levels for)",
     )
-    parser.add_argument("--windows", type=size, help="how many windows of the text, from its start (default: all)")
-    parser.add_argument("--out", type=path, help="a folder to write perplexity.json, .png and .svg to")
+    parser.add_argument("--windows", type=size, help="how many windows of --text, from its start (default: all)")
+    parser.add_argument("--out", type=path, help="a folder for every document's losses as JSON, tables and figures")
 
 
 def run(args: argparse.Namespace) -> int:
+    quiet_libraries()
+    for name in ONLY_WITHOUT if args.text else ONLY_WITH_TEXT:
+        if getattr(args, name) is not None:
+            raise BadInput(f"--{name} has no meaning with{'' if args.text else 'out'} --text")
+    each = [_as_argument(args, name) for name in args.models]
+    if args.workdir or args.model:
+        each.append(args)
+    if not each:
+        raise BadInput("expected a model: a run's folder, or one that others trained")
+    if args.text is None:
+        return _documents(args, each)
+    if len(each) > 1:
+        raise BadInput(f"--text is read by one model, got {len(each)}")
+    return _text(each[0])
+
+
+def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
+    """The arguments with a positional one as --workdir or --model."""
+    folder = Path(name)
+    try:
+        is_run = "task" in json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        is_run = folder.is_dir() and not (folder / "config.json").exists()  # which is no model either
+    return argparse.Namespace(
+        **vars(args) | {"workdir": folder, "model": None} if is_run else vars(args) | {"workdir": None, "model": name}
+    )
+
+
+def _documents(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> int:
+    from loglinear_jax.evaluate.documents import document_losses, loss_measures, padded_lengths
+    from loglinear_jax.progress import progress_bar
+
+    models = _load_all(each)
+    corpus = _open_corpus(args, models)
+    length = _check_length(args.length, models)
+    numbers = range(len(corpus.starts["test"]) - 1)[: args.documents]
+    documents = [_document(corpus, number, length) for number in numbers]
+    if args.out is not None:
+        check_folder(args.out, "--out")
+    losses: dict[str, Any] = {}
+    for name, trained in models.items():
+        with progress_bar(name, sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
+            losses[name] = document_losses(trained.model, trained.params, documents, bar.update)
+    measures = loss_measures(documents, losses, corpus.train)
+    subject = f"{len(documents):,} documents of the test split of {corpus.manifest['name']}, up to {length:,} tokens"
+    _show(args, measures, subject, list(numbers), corpus)
+    return 0
+
+
+def _load_all(each: Sequence[argparse.Namespace]) -> dict[str, Trained]:
+    """The models by their names: of one run, its variants; else with what the user called them."""
+    from loglinear_jax.runs.loading import read_run
+
+    found = {}
+    for args in each:
+        variants = [args.variant] if args.workdir is None or args.variant else read_run(args.workdir).variants
+        for variant in variants:
+            trained = load_trained(argparse.Namespace(**vars(args) | {"variant": variant}))
+            name = args.model if variant is None else variant if len(each) == 1 else f"{args.workdir}, {variant}"
+            found[name] = trained
+    return found
+
+
+def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Corpus:
+    """The documents, in tokens of all models. Raises BadInput where their tokenizers differ, or there are no documents."""
+    from loglinear_jax.runs.folders import RunFolder
+    from loglinear_jax.tasks.documents import Documents
+    from loglinear_jax.text import END_TOKEN, open_documents
+    from loglinear_jax.text.tokenizer import tokenizer_sha256
+
+    (name, first), *others = models.items()
+    for other, trained in others:
+        if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
+            raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
+    if args.corpus is not None:
+        given = {"text_field": args.text_field, "cache": getattr(first.task, "cache", None)}
+        return open_documents(
+            args.corpus,
+            tokenizer=first.tokenizer_name,
+            end_token=args.end_token or getattr(first.task, "end_token", END_TOKEN),
+            **{key: value for key, value in given.items() if value is not None},
+        )
+    for option in ("text_field", "end_token"):
+        if getattr(args, option) is not None:
+            raise BadInput(f"--{option} is of a --corpus")
+    if not isinstance(first.task, Documents):
+        raise BadInput(f"--corpus is missing: {name} was not trained on documents here")
+    for trained in models.values():
+        if trained.task is not None:
+            RunFolder(trained.tokenizer_name, writes=False).check_corpus(first.task.data)
+    return first.task.data
+
+
+def _check_length(length: int | None, models: Mapping[str, Trained]) -> int:
+    """How many tokens of a document are predicted; what every model can."""
+    for name, trained in models.items():
+        if length is not None:
+            trained.model.settings.check_decoding(
+                length, f"tokens of a document, for {name}", "give a smaller --length"
+            )
+    return length or min(LONGEST, *(trained.model.settings.longest or LONGEST for trained in models.values()))
+
+
+def _document(corpus: Corpus, number: int, length: int):
+    """A document of the test split, with the end token before it and, where `length` tokens are predicted, behind it."""
+    import numpy as np
+
+    first, end = corpus.starts["test"][number : number + 2]
+    return corpus.test[first : min(first + length, end) + 1].astype(np.int32)
+
+
+def _show(
+    args: argparse.Namespace, measures: Sequence[Measure], subject: str, numbers: Sequence[int], corpus: Corpus
+) -> None:
+    """Prints the tables, and writes them with the figures and each document's sums if there is --out. numbers: of the documents
+    in their split."""
+    from loglinear_jax.analysis.documents import draw_measure, measure_table
+    from loglinear_jax.analysis.style import save
+    from loglinear_jax.provenance import origin
+
+    tables = [measure_table(measure, subject) for measure in measures]
+    for table in tables:
+        print(f"{table.title}\n{table.text('simple')}\n")
+    print(f"{subject}. {tables[0].note}")
+    if args.out is None:
+        return
+    record = origin(args.called) | {"subject": subject, "corpus": corpus.manifest, "measures": []}
+    for measure, table in zip(measures, tables, strict=True):
+        stem = args.out / measure.name.replace(" ", "-")
+        table.write(stem)
+        save(draw_measure(measure, subject), stem)
+        rows = [
+            {
+                "document": number,
+                "tokens": counts.tolist(),
+                "sums": {model: x[i].tolist() for model, x in measure.sums.items()},
+            }
+            for i, (number, counts) in enumerate(zip(numbers, measure.counts, strict=True))
+        ]
+        about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
+        record["measures"].append(about | {"documents": rows})
+    (args.out / "documents.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    print(f"Written to {args.out}")
+
+
+def _text(args: argparse.Namespace) -> int:
     import numpy as np
     from tabulate import tabulate
 
@@ -44,9 +214,8 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
     from loglinear_jax.text.tokenizer import check_returned
 
-    quiet_libraries()
     text = read_text(args.text, "--text")
-    model, params, tokenizer, _ = load_trained(args)
+    model, params, tokenizer, *_ = load_trained(args)
     encoded = tokenizer.encode(text, add_special_tokens=False).ids
     name = str(args.tokenizer or args.model or args.workdir)
     check_returned(tokenizer, [text], [encoded], name=name, where=str(args.text))

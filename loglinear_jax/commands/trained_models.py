@@ -12,23 +12,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from loglinear_jax.models import LanguageModel
+    from loglinear_jax.tasks import BaseTask
 
 log = logging.getLogger(__name__)
 ENOUGH_IDS = 0.9  # of the vocabulary: embeddings have some rows more than tokenizers have ids, so that sizes are round
 
 
 class Trained(NamedTuple):
-    """A language model, one seed's parameters, its tokenizer, and the ids that end a text, where they were asked for."""
+    """A language model, one seed's parameters, its tokenizer, where `load_tokenizer` finds that, the ids that end a text, where
+    they were asked for, and the task of a run."""
 
     model: LanguageModel
     params: Any
     tokenizer: Tokenizer
+    tokenizer_name: str
     stop_tokens: tuple[int, ...] = ()
+    task: BaseTask | None = None
 
 
-def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `load_trained` reads."""
-    trained = parser.add_mutually_exclusive_group(required=True)
+def add_trained_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """What `load_trained` reads. required: whether a model must be named by one of them."""
+    trained = parser.add_mutually_exclusive_group(required=required)
     trained.add_argument("--workdir", type=path, help="a run")
     trained.add_argument(
         "--model",
@@ -80,7 +84,7 @@ def trained_of_run(args: argparse.Namespace) -> Trained:
     model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
     if model_seed not in run.seeds:
         raise BadInput(f"--model_seed={model_seed} is not in this run, which has {run.seeds}")
-    return Trained(run.model, run.params(model_seed), tokenizer)
+    return Trained(run.model, run.params(model_seed), tokenizer, str(run.workdir), task=run.task)
 
 
 def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
@@ -115,4 +119,4 @@ def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
             "--tokenizer: that of %s has only %s ids of the %s in the model's vocabulary: is it another model's?",
             where, f"{ids:,}", f"{settings.vocab_size:,}",
         )  # fmt: skip
-    return Trained(LanguageModel(settings), params, tokenizer, ends)
+    return Trained(LanguageModel(settings), params, tokenizer, where, ends)

@@ -226,13 +226,14 @@ class LanguageModel(nn.Module):
         caches: list[LayerCache] | None = None,
         max_length: int | None = None,
         segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T"], list[LayerCache | None]]:
-        """(cross-entropy in nats of each target, 0 where it is < 0; the caches after these tokens): a long text in parts.
+    ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"], list[LayerCache | None]]:
+        """(cross-entropy in nats, whether argmax is right, as in `token_losses`; the caches after these tokens): a long text in
+        parts.
 
         caches, max_length: as in `features`.
         """
         x, caches = self.features(tokens, caches, max_length, segment_ids)
-        return chunked_token_losses(x, self.head, targets)[0], caches
+        return *chunked_token_losses(x, self.head, targets), caches
 
     def summed_loss(
         self,

@@ -1,18 +1,14 @@
-"""How well a language model predicts a text, by position: what it makes of a long past.
-
-The command line is in loglinear_jax.commands.evaluate.
-"""
+"""How well a language model predicts windows of a text, by position."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.generate import tokens_at_a_time
 from loglinear_jax.models import LanguageModel
@@ -39,7 +35,18 @@ def window_losses(
     windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> Float[np.ndarray, "N T"]:
-    """Cross-entropy in nats of every token of a window but the first, from all before it in the window; T = S - 1.
+    """The losses of `window_scores`. Arguments and errors as there."""
+    return window_scores(model, params, windows, tick)[0]
+
+
+def window_scores(
+    model: LanguageModel,
+    params: Any,
+    windows: Int[Array | np.ndarray, "N S"],
+    tick: Callable[[int], Any] = lambda tokens: None,
+) -> tuple[Float[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
+    """(cross-entropy in nats, whether it is the likeliest) of every token of a window but the first, from all before it in the
+    window; T = S - 1.
 
     In parts of bounded memory: windows of any length need no more than the activations of `tokens_at_a_time`, and the states.
     tick: called with the number of tokens that were done.
@@ -51,7 +58,7 @@ def window_losses(
     num, length = windows.shape[0], windows.shape[1] - 1
     params = jax.device_put(params)  # once, not for every part
 
-    losses = np.empty((num, length), np.float32)
+    losses, right = np.empty((num, length), np.float32), np.empty((num, length), bool)
     tokens = tokens_at_a_time(model.settings, length)
     part = min(tokens, length)
     together = tokens // part
@@ -60,7 +67,7 @@ def window_losses(
         for first in range(0, length, part):
             end = min(first + part, length)
             inputs, targets = windows[some, first:end], windows[some, first + 1 : end + 1]
-            losses[some, first:end], caches = _losses_of(
+            losses[some, first:end], right[some, first:end], caches = _scores_of(
                 params, inputs, targets, caches, model=model, room=length if caches is None else None
             )
             tick(inputs.size)
@@ -70,7 +77,7 @@ def window_losses(
                     f"params give losses that are not finite, first at position {first + position + 1} of window "
                     f"{row + window + 1}: expected a model that did not diverge"
                 )
-    return losses
+    return losses, right
 
 
 def check_windows(model: LanguageModel, windows: Int[Array | np.ndarray, "N S"]) -> None:
@@ -89,15 +96,18 @@ def check_windows(model: LanguageModel, windows: Int[Array | np.ndarray, "N S"])
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room"), donate_argnums=(3,))
-def _losses_of(params, tokens, targets, caches, *, model, room):
+def _scores_of(params, tokens, targets, caches, *, model, room):
     return model.apply(params, tokens, targets, caches, room, method="continued_losses")
 
 
 def perplexity_by_position(losses: Float[np.ndarray, "N T"]) -> list[Span]:
     """Of positions 1, 2-3, 4-7 and so on: from each power of two to the next."""
-    length = losses.shape[1]
-    starts = [1 << i for i in range(length.bit_length())]
-    return [_span(losses, first, min(2 * first - 1, length)) for first in starts]
+    return [_span(losses, first, last) for first, last in doubling(losses.shape[1])]
+
+
+def doubling(most: int) -> list[tuple[int, int]]:
+    """(first, last) of ranges that double, 1, 2-3, 4-7 and so on, up to `most`."""
+    return [(1 << i, min((2 << i) - 1, most)) for i in range(most.bit_length())]
 
 
 def perplexity(losses: Float[np.ndarray, "N T"]) -> Span:
@@ -110,9 +120,3 @@ def _span(losses, first: int, last: int) -> Span:
     interval = mean_interval(of_windows)
     with np.errstate(over="ignore"):
         return Span(first, last, interval[0], *(float(x) for x in np.exp(interval)))
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="evaluate", called="python -m loglinear_jax.evaluate"))

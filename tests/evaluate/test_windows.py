@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses
+from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses, window_scores
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -25,12 +25,14 @@ def build(**settings):
 )
 def test_windows_in_parts_are_the_full_pass(settings, monkeypatch):
     model, params = build(**settings)
-    run = jax.jit(lambda p, x, y: model.apply(p, x, y, method="token_losses")[0])
-    expected = run(params, WINDOWS[:, :-1], WINDOWS[:, 1:])
+    run = jax.jit(lambda p, x, y: model.apply(p, x, y, method="token_losses"))
+    expected, expected_right = run(params, WINDOWS[:, :-1], WINDOWS[:, 1:])
     done = []
     for tokens in (8, 70):  # parts of a window; two windows together
         monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", tokens)
-        np.testing.assert_allclose(window_losses(model, params, WINDOWS, done.append), expected, rtol=1e-4, atol=1e-4)
+        losses, right = window_scores(model, params, WINDOWS, done.append)
+        np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(right, expected_right)
     assert sum(done) == 2 * 5 * 29
 
 
@@ -38,11 +40,11 @@ def test_parameters_are_moved_to_the_device_once(monkeypatch):
     model, params = build()
     seen = []
 
-    def losses_of(params, tokens, *_, **__):
+    def scores_of(params, tokens, *_, **__):
         seen.append(params)
-        return np.zeros(tokens.shape), None
+        return np.zeros(tokens.shape), np.zeros(tokens.shape, bool), None
 
-    monkeypatch.setattr("loglinear_jax.evaluate._losses_of", losses_of)
+    monkeypatch.setattr("loglinear_jax.evaluate.windows._scores_of", scores_of)
     monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)
     window_losses(model, jax.tree.map(np.asarray, params), WINDOWS)
     assert len(seen) > 1 and all(isinstance(x, jax.Array) for x in jax.tree.leaves(seen))

@@ -1,0 +1,64 @@
+"""Figures and tables of language models' scores on documents, which are compared document by document."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis import style
+from loglinear_jax.analysis.table import Cell, Table, with_interval
+from loglinear_jax.evaluate.documents import Measure
+from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
+
+DIGITS = {"nats": 3, "%": 1}  # behind the point, by unit
+
+
+def measure_table(measure: Measure, subject: str) -> Table:
+    """A row for each group that has tokens: each model's mean, and what it is above that of the first model, with 95 %
+    intervals over documents."""
+    first, *others = measure.sums
+    digits, rows = DIGITS[measure.unit], []
+    for group in np.flatnonzero(measure.counts.any(axis=0)):
+        counts = measure.counts[:, group]
+        row: dict[str, str] = {measure.by: Cell(measure.groups[group], group=measure.groups[group])}
+        row["documents"] = Cell(f"{(counts > 0).sum():,}", documents=int((counts > 0).sum()))
+        row["scored"] = Cell(f"{counts.sum():,}", scored=int(counts.sum()))
+        for model in measure.sums:
+            row[model] = with_interval(*measure.mean(model, group), digits=digits)
+        for model in others:
+            difference = measure.mean(model, group, first)
+            row[f"{model} − {first}"] = with_interval(*difference, digits=digits, sign="+", name="difference")
+        rows.append(row)
+    note = f"Intervals: 95 % over documents, from {FEWEST_FOR_INTERVAL} documents on."
+    if others:
+        note += f" Differences from {first}, document by document; below 0: a smaller {measure.unit_name} than there."
+    return Table(f"{measure.name} ({measure.unit})", rows, note=note, of=subject)
+
+
+def draw_measure(measure: Measure, subject: str) -> Figure:
+    """Each model's mean in each group; beside it, of several models, what it is above that of the first. Shaded, or as bars:
+    the 95 % interval over documents."""
+    first, *others = measure.sums
+    figure, (axes,) = style.new_figure(9.3 if others else 5.6, 3.6, 1, 2 if others else 1)
+    groups = np.flatnonzero(measure.counts.any(axis=0))
+    ordered = measure.middles is not None
+    x = np.array(measure.middles)[groups] if ordered else np.arange(len(groups))
+    looks, handles, how = style.looks_of(measure.sums), {}, {} if ordered else {"linestyle": "none"}
+    panels = [(axes[0], measure.sums, None)] + [(axis, others, first) for axis in axes[1:]]
+    for axis, models, other in panels:
+        for model in models:
+            values = np.transpose([measure.mean(model, group, other) for group in groups])
+            line = style.draw_line(axis, x, *values, bars=not ordered, **looks[model]._asdict(), **how)
+            is_variant = model in style.LAM_LOOKS or model.startswith("mixer=")
+            handles[style.describe_variant(model) if is_variant else model] = line
+        axis.set(xlabel=measure.by, ylabel=f"{measure.unit_name} ({measure.unit})")
+        if ordered:
+            axis.set_xscale("log")
+            style.log_ticks(axis.xaxis)
+        else:
+            axis.set_xticks(x, [measure.groups[group] for group in groups], rotation=20, ha="right")
+    for axis in axes[1:]:
+        axis.axhline(0, color="0.5", linewidth=1)
+        axis.set_ylabel(f"difference from {first} ({measure.unit})")
+    style.finish(figure, f"{style.sentence(measure.name)}: {subject}", handles)
+    return figure

@@ -1,0 +1,150 @@
+"""Losses of documents: by position, on AR hits and on other tokens, and their means over documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from loglinear_jax.evaluate.hits import bigram_counts, bigrams, hit_distances
+from loglinear_jax.evaluate.windows import doubling, window_losses
+from loglinear_jax.models import LanguageModel
+from loglinear_jax.statistics import mean_interval
+
+LEAST_PADDED = 64  # tokens of a short document with its padding
+Documents = Sequence[Int[np.ndarray, " S"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """Scores of models on documents, whose tokens are in groups.
+
+    name: what is measured; by: what the groups are. groups: their names; middles: where each is on a logarithmic axis, None
+    for groups that have no order. counts: tokens of each document in each group. sums: of their scores, by model. unit: nats
+    of a loss, or % of an accuracy.
+    """
+
+    name: str
+    by: str
+    groups: Sequence[str]
+    middles: Sequence[float] | None
+    counts: Int[np.ndarray, "documents groups"]
+    sums: Mapping[str, Float[np.ndarray, "documents groups"]]
+    unit: str = "nats"
+
+    @property
+    def unit_name(self) -> str:
+        """What is in this unit."""
+        return {"nats": "loss", "%": "accuracy"}[self.unit]
+
+    def mean(self, model: str, group: int, other: str | None = None) -> tuple[float, float, float]:
+        """`mean_of_tokens` of a model's scores, or of how much they are above those of another model."""
+        sums = self.sums[model][:, group]
+        return mean_of_tokens(sums if other is None else sums - self.sums[other][:, group], self.counts[:, group])
+
+
+def mean_of_tokens(
+    sums: Float[np.ndarray, " documents"], counts: Int[np.ndarray, " documents"]
+) -> tuple[float, float, float]:
+    """(mean over all tokens, low, high) with a 95 % interval over documents, from each document's sum and number of tokens.
+
+    The mean is a ratio of two sums over documents. The interval is `mean_interval` of the ratio's linear terms, one for each
+    document (Cochran, "Sampling Techniques", 1977, section 6.4); nan for fewer than 10 documents with tokens. Documents of
+    equal numbers of tokens give `mean_interval` of their own means.
+    """
+    there = counts > 0
+    sums, counts = sums[there], counts[there]
+    if not len(counts):
+        return np.nan, np.nan, np.nan
+    mean = sums.sum() / counts.sum()
+    return mean_interval(mean + (sums - mean * counts) / counts.mean())
+
+
+def padded_lengths(documents: Documents) -> list[int]:
+    """How many tokens of each document are computed: its own up to a power of two, so that few lengths are compiled."""
+    own = [len(document) - 1 for document in documents]
+    return [min(max(1 << (length - 1).bit_length(), LEAST_PADDED), max(own)) for length in own]
+
+
+def document_losses(
+    model: LanguageModel, params: Any, documents: Documents, tick: Callable[[int], Any] = lambda tokens: None
+) -> list[Float[np.ndarray, " T"]]:
+    """Cross-entropy in nats of every token of a document but the first, from all before it in the document; T = S - 1.
+
+    tick: called with the number of tokens that were computed, of `padded_lengths` in all. Raises what `window_losses` raises.
+    """
+    losses: list[Any] = [None] * len(documents)
+    lengths = np.array(padded_lengths(documents))
+    for length in np.unique(lengths):
+        some = np.flatnonzero(lengths == length)
+        windows = np.stack([np.pad(documents[i], (0, length + 1 - len(documents[i]))) for i in some])
+        for index, of_window in zip(some, window_losses(model, params, windows, tick), strict=True):
+            losses[index] = of_window[: len(documents[index]) - 1]
+    return losses
+
+
+def loss_measures(
+    documents: Documents, losses: Mapping[str, Sequence[Float[np.ndarray, " T"]]], train: Int[np.ndarray, " N"]
+) -> list[Measure]:
+    """The losses of models on documents: by position, on AR hits and on all other tokens, and on AR hits by the distance of the
+    bigram's last occurrence and by how often the training split has it.
+
+    losses: by model, as `document_losses`. train: the tokens of the training split.
+    """
+    ends = np.cumsum([len(document) - 1 for document in documents])
+    positions = np.concatenate([np.arange(1, len(document)) for document in documents])
+    distances = np.concatenate([hit_distances(document) for document in documents])
+    is_hit = distances > 0
+    found = np.concatenate([bigrams(document) for document in documents])[is_hit]
+    wanted, inverse = np.unique(found, return_inverse=True)
+    frequencies = np.zeros_like(distances)
+    frequencies[is_hit] = bigram_counts(train, wanted)[inverse]
+
+    spans = doubling(int(positions.max()))
+    middles = [(first * last) ** 0.5 for first, last in spans]
+    decades = [(0, 0)] + [(10**i, 10 ** (i + 1) - 1) for i in range(len(str(frequencies.max())))]
+    number_of_digits = np.searchsorted([first for first, _ in decades[1:]], frequencies, side="right")
+    each = [
+        ("loss by position", "position (tokens)", _names(spans), middles, np.frexp(positions)[1] - 1),
+        ("loss on AR hits and on the rest", "tokens", ["AR hits", "the rest"], None, np.where(is_hit, 0, 1)),
+        (
+            "loss on AR hits by distance", "tokens since the bigram's last occurrence", _names(spans), middles,
+            np.where(is_hit, np.frexp(distances)[1] - 1, -1),
+        ),
+        (
+            "loss on AR hits by training frequency", "occurrences of the bigram in the training split", _names(decades),
+            None, np.where(is_hit, number_of_digits, -1),
+        ),
+    ]  # fmt: skip
+    every = {model: np.concatenate(of_model).astype(np.float64) for model, of_model in losses.items()}
+    document = np.repeat(np.arange(len(documents)), np.diff(ends, prepend=0))
+    measures = [_measure(*of_measure, document, every) for of_measure in each]
+    return [_with_all(measures[1]), measures[0], *measures[2:]]
+
+
+def _with_all(measure: Measure) -> Measure:
+    """With all tokens as the first group."""
+
+    def added(x):
+        return np.concatenate([x.sum(axis=1, keepdims=True), x], axis=1)
+
+    sums = {model: added(x) for model, x in measure.sums.items()}
+    return dataclasses.replace(measure, groups=["all", *measure.groups], counts=added(measure.counts), sums=sums)
+
+
+def _measure(name, by, groups, middles, group, document, losses) -> Measure:
+    """group, document: of each token; a group below 0 is none."""
+    shape, inside = (document[-1] + 1, len(groups)), group >= 0
+    at = (document * len(groups) + group)[inside]
+
+    def summed(values):
+        return np.bincount(at, None if values is None else values[inside], shape[0] * shape[1]).reshape(shape)
+
+    return Measure(name, by, groups, middles, summed(None), {model: summed(x) for model, x in losses.items()})
+
+
+def _names(ranges: Sequence[tuple[int, int]]) -> list[str]:
+    return [f"{first:,}" if first == last else f"{first:,} – {last:,}" for first, last in ranges]

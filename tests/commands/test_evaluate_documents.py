@@ -1,0 +1,121 @@
+"""Models beside each other on documents, by the command line."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from loglinear_jax.commands.main import main
+from loglinear_jax.evaluate.windows import window_losses
+from loglinear_jax.hub import load_model
+from loglinear_jax.models import LanguageModel
+from loglinear_jax.runs.loading import load_run
+from tests.hub.checkpoints import write, write_tokenizer
+
+RUN = [
+    "train", "--config=books:smoke", "--config.variants=linear,mixer=softmax", "--config.task.seq_len=32",
+    *(f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8", "max_length=512")),
+    *(f"--config.train.{name}=2" for name in ("num_steps", "batch_size", "eval_every", "checkpoint_every")),
+    "--config.train.warmup_steps=1",
+]  # fmt: skip
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Documents of words w0 to w17, twelve of them to test; w18 stands between documents."""
+    for split, number in (("train", 3), ("valid", 1), ("test", 12)):
+        (tmp_path / "books" / split).mkdir(parents=True)
+        for index in range(number):
+            words = " ".join(f"w{i}" for i in RNG.integers(0, 18, 30 + index))
+            (tmp_path / "books" / split / f"{index:02}.txt").write_text(words, encoding="utf-8")
+    return tmp_path / "books"
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two models that others trained, with a tokenizer of w0 to w18 and of an end token."""
+    names = {"a": "HGatedDeltaNetForCausalLM", "b": "GatedDeltaNetForCausalLM"}
+    for name, architecture in names.items():
+        write(tmp_path / name, architecture)
+        write_tokenizer(tmp_path / name, 19)
+    return [str(tmp_path / name) for name in names]
+
+
+@pytest.fixture
+def options(books, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return [f"--corpus={books}", "--end_token=w18"]
+
+
+def test_two_models_are_compared_document_by_document(models, options, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["evaluate", *models, *options, "--length=33", f"--out={out}"]) == 0
+    record = json.loads((out / "documents.json").read_text(encoding="utf-8"))
+    whole, position, *_ = record["measures"]
+    assert [one["document"] for one in whole["documents"]] == list(range(12)) and whole["groups"][0] == "all"
+    text = (tmp_path / "books/test/07.txt").read_text(encoding="utf-8").split()
+    tokens = np.array([18, *(int(word[1:]) for word in text)])[:34]
+    for model in models:
+        settings, params = load_model(model)
+        losses = window_losses(LanguageModel(settings), params, tokens[None])[0]
+        np.testing.assert_allclose(whole["documents"][7]["sums"][model][0], losses.sum(), rtol=1e-4)
+        np.testing.assert_allclose(position["documents"][7]["sums"][model][1], losses[1:3].sum(), rtol=1e-4)
+    differences = [np.subtract(*(one["sums"][model][0] for model in models[::-1])) for one in whole["documents"]]
+    expected = sum(differences) / sum(one["tokens"][0] for one in whole["documents"])
+    printed = capsys.readouterr().out
+    found = re.search(r"^all .*([+-]\d\.\d{3}) \[([+-]\d\.\d{3}), ([+-]\d\.\d{3})\]$", printed, re.MULTILINE)
+    mean, low, high = map(float, found.groups())
+    assert mean == pytest.approx(expected, abs=1e-3) and low < mean < high
+    assert {file.suffix for file in out.iterdir()} == {".json", ".png", ".svg", ".md", ".csv", ".tex"}
+
+
+@pytest.mark.slow
+def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main([*RUN, f"--workdir={tmp_path / 'run'}"]) == 0
+    arguments = ["evaluate", str(tmp_path / "run"), f"--out={tmp_path / 'out'}", "--documents=1"]
+    assert main(arguments) == 0
+    record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
+    (document,) = record["measures"][0]["documents"]
+    run = load_run(tmp_path / "run", "linear")
+    corpus = run.task.data
+    first, end = corpus.starts["test"][:2]
+    losses = window_losses(run.model, run.params(0), corpus.test[first : end + 1].astype(np.int32)[None])
+    assert document["sums"].keys() == {"linear", "mixer=softmax"}
+    assert (
+        document["sums"]["linear"][0] == pytest.approx(losses.sum(), rel=1e-3) and document["tokens"][0] == end - first
+    )
+    assert main([*arguments, "--variant=linear", "--length=600"]) == 2
+    assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a model: a run's folder, or one that others trained"),
+        (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
+        (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
+        (["{a}", "--windows=2"], "--windows has no meaning without --text"),
+        (["{a}", "--text=x", "--documents=2"], "--documents has no meaning with --text"),
+        (["{a}", "{b}", "--text=x"], "--text is read by one model, got 2"),
+        (["{a}", "--corpus=none", "--end_token=w18"], "there is no folder 'none'"),
+        (["nowhere"], "nowhere is not a folder: expected"),
+        (
+            ["{a}", "--corpus={books}", "--end_token=w18", "--length=99"],
+            "99 tokens of a document, for .*has levels for 64",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(models, books, arguments, message, capsys):
+    places = dict(zip("ab", models, strict=True), books=books)
+    code = main(["evaluate", *(argument.format(**places) for argument in arguments)])
+    error = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in error and re.search(message, error.splitlines()[-1]), error
+
+
+def test_models_with_different_tokenizers_are_refused(models, options, tmp_path, capsys):
+    write_tokenizer(tmp_path / "b", 18)
+    assert main(["evaluate", *models, *options]) == 2
+    assert "b has another tokenizer than" in capsys.readouterr().err.splitlines()[-1]
