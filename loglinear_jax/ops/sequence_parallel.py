@@ -8,6 +8,7 @@ are gathered by one collective; its transpose, for the gradients, is one reduce-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -72,6 +73,14 @@ def starts_in_piece(segment_ids: Int[ArrayLike, "B T"] | None, axis_name: str) -
     return segment_starts(segment_ids).at[:, :1].set(at_cut)
 
 
+def gathered(arrays: Sequence[Float[Array, "B G R ..."]], axis_name: str) -> list[Float[Array, "N B G R ..."]]:
+    """The arrays of all pieces, by one collective, in the widest of their dtypes."""
+    flat = [x.reshape(*x.shape[:3], -1) for x in arrays]
+    together = jax.lax.all_gather(jnp.concatenate(flat, axis=-1), axis_name)
+    parts = jnp.split(together, np.cumsum([x.shape[-1] for x in flat])[:-1], axis=-1)
+    return [part.reshape(len(part), *x.shape) for part, x in zip(parts, arrays, strict=True)]
+
+
 def left_of_pieces(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
@@ -88,22 +97,27 @@ def left_of_pieces(
     over_piece = jnp.sum(by_head, axis=-1)
     if begin is not None:  # where a segment starts in a piece, nothing of earlier ones is left after it
         over_piece = jnp.where(begin[..., -1] < 0, over_piece, -jnp.inf)
-    packed = jnp.concatenate([root.reshape(*over_piece.shape, -1), over_piece[..., None]], axis=-1)
-    packed = jax.lax.all_gather(packed, axis_name)
+    roots, over_piece = gathered((root, over_piece), axis_name)
 
-    this, piece = jax.lax.axis_index(axis_name), np.arange(len(packed), dtype=np.int32)
+    this, piece = jax.lax.axis_index(axis_name), np.arange(len(roots), dtype=np.int32)
     is_before = (piece < this)[:, None, None, None]
     between = ((piece[:, None] < piece) & (piece < this))[:, :, None, None, None]
     # Sums, not differences of sums: so exp is of what is ≤ 0, and nothing cancels.
-    since = jnp.exp(jnp.sum(jnp.where(between, packed[..., -1], 0), axis=1))
-    roots = jnp.where(is_before[..., None], packed[..., :-1], 0)  # 0 · NaN of a later piece is NaN
-    left = jnp.where(is_before, since, 0)[..., None] * roots
+    since = jnp.exp(jnp.sum(jnp.where(between, over_piece, 0), axis=1))
+    weight = jnp.where(is_before, since, 0)[..., None, None]
+    left = weight * jnp.where(is_before[..., None, None], roots, 0)  # 0 · NaN of a later piece is NaN
     return left.reshape(len(left), v.shape[0], v.shape[2], *root.shape[3:])
 
 
 def past_of_piece(left: Float[Array, "N B H K V"], axis_name: str) -> Past:
     """What `left_of_pieces` gives, as one state for each bucket of earlier pieces."""
-    this, pieces = jax.lax.axis_index(axis_name), len(left)
-    level = fenwick_level(this, jnp.arange(pieces, dtype=jnp.int32)).reshape(-1, 1, 1, 1, 1)
-    levels = range(1, 1 + int(pieces - 1).bit_length())
-    return Past(jnp.stack([jnp.sum(jnp.where(level == index, left, 0), axis=0) for index in levels], axis=2), this)
+    in_bucket = buckets_of_pieces(axis_name).T[:, :, None, None, None, None]
+    states = [jnp.sum(jnp.where(inside, left, 0), axis=0) for inside in in_bucket]
+    return Past(jnp.stack(states, axis=2), jax.lax.axis_index(axis_name))
+
+
+def buckets_of_pieces(axis_name: str) -> Bool[Array, "N U"]:
+    """Whether each piece is in each of the buckets of earlier pieces that this one can have; later ones may be in any."""
+    pieces = num_pieces(axis_name)
+    level = fenwick_level(jax.lax.axis_index(axis_name), jnp.arange(pieces, dtype=jnp.int32))
+    return level[:, None] == 1 + np.arange(int(pieces - 1).bit_length(), dtype=np.int32)

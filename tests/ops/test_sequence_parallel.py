@@ -1,5 +1,6 @@
 """Sequences that are cut over four devices: as on one device, with the collectives that they should have and no other."""
 
+import dataclasses
 import functools
 import re
 
@@ -13,20 +14,14 @@ import pallas_kernels
 from loglinear_jax import init_fenwick_state, log_linear_attention
 from pallas_kernels.common import support
 
-from .forms import FORMS, HAS_GPU, kernels_run, types_of
+from .forms import FORMS, HAS_GPU, in_tiers, kernels_run, types_of
 from .inputs import random_inputs, relative_error
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="takes four CPU devices")
 
-TAKE_AXIS = ("log_linear", "gated_linear", "bucket_scores", "softmax")
-CASES = [
-    pytest.param(
-        form, id=str(form), marks=() if form.name == "xla" or form.operation.name == "softmax" else pytest.mark.slow
-    )
-    for form in FORMS
-    if form.operation.name in TAKE_AXIS and (form.operation.name, form.name) != ("softmax", "recurrent")
-]
-LOG_LINEAR_XLA = next(form for form in FORMS if (form.operation.name, form.name) == ("log_linear", "xla"))
+CASES = in_tiers([form for form in FORMS if str(form) != "softmax-recurrent"])
+XLA = [form for form in FORMS if form.name == "xla"]
+LOG_LINEAR_XLA = XLA[0]
 PIECES = PartitionSpec(None, "sequence")
 
 
@@ -110,7 +105,7 @@ BY_KERNELS = [case for case in CASES if case.values[0].name == "pallas"]
 def test_pieces_shorter_than_a_kernel_s_chunk(form):
     with kernels_run():
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 16, 16, dtype=np.float32), segments_of(3, 32))
-        assert relative_error(over_pieces(form)(*arrays), whole(form, *arrays)) < 1e-5
+        assert relative_error(jax.jit(over_pieces(form))(*arrays), whole(form, *arrays)) < 1e-5
 
 
 @pytest.mark.parametrize("form", BY_KERNELS)
@@ -130,12 +125,15 @@ def test_kernels_on_gpus_are_traced(form, monkeypatch):
         assert "reduce_scatter" in str(traced(*arrays))
 
 
-def test_nan_of_a_later_piece_reaches_no_earlier_one():
-    form = LOG_LINEAR_XLA
+@pytest.mark.parametrize("form", in_tiers(XLA))
+def test_nan_of_a_later_piece_reaches_no_earlier_one(form):
     with types_of(form):
-        q, k, *others = form.operation.inputs(0, 1, 64, 1, 1, 3, 5)
-        out = over_pieces(form)(q, k.at[:, 40].set(jnp.nan), *others, None)
-        np.testing.assert_array_equal(jnp.isnan(out).any((0, 2, 3)), np.arange(64) >= 40)  # its chunk begins there
+        inputs = form.inputs(0, 1, 64, 1, 1)
+        k = form.operation.arguments.index("k")
+        spoiled = [x.at[:, 41].set(jnp.nan) if i == k else x for i, x in enumerate(inputs)]
+        out = jax.jit(over_pieces(form))(*spoiled, None)
+        first = form.first_reached("k", 41)
+        np.testing.assert_array_equal(jnp.isnan(out).any((0, 2, 3))[:48], np.arange(48) >= first)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,8 @@ def test_other_numbers_of_devices(devices):
     form = LOG_LINEAR_XLA
     with types_of(form):
         inputs = form.operation.inputs(0, 1, 4 * devices, 1, 1, 3, 5)
-        assert relative_error(over_pieces(form, devices)(*inputs, None), whole(form, *inputs, None)) < 1e-10
+        found = jax.jit(over_pieces(form, devices))(*inputs, None)
+        assert relative_error(found, whole(form, *inputs, None)) < 1e-10
 
 
 def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
@@ -175,4 +174,8 @@ def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
     with types_of(form):
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
         expected = form.operation.function(*arrays[:-1], segment_ids=arrays[-1], window=11)
-        assert relative_error(over_pieces(form, window=11)(*arrays), expected) < 1e-10
+        assert relative_error(jax.jit(over_pieces(form, window=11))(*arrays), expected) < 1e-10
+        with pytest.raises(
+            ValueError, match="implementation is 'recurrent': expected 'parallel' or None with axis_name"
+        ):
+            over_pieces(dataclasses.replace(form, name="recurrent"))(*arrays)

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
-from loglinear_jax.fenwick import FenwickState, capacity
+from loglinear_jax.fenwick import FenwickState, capacity, num_levels
 from loglinear_jax.ops.checks import (
     Implementation,
     Options,
@@ -22,15 +22,18 @@ from loglinear_jax.ops.checks import (
 )
 from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, take_step, with_all_levels
 from loglinear_jax.ops.delta import chunkwise, pallas, parallel, recurrent
+from loglinear_jax.ops.delta.pieces import read, states_before
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
+from loglinear_jax.ops.sequence_parallel import check_pieces, starts_in_piece
 
 
 @overload
 def log_linear_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: Literal[False] = ..., axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
@@ -46,7 +49,8 @@ def log_linear_delta_attention(
 def log_linear_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
     segment_ids: Array | None = ..., first_position: int | Array = ...,
-    initial_state: FenwickState | None = ..., return_state: bool, **options: Unpack[Options],
+    initial_state: FenwickState | None = ..., return_state: bool, axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
 
@@ -63,6 +67,7 @@ def log_linear_delta_attention(
     first_position: int | Int[Array, "*B"] = 0,
     initial_state: FenwickState | None = None,
     return_state: bool = False,
+    axis_name: str | None = None,
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -81,7 +86,8 @@ def log_linear_delta_attention(
     beta and log_decay as from k.
 
     Args:
-      q, k, v, log_decay, lam, segment_ids, first_position, return_state, chunk_size, precision: as in `log_linear_attention`.
+      q, k, v, log_decay, lam, segment_ids, first_position, return_state, axis_name, chunk_size, precision: as in
+        `log_linear_attention`. With axis_name devices also exchange how each piece changes a state, [K, K] for each head.
       beta: β, how much is overwritten, [B, T, H], from 0 to 1, or to 2 for negative eigenvalues (not checked). Used in float32
         or wider.
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
@@ -100,10 +106,12 @@ def log_linear_delta_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     sizes = *v.shape[:3], q.shape[-1], v.shape[-1]
-    check_levels(lam, *check_start(initial_state, first_position, segment_ids, *sizes))
+    pieces = check_pieces(axis_name, v.shape[1], first_position, initial_state, return_state)
+    end, what = check_start(initial_state, first_position, segment_ids, *sizes)
+    check_levels(lam, pieces * end, f"{what} on each of {pieces} devices" if pieces > 1 else what)
     out, state = _attend(
         q, k, v, log_decay, beta, lam, start_arguments(initial_state, first_position, segment_ids),
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        axis_name=axis_name if pieces > 1 else None, return_state=return_state, chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out
@@ -123,14 +131,17 @@ _FORMS_OF_ONE_STATE = {
 }
 
 
-@compile_operation("return_state", "chunk_size", "implementation", "precision")
-def _attend(q, k, v, log_decay, beta, lam, where, *, return_state, chunk_size, implementation, precision):
+@compile_operation("axis_name", "return_state", "chunk_size", "implementation", "precision")
+def _attend(q, k, v, log_decay, beta, lam, where, *, axis_name, return_state, chunk_size, implementation, precision):
     """What both functions compute: with lam None, one state."""
     out_dtype, room = v.dtype, None if lam is None else capacity(lam.shape[-1])
-    start = Start.of(*where)
     log_decay, q, k, v = to_common_dtypes(log_decay, q, k, v)
     dtype = log_decay.dtype
     inputs = [q, k, v, log_decay, beta.astype(dtype)]
+    if axis_name is not None:
+        options = dict(implementation=implementation, chunk_size=chunk_size, precision=precision)
+        return _attend_piece(inputs, lam, where[-1], axis_name, **options).astype(out_dtype), None
+    start = Start.of(*where)
     if lam is not None:
         lam, start = with_all_levels(lam.astype(dtype), start)
         inputs.append(lam)
@@ -141,6 +152,20 @@ def _attend(q, k, v, log_decay, beta, lam, where, *, return_state, chunk_size, i
     out, state = run_form(forms, implementation, *inputs, **options)
     out = out.astype(out_dtype)
     return out if lam is None else nan_beyond(room, start, out), state
+
+
+def _attend_piece(inputs, lam, segment_ids, axis_name, *, implementation, chunk_size, precision):
+    """The outputs of one piece of a sequence, from its own tokens and from earlier pieces."""
+    starts = starts_in_piece(segment_ids, axis_name)
+    piece = chunkwise.as_one_node(*inputs, starts, chunk_size=chunk_size, precision=precision)
+    states = states_before(piece, axis_name, lam is not None, precision)
+    options = dict(chunk_size=chunk_size, return_state=False, precision=precision)
+    if lam is None:
+        start = Start(states.reshape(len(states), -1, *states.shape[4:]), starts=starts)
+        return run_form(_FORMS_OF_ONE_STATE, implementation, *inputs, start=start, **options)[0]
+    inside, lam = num_levels(inputs[0].shape[1]), lam.astype(states.dtype)
+    out, _ = run_form(_FORMS, implementation, *inputs, lam[..., :inside], start=Start(starts=starts), **options)
+    return out + read(piece, states, lam[..., inside : inside + states.shape[3]], axis_name, precision)
 
 
 @pallas_kernels.with_standard_promotion
@@ -169,7 +194,8 @@ def log_linear_delta_step(
 def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
     segment_ids: Array | None = ...,
-    initial_state: Array | None = ..., return_state: Literal[False] = ..., **options: Unpack[Options],
+    initial_state: Array | None = ..., return_state: Literal[False] = ..., axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array: ...  # fmt: skip
 
 
@@ -185,7 +211,8 @@ def gated_delta_attention(
 def gated_delta_attention(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
     segment_ids: Array | None = ...,
-    initial_state: Array | None = ..., return_state: bool, **options: Unpack[Options],
+    initial_state: Array | None = ..., return_state: bool, axis_name: str | None = ...,
+    **options: Unpack[Options],
 ) -> Array | tuple[Array, Array]: ...  # fmt: skip
 
 
@@ -200,6 +227,7 @@ def gated_delta_attention(
     segment_ids: Int[Array, "B T"] | None = None,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
+    axis_name: str | None = None,
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -225,9 +253,10 @@ def gated_delta_attention(
     check_attention_settings(chunk_size, implementation)
     check_options(return_state, precision)
     check_segment_ids(segment_ids, *v.shape[:2])
+    pieces = check_pieces(axis_name, v.shape[1], 0, initial_state, return_state)
     out, state = _attend(
         q, k, v, log_decay, beta, None, start_arguments(initial_state, 0, segment_ids),
-        return_state=return_state, chunk_size=chunk_size, precision=precision,
+        axis_name=axis_name if pieces > 1 else None, return_state=return_state, chunk_size=chunk_size, precision=precision,
         implementation=choose_form(implementation, pallas.is_best, q, k, v, chunk_size, precision),
     )  # fmt: skip
     return (out, state) if return_state else out

@@ -84,6 +84,16 @@ def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None,
     return _into_sequence(out, length), state if return_state else None
 
 
+def as_one_node(q, k, v, log_decay, beta, starts, *, chunk_size=None, precision=None) -> Nodes:
+    """The node of all tokens, of which there is a power of two. starts: `Start.starts`."""
+    chunk_size = chunk_size_for(q, v, chunk_size)
+    q, k, v, log_decay, beta = _into_chunks(q.shape[2], chunk_size, q, k, v, log_decay, beta)
+    run = transitions(q, k, log_decay, beta, precision, beginnings_in_chunks(starts, chunk_size))
+    own = run.own(v[..., None, :, :], precision)[..., 0, :, :]
+    *_, whole = _climb(run.reads, run.maps(precision), own, precision)
+    return whole
+
+
 def chunk_size_for(q, v, chunk_size: int | None) -> int:
     """Tokens a chunk, for q [B, T, G, K] and v [B, T, H, V]; chunk_size, or if None what suits the shapes."""
     small = max(q.shape[-1], v.shape[-1]) <= SMALL_DIM
@@ -101,7 +111,7 @@ def _into_sequence(out: Float[jax.Array, "B G R N C V"], length: int) -> Float[j
 
 
 @flax.struct.dataclass
-class _Nodes:
+class Nodes:
     """Those of one height.
 
     reads [B, G, R, N, C, K]: what each query makes of a state before its chunk's node. maps [B, G, R, nodes]: what a node makes
@@ -124,7 +134,7 @@ def _read(height: int, reads, states, precision):
 
 def _climb(
     reads: Float[Array, "B G R N C K"], maps: Maps, states: Float[Array, "B G R N K V"], precision
-) -> Iterator[_Nodes]:
+) -> Iterator[Nodes]:
     """The nodes of each height, from the chunks up to where one node holds them all. Only whole nodes have maps and states.
 
     reads, maps, states: of the chunks; states each from its own tokens.
@@ -133,14 +143,14 @@ def _climb(
     states = states.astype(stored)
     chunks = np.arange(reads.shape[3])
     for height in range(tree_heights(len(chunks))):
-        yield _Nodes(reads, maps, states)
+        yield Nodes(reads, maps, states)
         is_right, sibling = left_sibling(chunks, height)
         decay = jnp.where(is_right == 1, maps.decay[..., sibling], 1)[..., None, None]
         reads = (decay * reads - _read(height, reads, maps.lost, precision)).astype(stored)
         (before, left), (after, right) = (_children(side, (maps, states)) for side in (0, 1))
         states = (after.apply(left, precision) + right).astype(stored)
         maps = after.after(before, precision)
-    yield _Nodes(reads, maps, states)
+    yield Nodes(reads, maps, states)
 
 
 def _children(side: int, nodes):
@@ -170,7 +180,7 @@ def node_at(nodes, place):
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, axis=3, keepdims=False), nodes)
 
 
-def _left_sibling_of(by_height: Sequence[_Nodes], chunk) -> Callable:
+def _left_sibling_of(by_height: Sequence[Nodes], chunk) -> Callable:
     """`_before`'s `left_node`."""
     return lambda height: node_at((by_height[height].maps, by_height[height].states), left_sibling(chunk, height)[1])
 
