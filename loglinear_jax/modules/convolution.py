@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.typing import Dtype
 from jaxtyping import Array, Bool, Float, Int
 
@@ -83,8 +84,8 @@ class CausalConv(nn.Module):
 def _convolve(
     x: Float[Array, "B T C"],
     window: Float[Array, "B W C"],
-    kernel: Float[Array, "J C"],
-    bias: Float[Array, " C"],
+    kernel: Float[Array | np.ndarray, "J C"],
+    bias: Float[Array | np.ndarray, " C"],
     starts: Bool[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
     """(y, the window after these tokens) in plain JAX."""
