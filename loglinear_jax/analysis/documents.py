@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis.table import Cell, Table, with_interval
 from loglinear_jax.evaluate.documents import Measure
+from loglinear_jax.evaluate.needle import LENGTH
 from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
 DIGITS = {"nats": 3, "%": 1}  # behind the point, by unit
@@ -31,13 +34,15 @@ def measure_table(measure: Measure, subject: str) -> Table:
         rows.append(row)
     note = f"Intervals: 95 % over documents, from {FEWEST_FOR_INTERVAL} documents on."
     if others:
-        note += f" Differences from {first}, document by document; below 0: a smaller {measure.unit_name} than there."
+        note += f" Differences are from {first}, paired by document."
     return Table(f"{measure.name} ({measure.unit})", rows, note=note, of=subject)
 
 
 def draw_measure(measure: Measure, subject: str) -> Figure:
-    """Each model's mean in each group; beside it, of several models, what it is above that of the first. Shaded, or as bars:
-    the 95 % interval over documents."""
+    """Each model's mean in each group, as a grid where groups are one. Beside it, of several models, what it is above that of
+    the first. Shaded, or as bars: the 95 % interval over documents."""
+    if measure.grid is not None:
+        return _draw_grid(measure, measure.grid, subject)
     first, *others = measure.sums
     figure, (axes,) = style.new_figure(9.3 if others else 5.6, 3.6, 1, 2 if others else 1)
     groups = np.flatnonzero(measure.counts.any(axis=0))
@@ -52,7 +57,9 @@ def draw_measure(measure: Measure, subject: str) -> Figure:
             is_variant = model in style.LAM_LOOKS or model.startswith("mixer=")
             handles[style.describe_variant(model) if is_variant else model] = line
         axis.set(xlabel=measure.by, ylabel=f"{measure.unit_name} ({measure.unit})")
-        if ordered:
+        if measure.by == LENGTH:
+            style.length_axis(axis, x)
+        elif ordered:
             axis.set_xscale("log")
             style.log_ticks(axis.xaxis)
         else:
@@ -61,4 +68,28 @@ def draw_measure(measure: Measure, subject: str) -> Figure:
         axis.axhline(0, color="0.5", linewidth=1)
         axis.set_ylabel(f"difference from {first} ({measure.unit})")
     style.finish(figure, f"{style.sentence(measure.name)}: {subject}", handles)
+    return figure
+
+
+def _draw_grid(measure: Measure, grid: tuple[Sequence[str], Sequence[str]], subject: str) -> Figure:
+    """A panel for each model: its mean in each row and column."""
+    across, down = grid
+    widths = [min(3 + 0.7 * len(across) * columns, style.FULL_WIDTH) for columns in (1, 2)]
+    figure, axes = style.panel_grid(len(measure.sums), widths, 1.0, 1 + 0.4 * len(down))
+    groups = range(len(measure.groups))
+    means = {
+        model: np.reshape([measure.mean(model, g)[0] for g in groups], (-1, len(down))).T for model in measure.sums
+    }
+    most = 100.0 if measure.unit == "%" else np.nanmax(list(means.values()))
+    for axis, (model, values) in zip(axes.flat, means.items(), strict=False):
+        shown = axis.imshow(values, vmin=0, vmax=most, cmap="cividis", aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            color = "white" if style.is_dark(shown.cmap(shown.norm(value))) else "black"
+            text = f"{value:.{2 if measure.unit == 'nats' else 0}f}" if np.isfinite(value) else "–"
+            axis.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+        axis.set_xticks(range(len(across)), across, rotation=20, ha="right")
+        axis.set_yticks(range(len(down)), down)
+        axis.set_ylabel("depth")
+        style.label_panel(axis, model, LENGTH)
+    style.finish(figure, f"{style.sentence(measure.name)} ({measure.unit}): {subject}")
     return figure

@@ -2,6 +2,7 @@
 
 loglinear_jax evaluate runs/a runs/b --length=16384 --out=compared
 loglinear_jax evaluate hanguo/log-linear-attention/gdn hanguo/log-linear-attention/mamba-2 --corpus=books
+loglinear_jax evaluate runs/a runs/b --needle --lengths=1024,16384 --out=needle
 loglinear_jax evaluate hanguo/log-linear-attention/gdn --text=book.txt --length=16384 --out=book
 """
 
@@ -14,7 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loglinear_jax.command_line import BadInput, check_folder, path, path_pattern, read_text, size
+from loglinear_jax.command_line import (
+    BadInput,
+    check_folder,
+    comma_separated,
+    number,
+    path,
+    path_pattern,
+    read_text,
+    size,
+)
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import Trained, add_trained_arguments, load_trained
 
@@ -26,7 +36,14 @@ HELP = "loss of language models on documents or on a text"
 EXTRA = "text"
 MOST_DRAWN = 1e100  # perplexity that an axis takes
 LONGEST = 16_384  # of a window or of what is read of a document, if --length is not given
-ONLY_WITH_TEXT, ONLY_WITHOUT = ("windows",), ("corpus", "text_field", "end_token", "documents")
+NEEDLE_LENGTHS = tuple(1024 << i for i in range(7))
+NEEDLE_DOCUMENTS = 16
+# Which of the arguments below an evaluation of documents, with --needle, or with --text takes.
+TAKES = {
+    "": ("corpus", "text_field", "end_token", "documents", "length"),
+    "needle": ("corpus", "text_field", "end_token", "documents", "lengths", "depths"),
+    "text": ("length", "windows"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text_field", help="where a line of JSON or a row of --corpus has its text (default: text)")
     parser.add_argument("--end_token", help="the tokenizer's token between documents of --corpus (default: the run's)")
-    parser.add_argument("--documents", type=size, help="documents, from the first of the split (default: all)")
+    parser.add_argument(
+        "--documents",
+        type=size,
+        help=f"documents, from the first of the split (default: all; with --needle the first {NEEDLE_DOCUMENTS} that are long "
+        "enough)",
+    )
     parser.add_argument("--text", type=path, help="a file of UTF-8, which is read in windows, instead of documents")
     parser.add_argument(
         "--length",
@@ -55,21 +77,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{LONGEST:,}, or than a model's λ has levels for)",
     )
     parser.add_argument("--windows", type=size, help="how many windows of --text, from its start (default: all)")
+    parser.add_argument(
+        "--needle",
+        action="store_true",
+        help="test whether a model recalls a number that a sentence in the document says: its loss and greedy accuracy",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=comma_separated(size),
+        help=f"tokens of a document with --needle (default: those of {','.join(map(str, NEEDLE_LENGTHS))} that a document has, "
+        "and a model's λ has levels for)",
+    )
+    parser.add_argument(
+        "--depths",
+        type=comma_separated(_percent),
+        help="where the sentence is with --needle, in %% of the document (default: 0,25,50,75,100)",
+    )
     parser.add_argument("--out", type=path, help="a folder for every document's losses as JSON, tables and figures")
+
+
+def _percent(text: str) -> float:
+    if not 0 <= (value := number(text)) <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text!r}")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
     quiet_libraries()
-    for name in ONLY_WITHOUT if args.text else ONLY_WITH_TEXT:
+    kind = "text" if args.text else "needle" if args.needle else ""
+    for name in sorted(set().union(*TAKES.values()) - set(TAKES[kind])):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name} has no meaning with{'' if args.text else 'out'} --text")
+            raise BadInput(f"--{name} has no meaning " + (f"with --{kind}" if kind else "here: see --help"))
     each = [_as_argument(args, name) for name in args.models]
     if args.workdir or args.model:
         each.append(args)
     if not each:
         raise BadInput("expected a model: a run's folder, or one that others trained")
     if args.text is None:
-        return _documents(args, each)
+        return _needle(args, each) if args.needle else _documents(args, each)
     if len(each) > 1:
         raise BadInput(f"--text is read by one model, got {len(each)}")
     return _text(each[0])
@@ -106,6 +151,54 @@ def _documents(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> 
     subject = f"{len(documents):,} documents of the test split of {corpus.manifest['name']}, up to {length:,} tokens"
     _show(args, measures, subject, list(numbers), corpus)
     return 0
+
+
+def _needle(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> int:
+    import numpy as np
+
+    from loglinear_jax.evaluate.needle import hide_needles, needle_measures, needle_scores
+    from loglinear_jax.progress import progress_bar
+
+    models = _load_all(each)
+    corpus = _open_corpus(args, models)
+    sizes = np.diff(corpus.starts["test"])
+    lengths = _needle_lengths(args.lengths, models, int(sizes.max()))
+    depths = args.depths or [0, 25, 50, 75, 100]
+    tokenizer = next(iter(models.values())).tokenizer
+    numbers = [np.flatnonzero(sizes >= length)[: args.documents or NEEDLE_DOCUMENTS].tolist() for length in lengths]
+    needles = [
+        hide_needles(tokenizer, [_document(corpus, number, length) for number in chosen], chosen, length, depths)
+        for length, chosen in zip(lengths, numbers, strict=True)
+    ]
+    if args.out is not None:
+        check_folder(args.out, "--out")
+    scores: dict[str, Any] = {}
+    total = sum(length * len(chosen) * len(depths) for length, chosen in zip(lengths, numbers, strict=True))
+    for name, trained in models.items():
+        with progress_bar(name, total, unit="token", unit_scale=True) as bar:
+            scores[name] = [needle_scores(trained.model, trained.params, one, bar.update) for one in needles]
+    measures = needle_measures(lengths, depths, numbers, [one.values for one in needles], scores)
+    subject = f"a number in documents of the test split of {corpus.manifest['name']}"
+    _show(args, measures, subject, sorted(set().union(*numbers)), corpus)
+    return 0
+
+
+def _needle_lengths(lengths: Sequence[int] | None, models: Mapping[str, Trained], longest: int) -> list[int]:
+    """In order. longest: the tokens of the longest document."""
+    for length in lengths or []:
+        _check_length(length, models, "--lengths")
+        if length > longest:
+            raise BadInput(
+                f"--lengths: no document of the test split has {length:,} tokens: the longest has {longest:,}"
+            )
+    limits = [trained.model.settings.longest or longest for trained in models.values()]
+    found = sorted(set(lengths or [length for length in NEEDLE_LENGTHS if length <= min(longest, *limits)]))
+    if not found:
+        raise BadInput(
+            f"--lengths: expected some of at most {min(longest, *limits):,} tokens, which the longest document has and λ has "
+            "levels for"
+        )
+    return found
 
 
 def _load_all(each: Sequence[argparse.Namespace]) -> dict[str, Trained]:
@@ -152,7 +245,7 @@ def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Cor
     return first.task.data
 
 
-def _check_length(length: int | None, models: Mapping[str, Trained]) -> int:
+def _check_length(length: int | None, models: Mapping[str, Trained], option: str = "--length") -> int:
     """How many tokens of a document are predicted; what every model can."""
     for name, trained in models.items():
         if length is not None:

@@ -24,7 +24,7 @@ class Measure:
 
     name: what is measured; by: what the groups are. groups: their names; middles: where each is on a logarithmic axis, None
     for groups that have no order. counts: tokens of each document in each group. sums: of their scores, by model. unit: nats
-    of a loss, or % of an accuracy.
+    of a loss, or % of an accuracy. grid: names of rows and columns, where groups are all their pairs, row by row.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Measure:
     counts: Int[np.ndarray, "documents groups"]
     sums: Mapping[str, Float[np.ndarray, "documents groups"]]
     unit: str = "nats"
+    grid: tuple[Sequence[str], Sequence[str]] | None = None
 
     @property
     def unit_name(self) -> str:

@@ -87,6 +87,12 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     assert (
         document["sums"]["linear"][0] == pytest.approx(losses.sum(), rel=1e-3) and document["tokens"][0] == end - first
     )
+    assert main([*arguments, "--needle", "--lengths=128,200", "--depths=0,75"]) == 0
+    record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
+    loss, by_depth, accuracy, _ = record["measures"]
+    assert loss["groups"] == ["128", "200"] and by_depth["groups"] == ["128, 0 %", "128, 75 %", "200, 0 %", "200, 75 %"]
+    assert loss["documents"][0]["tokens"] == [14, 14] and accuracy["documents"][0]["tokens"] == [2, 2]
+    assert (tmp_path / "out/needle-accuracy-by-length-and-depth.png").stat().st_size > 1000
     assert main([*arguments, "--variant=linear", "--length=600"]) == 2
     assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
 
@@ -97,7 +103,21 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
         ([], "expected a model: a run's folder, or one that others trained"),
         (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
         (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
-        (["{a}", "--windows=2"], "--windows has no meaning without --text"),
+        (["{a}", "--windows=2"], "--windows has no meaning here: see --help"),
+        (["{a}", "--needle", "--length=9"], "--length has no meaning with --needle"),
+        (["{a}", "--depths=101"], "--depths: expected a number from 0 to 100, got '101'"),
+        (
+            ["{a}", "--needle", "--corpus={books}", "--end_token=w18"],
+            "--lengths: expected some of at most 42 tokens, which the longest document has",
+        ),
+        (
+            ["{a}", "--needle", "--corpus={books}", "--end_token=w18", "--lengths=50"],
+            "--lengths: no document of the test split has 50 tokens: the longest has 42",
+        ),
+        (
+            ["{a}", "--needle", "--corpus={books}", "--end_token=w18", "--lengths=40"],
+            "the tokenizer makes .* of the needle's ' The secret number of [A-Z]",
+        ),
         (["{a}", "--text=x", "--documents=2"], "--documents has no meaning with --text"),
         (["{a}", "{b}", "--text=x"], "--text is read by one model, got 2"),
         (["{a}", "--corpus=none", "--end_token=w18"], "there is no folder 'none'"),
