@@ -25,16 +25,21 @@ LOG_LINEAR_XLA = XLA[0]
 PIECES = PartitionSpec(None, "sequence")
 
 
-def over_pieces(form, devices=4, **options):
-    """The form's function of arrays of tokens and, last, of segment ids or None, over a mesh of so many devices."""
+def over_pieces(form, devices=4, mapped=False, **options):
+    """The form's function of arrays of tokens and, last, of segment ids or None, over a mesh of so many devices. mapped: arrays
+    of tokens have an axis before."""
     mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
     def run(*arrays):
         *tokens, segment_ids = arrays
         return form(tokens, segment_ids=segment_ids, axis_name="sequence", **options)
 
+    pieces = PIECES
+    if mapped:
+        of_one, pieces = run, PartitionSpec(None, *PIECES)
+        run = lambda *arrays: jax.vmap(lambda *tokens: of_one(*tokens, None))(*arrays[:-1])  # noqa: E731
     # Pallas's interpreter mixes arrays that vary over the devices with indices that do not.
-    return jax.shard_map(run, mesh=mesh, in_specs=PIECES, out_specs=PIECES, check_vma=form.name != "pallas")
+    return jax.shard_map(run, mesh=mesh, in_specs=pieces, out_specs=pieces, check_vma=form.name != "pallas")
 
 
 def whole(form, *arrays):
@@ -68,9 +73,8 @@ def test_as_on_one_device(form, segmented):
         segment_ids = segments_of(3, 64) if segmented else None
         found = output_and_gradients(over_pieces(form))(*inputs, segment_ids)
         expected = output_and_gradients(functools.partial(whole, form))(*inputs, segment_ids)
-        tolerance = 1e-10 if form.dtype == np.float64 else 1e-5
         for name, x, y in zip(("o", *form.operation.arguments), found, expected, strict=True):
-            assert relative_error(x, y) < tolerance, name
+            assert relative_error(x, y) < form.gradient_tolerance, name
 
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
@@ -125,6 +129,18 @@ def test_kernels_on_gpus_are_traced(form, monkeypatch):
         assert "reduce_scatter" in str(traced(*arrays))
 
 
+@pytest.mark.parametrize("form", [LOG_LINEAR_XLA, *BY_KERNELS])
+def test_seeds_that_are_mapped(form):
+    """vmap inside of shard_map: seeds are mapped where sequences are cut, outputs and gradients."""
+    with types_of(form), kernels_run():
+        seeds = [form.operation.inputs(seed, 2, 64, 2, 4, 16, 16, dtype=form.dtype, min_decay=-0.3) for seed in (0, 1)]
+        found = output_and_gradients(over_pieces(form, mapped=True))(*map(jnp.stack, zip(*seeds, strict=True)), None)
+        of_one = output_and_gradients(jax.vmap(functools.partial(whole, form), in_axes=(0,) * len(seeds[0]) + (None,)))
+        expected = of_one(*map(jnp.stack, zip(*seeds, strict=True)), None)
+        for x, y in zip(found, expected, strict=True):
+            assert relative_error(x, y) < form.gradient_tolerance
+
+
 @pytest.mark.parametrize("form", in_tiers(XLA))
 def test_nan_of_a_later_piece_reaches_no_earlier_one(form):
     with types_of(form):
@@ -174,7 +190,7 @@ def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
     with types_of(form):
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
         expected = form.operation.function(*arrays[:-1], segment_ids=arrays[-1], window=11)
-        assert relative_error(jax.jit(over_pieces(form, window=11))(*arrays), expected) < 1e-10
+        assert relative_error(jax.jit(over_pieces(form, window=11))(*arrays), expected) < form.tolerance
         with pytest.raises(
             ValueError, match="implementation is 'recurrent': expected 'parallel' or None with axis_name"
         ):
