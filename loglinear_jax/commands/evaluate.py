@@ -104,6 +104,8 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     quiet_libraries()
+    if args.text and args.needle:
+        raise BadInput("--needle is of documents, and has no meaning with --text")
     kind = "text" if args.text else "needle" if args.needle else ""
     for name in sorted(set().union(*TAKES.values()) - set(TAKES[kind])):
         if getattr(args, name) is not None:
@@ -125,7 +127,7 @@ def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
     folder = Path(name)
     try:
         is_run = "task" in json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         is_run = folder.is_dir() and not (folder / "config.json").exists()  # which is no model either
     return argparse.Namespace(
         **vars(args) | {"workdir": folder, "model": None} if is_run else vars(args) | {"workdir": None, "model": name}
