@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         args.called, args.config_arguments = [*called.split(), *argv], config_arguments
         return args.run(args)
     except (BadInput, SettingError, Failed) as error:
-        print(f"{name}:", one_line(error), file=sys.stderr)
+        sys.stderr.write(f"{name}: {one_line(error)}\n")  # at once, as other threads may write there too
         return FAILED if isinstance(error, Failed) else BAD_INPUT
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
