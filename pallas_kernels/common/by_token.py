@@ -84,9 +84,11 @@ def decay_gradient(
     if why_cannot_run() is not None:
         return _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes)
     heads = _heads_a_program(sizes)
-    operands = [log_decay, *of_queries] + ([] if of_keys is None else [of_keys, of_chunks])
+    others = dict(keys=of_keys, chunks=of_chunks)
+    named = tuple(name for name, x in others.items() if x is not None)
+    operands = [log_decay, *of_queries, *(others[name] for name in named)]
     return call(
-        functools.partial(_decay_gradient_kernel, sizes=sizes, queries=len(of_queries), heads=heads),
+        functools.partial(_decay_gradient_kernel, sizes=sizes, queries=len(of_queries), named=named, heads=heads),
         "decay_gradient",
         (sizes.num_chunks, pl.cdiv(sizes.heads, heads), log_decay.shape[0]),
         [of_sequence(x) for x in operands],
@@ -148,7 +150,9 @@ def lam_gradient(
 def _decay_gradient_by_xla(of_queries, of_keys, of_chunks, log_decay, sizes: Sizes):
     d_token = sum_tokens(sum(of_queries), np.greater_equal, sizes)
     if of_keys is not None:
-        d_token += sum_tokens(of_keys, np.less, sizes) + of_chunks[..., None]
+        d_token += sum_tokens(of_keys, np.less, sizes)
+    if of_chunks is not None:
+        d_token += of_chunks[..., None]
     d_token = jnp.swapaxes(d_token.reshape(*d_token.shape[:2], sizes.length), 1, 2)
     return jnp.where(_is_used(log_decay), d_token, 0.0)
 
@@ -220,8 +224,10 @@ def _tokens_and_heads(sizes: Sizes, heads: int):
     return token, head, head < sizes.heads
 
 
-def _decay_gradient_kernel(log_decay_ref, *refs, sizes: Sizes, queries: int, heads: int):
-    """A token's decay counts for queries from it on, and for keys before it.
+def _decay_gradient_kernel(log_decay_ref, *refs, sizes: Sizes, queries: int, named: tuple[str, ...], heads: int):
+    """named: what else than queries there is, of "keys" and "chunks", in this order.
+
+    A token's decay counts for queries from it on, and for keys before it.
 
     The sum over the queries from a token on is that over all of the chunk, less those before it. So NaN reaches all of a chunk.
     """
@@ -233,12 +239,13 @@ def _decay_gradient_kernel(log_decay_ref, *refs, sizes: Sizes, queries: int, hea
 
     of_queries = sum(load(ref) for ref in operand_refs[:queries])
     others, of_all = -of_queries, jnp.sum(of_queries, axis=0)
-    if operand_refs[queries:]:
-        keys_ref, chunks_ref = operand_refs[queries:]
-        others += load(keys_ref)
+    other_refs = dict(zip(named, operand_refs[queries:], strict=True))
+    if "keys" in other_refs:
+        others += load(other_refs["keys"])
+    if "chunks" in other_refs:
         column = pl.program_id(1) * heads + lax.broadcasted_iota(jnp.int32, (heads,), 0)
         chunk = jnp.broadcast_to(pl.program_id(0), (heads,))
-        of_all += triton.load(chunks_ref.at[column, chunk], mask=column < sizes.heads, other=0.0)
+        of_all += triton.load(other_refs["chunks"].at[column, chunk], mask=column < sizes.heads, other=0.0)
     gradient = jnp.cumsum(others, axis=0) - others + of_all[None, :]
     log_decay = triton.load(log_decay_ref.at[token, head], mask=exists, other=0.0)
     triton.store(gradient_ref.at[token, head], jnp.where(_is_used(log_decay), gradient, 0.0), mask=exists)
