@@ -295,7 +295,6 @@ def _backward(
         if d_end is not None:
             end = _states_at_end(states, initial, above, since, chunk_decay, sizes, last_chunk)
             d_states = d_end * _decay_to_end(since, chunk_decay, sizes, last_chunk)
-    if sizes.read_heights:
         gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
         if d_end is not None:

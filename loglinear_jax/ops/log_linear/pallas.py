@@ -25,14 +25,18 @@ def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, pre
     """Shapes and errors as in `log_linear_attention`, whose arguments these are after its checks."""
     chunk = pallas_kernels.chunk_of_attention(q, v, chunk_size, precision)
 
+    def run(q, k, v, log_decay, lam, starts, **options):
+        return pallas_kernels.fenwick_attention(
+            q, k, v, forgetting(log_decay, starts), lam,
+            chunk_size=chunk_size, precision=precision, segmented=starts is not None, **options,
+        )  # fmt: skip
+
     def with_past(q, k, v, log_decay, lam, starts, past=None, occupied=None):
         """As of `run_from`; of past levels, if there are none, None."""
-        out, end = pallas_kernels.fenwick_attention(
-            q, k, v, forgetting(log_decay, starts), lam, chunk_size=chunk_size, precision=precision,
-            initial=past, occupied=occupied, return_end=True, segmented=starts is not None,
-        )  # fmt: skip
+        options = dict(initial=past, occupied=occupied)
         if not return_state:
-            return out, None
+            return run(q, k, v, log_decay, lam, starts, **options), None
+        out, end = run(q, k, v, log_decay, lam, starts, return_end=True, **options)
         last = (q.shape[1] - 1) % chunk
         *tokens, starts = (None if x is None else x[:, -last - 1 :] for x in (k, v, log_decay, starts))
         inside = levels_after(last, *tokens, num_levels(chunk), begin=beginnings(starts), precision=precision)
@@ -42,10 +46,7 @@ def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, pre
     def aligned(q, k, v, log_decay, lam, starts, last):
         if isinstance(last, int):
             return with_past(q, k, v, log_decay, lam, starts)
-        out = pallas_kernels.fenwick_attention(
-            q, k, v, forgetting(log_decay, starts), lam,
-            chunk_size=chunk_size, precision=precision, segmented=starts is not None,
-        )  # fmt: skip
+        out = run(q, k, v, log_decay, lam, starts)
         if not return_state:
             return out, None
         options = dict(begin=beginnings(starts), precision=precision)
