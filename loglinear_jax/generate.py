@@ -196,7 +196,7 @@ def _prefill_each(model, weights, prompts, part, max_length, key, sampling):
     one_token = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     prefill = functools.partial(model.apply, max_length=max_length, method="prefill")
     _, caches = jax.eval_shape(lambda weights, tokens: prefill(params_of(weights), tokens), weights, one_token)
-    # Those of no tokens are zeros; positions are of each sequence.
+    # Before the first token the caches are zeros, and every sequence has a position of its own.
     caches = jax.tree.map(lambda x: jnp.zeros(x.shape or (batch,), x.dtype), caches)
     state = (jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool)), caches
     done = np.zeros_like(lengths)

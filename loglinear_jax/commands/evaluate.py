@@ -128,7 +128,7 @@ def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
     try:
         is_run = "task" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, TypeError):
-        is_run = folder.is_dir() and not (folder / "config.json").exists()  # which is no model either
+        is_run = folder.is_dir() and not (folder / "config.json").exists()  # a folder of a model has one
     return argparse.Namespace(
         **vars(args) | {"workdir": folder, "model": None} if is_run else vars(args) | {"workdir": None, "model": name}
     )
