@@ -34,13 +34,9 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     """`mean_interval` of a - b, paired by seed. Raises ValueError if they have different numbers of seeds."""
-    _check_paired(a, b)
-    return mean_interval(np.subtract(a, b))
-
-
-def _check_paired(a: Sequence[float], b: Sequence[float]) -> None:
     if len(a) != len(b):
         raise ValueError(f"a has {len(a)} seeds and b {len(b)}: expected the same seeds, in the same order")
+    return mean_interval(np.subtract(a, b))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -183,52 +179,6 @@ def _signs(seeds: int) -> Float[np.ndarray, "flips seeds"]:
     else:
         bits = np.random.default_rng(0).integers(2, size=(RESAMPLES, seeds))
     return 2.0 * bits - 1.0
-
-
-class FewSeeds(NamedTuple):
-    """How comparisons of a few seeds come out. right, wrong: the share with the sign of the mean difference over all seeds, and
-    with the other one; nan where that is 0. as_large: the share with at least the published difference, in its direction; nan
-    without one. low, high: what 95 % of their differences lie between."""
-
-    right: float
-    wrong: float
-    as_large: float
-    low: float
-    high: float
-
-
-def few_seeds(
-    a: Float[np.ndarray, " seeds_a"],
-    b: Float[np.ndarray, " seeds_b"],
-    num: int = 5,
-    paired: bool = False,
-    published: float | None = None,
-) -> FewSeeds:
-    """How often `num` seeds of each of two variants, drawn at random from these, tell which one has the higher mean: of 10,000
-    comparisons.
-
-    paired: the same seeds of both, so that a[i] and b[i] belong together. published: a difference a - b, such as -1.5. Seeds
-    are drawn with replacement, as these stand for all that there could be: have 16 or more. What is right is known no better
-    than the sign of their own mean difference: look at its interval first. Give the values of `cross_fit` where variants have
-    several settings: a comparison then takes the choices as given, and one that chose by its few seeds would see less.
-
-    Raises ValueError for a num below 1, values that are not finite, and pairs of different numbers of seeds.
-    """
-    if num < 1:
-        raise ValueError(f"num is {num}: expected at least 1 seed")
-    for name, values in (("a", a), ("b", b)):
-        if not len(values) or not np.isfinite(values).all():
-            raise ValueError(f"{name} is {list(values)}: expected a finite value of each seed, and at least one")
-    if paired:
-        _check_paired(a, b)
-    rng = np.random.default_rng(0)
-    drawn_a = rng.integers(len(a), size=(RESAMPLES, num))
-    drawn_b = drawn_a if paired else rng.integers(len(b), size=(RESAMPLES, num))
-    differences = np.asarray(a)[drawn_a].mean(1) - np.asarray(b)[drawn_b].mean(1)
-    sign = np.sign(np.mean(a) - np.mean(b))
-    right, wrong = (float(np.mean(sign * way * differences > 0)) if sign else np.nan for way in (1, -1))
-    as_large = np.nan if published is None else float(np.mean(np.sign(published) * differences >= abs(published)))
-    return FewSeeds(right, wrong, as_large, *_middle(differences))
 
 
 def _best_rows(means: Float[np.ndarray, "choices rows"], higher_is_better: bool) -> np.ndarray:

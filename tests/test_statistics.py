@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 from loglinear_jax.statistics import (
     RESAMPLES,
@@ -14,7 +14,6 @@ from loglinear_jax.statistics import (
     cross_fit_difference,
     cross_fit_interval,
     cross_fit_resamples,
-    few_seeds,
     growth_exponent,
     longer_among,
     mcnemar,
@@ -140,40 +139,7 @@ def test_sign_flip_is_exact_for_few_seeds_and_near_it_for_many():
     assert sign_flip(np.random.default_rng(0).uniform(1, 2, 40)) == 1 / 10_001  # no drawn way is as far from 0
 
 
-def test_what_few_seeds_tell():
-    """Against normal and binary outcomes, of which it is known."""
-    noise = norm.ppf((np.arange(64) + 0.5) / 64)
-    noise /= noise.std()
-    found = few_seeds(1 + noise, noise, num=5, published=2.0)
-    deviation = np.sqrt(2 / 5)
-    assert found.right == pytest.approx(norm.cdf(1 / deviation), abs=0.015)
-    assert found.wrong == pytest.approx(norm.cdf(-1 / deviation), abs=0.015)
-    assert found.as_large == pytest.approx(norm.cdf(-1 / deviation), abs=0.015)  # 2 is as far above 1 as 0 is below
-    assert (found.low, found.high) == pytest.approx((1 - 1.96 * deviation, 1 + 1.96 * deviation), abs=0.06)
-    mirrored = few_seeds(noise, 1 + noise, num=5, published=-2.0)
-    assert (mirrored.right, mirrored.as_large) == pytest.approx((found.right, found.as_large), abs=0.015)
-    same = few_seeds(1 + noise, noise, num=5, paired=True)
-    assert (same.right, same.wrong) == (1, 0) and same.low == pytest.approx(1) and np.isnan(same.as_large)
-    assert few_seeds(1 + noise, noise, num=20).right > found.right
-    half, some = np.tile([1.0, 0], 8), np.tile([1.0, 0, 0, 0], 4)
-    chances = [binom.pmf(range(6), 5, share) for share in (0.5, 0.25)]
-    right = sum(chances[0][i] * chances[1][:i].sum() for i in range(6))
-    assert few_seeds(half, some).right == pytest.approx(right, abs=0.015)  # ties are neither right nor wrong
-    assert np.isnan(few_seeds(half, half).right)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(num=0), "num is 0: expected at least 1 seed"),
-        (dict(a=[1.0, np.nan]), r"a is \[1.0, nan\]: expected a finite value of each seed"),
-        (dict(b=[]), r"b is \[\]: expected a finite value of each seed, and at least one"),
-        (dict(a=[1.0, 2.0, 3.0], paired=True), "a has 3 seeds and b 2: expected the same seeds"),
-    ],
-)
-def test_seeds_that_tell_nothing_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        few_seeds(**dict(a=[0.0, 1.0], b=[1.0, 1.0]) | arguments)
+def test_only_the_same_seeds_are_paired():
     with pytest.raises(ValueError, match="a has 12 seeds and b 1: expected the same seeds"):
         mean_difference(np.ones(12), np.ones(1))
 

@@ -1,5 +1,4 @@
-"""Variants at several learning rates or weight decays: the best rate, chosen on other seeds than it is reported on, and how
-narrow the window of good rates is."""
+"""Variants at several learning rates or weight decays: the best rate, chosen on other seeds than it is reported on."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 
 DASHES = ("-", "--", ":", "-.")  # of weight decays in figures
 RATES = frozenset(f"train.{name}" for name in SWEPT)
-GOOD = 0.9  # of the mean at the best rate: what counts as within the window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,64 +164,6 @@ def converged_at_chosen(chosen: Chosen) -> tuple[float, float, float]:
 
 def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
     return np.array([at.outcome.shown for at in group])
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The rates around the best one that are nearly as good, from the lowest on. tried: how many rates there are at this weight
-    decay. at_edge: whether the window ends with them, so that it may be wider."""
-
-    rates: tuple[AtRate, ...]
-    tried: int
-    at_edge: bool
-
-    @property
-    def width(self) -> float:
-        """The highest learning rate over the lowest."""
-        return self.rates[-1].learning_rate / self.rates[0].learning_rate
-
-    def span(self, decays: bool) -> str:
-        """ "0.001 to 0.004", or "0.001 to 0.004 (decay 0.1)"; of one rate "0.001"."""
-        first = "" if len(self.rates) == 1 else f"{self.rates[0].learning_rate:g} to "
-        return first + name_of(self.rates[-1], decays)
-
-
-def windows_of_rates(score: Score, group: Sequence[AtRate], chance: float) -> tuple[Window, ...]:
-    """The window of rates within GOOD of the best, once for each half of the seeds that chooses the best; none unless the mean
-    at the best is clearly better than chance (`chosen_interval` beyond it).
-
-    One half chooses the best rate, and the other half has the means: the best mean of the half that chooses would be too good a
-    reference, and the window too narrow.
-    """
-    _, low, high = chosen_interval(score, group)
-    if not (low > chance if score.higher_is_better else high < chance):  # nor if one of them is nan
-        return ()
-    shown = _shown(group)
-    by_first, by_others = cross_fit(shown, score.higher_is_better).chosen
-    halves = ((by_first, shown[:, 1::2]), (by_others, shown[:, ::2]))
-    return tuple(_around(score, group, best, values.mean(1)) for best, values in halves)
-
-
-def _around(score: Score, group: Sequence[AtRate], best: int, means: Float[np.ndarray, " rates"]) -> Window:
-    good = means >= GOOD * means[best] if score.higher_is_better else means <= means[best] / GOOD
-    tried = [row for row, at in enumerate(group) if at.weight_decay == group[best].weight_decay]
-    low = high = tried.index(best)
-    while low > 0 and good[tried[low - 1]]:
-        low -= 1
-    while high < len(tried) - 1 and good[tried[high + 1]]:
-        high += 1
-    rates = tuple(group[row] for row in tried[low : high + 1])
-    return Window(rates, len(tried), at_edge=low == 0 or high == len(tried) - 1)
-
-
-def chance_of(score: Score, variants: Mapping[str, Sequence[AtRate]]) -> float:
-    """What a variant that learned nothing reaches at most, as no task says what chance is: the better end of the interval of
-    the worst mean among all variants and rates, of accuracies at most 50 %. nan where there are too few seeds for intervals."""
-    intervals = [mean_interval(finite(at.outcome.shown)) for group in variants.values() for at in group]
-    intervals = [interval for interval in intervals if np.isfinite(interval).all()]
-    if not intervals:
-        return np.nan
-    return min(min(intervals)[2], 50.0) if score.higher_is_better else max(intervals)[1]
 
 
 def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:

@@ -72,7 +72,6 @@ OF_REPORT: dict[str, Callable[[Sequence[Run]], Sequence[Any]]] = {
     "by axis": comparisons.as_the_paper,
     "by setting": lambda runs: list(comparisons.by_setting(runs).values()),
     "by size": comparisons.tables_by_size,
-    "few seeds": lambda runs: [rates.few_seeds_table(run) for run in runs],
     "parts": lambda runs: [outcomes.parts(run) for run in runs],
     "best rates": lambda runs: [rates.best_rates_table(run) for run in runs],
     "best differences": lambda runs: [rates.differences_at_best_rates(run) for run in runs],

@@ -43,7 +43,6 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path)
     assert best.rows[0]["best rate"] == "0.004 and 0.001" and best.rows[0]["seeds"] == "4"
     chosen, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
     assert [at.learning_rate for at in chosen] == [0.004, 0.001] and shown.tolist() == [50, 20, 50, 30]
-    assert best.rows[0]["highest of them / lowest"] == "–"  # too few seeds to be above chance
     assert rates.every_rate(made_run(tmp_path)) is rates.best_rates_table(made_run(tmp_path)) is None
 
 
@@ -75,24 +74,6 @@ def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
     assert len(outcomes.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
 
 
-def test_what_five_seeds_would_tell(tmp_path):
-    rng = np.random.default_rng(0)
-    linear = {0.001: rng.uniform(0.3, 0.9, 16), 0.004: rng.uniform(0.1, 0.2, 16)}
-    variants = swept({"linear": linear}) | {"fixed": rng.uniform(0.3, 0.8, 16), "rope": np.full(16, 0.05)}
-    run = made_run(tmp_path, accuracies={name: list(x) for name, x in variants.items()})
-    table = rates.few_seeds_table(run)
-    found = {(row["A"], row["B"]): row for row in table.raw}
-    assert set(found) == {("linear", "fixed"), ("linear", "rope"), ("fixed", "rope")}
-    clear, close = found["linear", "rope"], found["linear", "fixed"]
-    assert (clear["each_right"], clear["each_wrong"], clear["a_ahead_as_far"], clear["b_ahead_as_far"]) == (1, 0, 1, 0)
-    assert 0.5 < close["each_right"] < 0.95 and close["each_right"] + close["each_wrong"] == 1
-    assert 0 < close["b_ahead_as_far"] < close["a_ahead_as_far"] < 1 and close["published"] == 9
-    assert close["mean_difference"] == pytest.approx(100 * (linear[0.001] - variants["fixed"]).mean())
-    assert table.rows[1]["5 each: right sign, wrong sign"] == "100 %, 0 %" and "Guo" in table.note
-    assert "3 seeds" in rates.few_seeds_table(run, 3, published=2).title
-    assert rates.few_seeds_table(made_run(tmp_path)) is None  # three seeds
-
-
 def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
     accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in at_rates.items()}
@@ -113,36 +94,6 @@ def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
     tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
     alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
     assert comparisons.accuracies_by_task([alone])[1] == "test accuracy"
-
-
-def window_of(tmp_path, accuracies, decays=(0.0,)):
-    """The row of best rates of `linear`, and its numbers. accuracies: by rate, or by weight decay and rate, of 16 seeds;
-    another variant is at 2 %."""
-    noise = np.random.default_rng(0).normal(0, 0.005, 16)
-    if decays == (0.0,):
-        accuracies = {0.0: accuracies}
-    values = {
-        f"linear+train.learning_rate={rate}+train.weight_decay={decay}": list(x + noise)
-        for decay, of in accuracies.items()
-        for rate, x in of.items()
-    } | swept({"fixed": {rate: list(0.02 + noise / 9) for rate in (0.001, 0.01)}})
-    table = rates.best_rates_table(made_run(tmp_path, accuracies=values, weight_decay=0.0))
-    return table.rows[0], table
-
-
-def test_the_window_of_rates_that_are_nearly_as_good(tmp_path):
-    within, width = "rates within 90% of the best", "highest of them / lowest"
-    row, table = window_of(tmp_path, {0.001: 0.5, 0.002: 0.85, 0.004: 0.9, 0.008: 0.2, 0.016: 0.88})
-    assert (row[within], row[width]) == ("2 of 5: 0.002 to 0.004", "2")  # 0.016 is beyond a gap
-    assert table.rows[1][within] == "–"  # every rate is at chance
-    assert "its interval is not above 2." in table.note
-    row, _ = window_of(tmp_path, {0.001: 0.5, 0.004: 0.84, 0.016: 0.9})
-    assert (row[within], row[width]) == ("2 of 3: 0.004 to 0.016", "≥ 4")
-    row, _ = window_of(tmp_path, {0.1: {0.001: 0.9, 0.01: 0.85, 0.1: 0.3}, 0.0: {0.001: 0.1, 0.01: 0.88}}, (0.1, 0.0))
-    assert (row["best rate"], row[within]) == ("0.001 (decay 0.1)", "2 of 3: 0.001 to 0.01 (decay 0.1)")
-    halves = np.tile([0.3, 0.0], 8)  # the halves choose different rates, and the windows differ
-    row, _ = window_of(tmp_path, {0.001: 0.6 - halves, 0.004: 0.5 + halves, 0.016: 0.5 + halves[::-1], 0.064: 0.1})
-    assert (row["best rate"], row[within]) == ("0.004 and 0.016", "3 of 4: 0.001 to 0.016; 2 of 4: 0.004 to 0.016")
 
 
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
@@ -282,10 +233,9 @@ def test_a_variant_of_which_a_seed_has_no_value_is_compared_with_none_and_named(
     whole, losses = made_text(tmp_path, [1.0 + 0.01 * i for i in range(16)], names), [None] + [1.0] * 15
     lost = {name: outcome for name, outcome in made_text(tmp_path, losses, names).outcomes.items() if "rope" in name}
     run = dataclasses.replace(whole, summary=RunSummary(whole.outcomes | lost))
-    differences, few = rates.differences_at_best_rates(run), rates.few_seeds_table(run)
+    differences = rates.differences_at_best_rates(run)
     assert [row["perplexity A − B [95 % interval]"] == "–" for row in differences.rows] == [False, True, True]
     assert "No difference (–) is given where a seed has no perplexity" in differences.note
-    assert len(few.rows) == 1 and "Not shown, as a seed has no perplexity there: rope." in few.note
 
 
 def test_a_seed_that_is_not_finite_is_counted_and_left_out():
