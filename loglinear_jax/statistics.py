@@ -1,5 +1,5 @@
 """Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, choices made on other seeds than they are
-reported on, growth exponents."""
+reported on."""
 
 from __future__ import annotations
 
@@ -212,8 +212,3 @@ def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray
         return 0.5, 1.0
     test = mannwhitneyu(memory[converged], memory[~converged])
     return float(test.statistic / (converged.sum() * (~converged).sum())), float(test.pvalue)
-
-
-def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log values against log lengths, by least squares: p where values grow as T^p."""
-    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])

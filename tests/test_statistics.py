@@ -14,7 +14,6 @@ from loglinear_jax.statistics import (
     cross_fit_difference,
     cross_fit_interval,
     cross_fit_resamples,
-    growth_exponent,
     longer_among,
     mcnemar,
     mean_difference,
@@ -63,12 +62,6 @@ def test_longer_among_counts_pairs(seeds):
         assert np.isnan(chance) and np.isnan(p)
     else:
         assert chance == pytest.approx(0.5 + np.mean(pairs) / 2) and 0 <= p <= 1
-
-
-@given(st.floats(0.1, 3), st.floats(0.01, 100))
-def test_growth_exponents(power, factor):
-    lengths = 2.0 ** np.arange(4, 9)
-    assert growth_exponent(lengths, factor * lengths**power) == pytest.approx(power, rel=1e-6)
 
 
 def test_no_seed_chooses_where_it_is_reported():

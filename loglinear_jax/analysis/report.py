@@ -28,7 +28,7 @@ LOG = "report.log"
 # The files of the sections in the report's order; sections in other files follow.
 ORDER = (
     "comparisons", "outcomes", "rates", "curves", "decays", "answers", "lam", "dependence", "looks", "attention_rows",
-    "lengths", "complexity",
+    "lengths",
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
     """The sections of these names or import paths, in the report's order. Raises ConfigError for one that is unknown."""
     known = find_sections()
     if names is None:
-        return [section for sections in known.values() for section in sections if section.BY_DEFAULT]
+        return [section for sections in known.values() for section in sections]
     if not names:
         raise ConfigError(f"sections is empty: expected some of {', '.join(known)}")
     if unknown := [name for name in names if name not in known and ":" not in name]:

@@ -97,14 +97,13 @@ class Section:
     and named.
 
     NAME: of the section on the command line, which several classes may share. TITLE, INTRO: of its part of the report.
-    READS_CHECKPOINTS: whether it is given the trained variants. BY_DEFAULT: whether it is there if nobody asks for it.
+    READS_CHECKPOINTS: whether it is given the trained variants.
     """
 
     NAME: ClassVar[str] = ""
     TITLE: ClassVar[str]
     INTRO: ClassVar[str] = ""
     READS_CHECKPOINTS: ClassVar[bool] = False
-    BY_DEFAULT: ClassVar[bool] = True
 
     def __init__(self, context: Context):
         """Begins the part of the report that it fills, so that parts come in the order of the sections."""

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
         "sections",
-        f"of {', '.join(find_sections())}, or import paths of your own (default: all but complexity, which takes minutes); "
+        f"of {', '.join(find_sections())}, or import paths of your own (default: all of these); "
         "without checkpoints: tables,rates,decays,answers, and curves, which need metrics.jsonl",
         type=comma_separated(),
     )

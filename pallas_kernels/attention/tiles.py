@@ -1,7 +1,7 @@
 """How the attention's kernels are cut into programs: chunk, heads a program, warps and pipeline stages, by shape.
 
-The numbers were found by `loglinear_jax benchmark tiles` on an H200 and are frozen here. Results do not depend on them, up to
-rounding.
+The numbers were found on an H200 by timing every launch of every kernel, and are frozen here. Results do not depend on
+them, up to rounding.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from loglinear_jax.analysis.attention_rows import AttentionRow, draw_attention_rows
 from loglinear_jax.analysis.best_rates import AtBest
 from loglinear_jax.analysis.comparisons import AtSize, draw_by_size, draw_by_task
-from loglinear_jax.analysis.complexity import draw_complexity
 from loglinear_jax.analysis.curves import draw_convergence, draw_learning_curves
 from loglinear_jax.analysis.lam import Panel, draw_lam_by_head, draw_lam_over_tokens
 from loglinear_jax.analysis.lengths import ByLength, draw_scores_by_length
@@ -155,12 +154,6 @@ def scores_by_length(score, seeds=3):
     return draw_scores_by_length(found, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
 
 
-def complexity(_):
-    lengths = 2 ** np.arange(9, 16)
-    found = {"length": lengths, "ms": lengths**2, "bytes": lengths}
-    return draw_complexity(dict.fromkeys(VARIANTS, found), "Growth")
-
-
 LONG_NAMES = (*VARIANTS[:5], LONG_LAM)
 MANY_RATES = [float(f"{rate:.3g}") for rate in np.geomspace(1e-4, 0.05, 16)]
 DRAWN = {
@@ -185,7 +178,6 @@ DRAWN = {
     "accuracy by length": lambda _: scores_by_length(ACCURACY),
     "accuracy of many seeds by length": lambda _: scores_by_length(ACCURACY, 64),
     "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
-    "complexity": complexity,
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from loglinear_jax import tasks
 from loglinear_jax.analysis import html
-from loglinear_jax.analysis.report import LOG, chosen_sections, find_sections, make_report
+from loglinear_jax.analysis.report import LOG, make_report
 from loglinear_jax.analysis.section import Choices, Context, Section
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
@@ -110,12 +110,6 @@ def test_layers_without_lam_are_left_out_and_named(tmp_path, blank_figures):
         with (tmp_path / "out" / f"{name}.csv").open(encoding="utf-8") as file:
             assert {row["layer"] for row in csv.DictReader(file)} == {"1"}
     assert "layer 1" in (tmp_path / "out" / "initial-memory-table.md").read_text(encoding="utf-8")
-
-
-def test_timings_are_asked_for_by_name():
-    assert {s.NAME for of in find_sections().values() for s in of} - {s.NAME for s in chosen_sections(None)} == {
-        "complexity"
-    }
 
 
 def test_evaluations_are_reused(report, workdir, monkeypatch):

@@ -1,6 +1,6 @@
 """How the Hopper kernels are cut into programs: heads a program, blocks of tokens a chunk, warpgroups.
 
-The numbers were found by `loglinear_jax benchmark tiles --backend=hopper` on an H200 and are frozen here. Results do not depend
+The numbers were found on an H200 by timing every launch of every kernel, and are frozen here. Results do not depend
 on them, up to rounding.
 """
 
