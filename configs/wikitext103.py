@@ -1,7 +1,7 @@
 """Language modelling on WikiText-103 (raw): the paper's section 4.4.
 
     python run.py --config=configs/wikitext103.py
-    python run.py --config=configs/wikitext103.py --config.task.source=folder/of/downloaded/files
+    python run.py --config=configs/wikitext103.py --config.task.corpus=folder/of/wiki.train.raw/and/so/on
 
 The paper, validation perplexity, 40,000 steps of 8 x 512 tokens (its baseline is `linear`):
 

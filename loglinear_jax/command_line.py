@@ -29,7 +29,7 @@ MOST_SHOWN = 1000  # characters of an error
 EXTRAS = {
     "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
     "hub": ("huggingface_hub", "safetensors"),
-    "text": ("filelock", "grain", "pyarrow", "requests", "tensorflow_datasets", "tokenizers"),
+    "text": ("datasets", "filelock", "grain", "requests", "tokenizers"),
     "analysis": ("jinja2",),
     "sweep": ("submitit",),
     "wandb": ("wandb",),

@@ -85,13 +85,14 @@ def read_config(path: Path) -> ConfigDict:
         raise ConfigError(f"{path} is not a config of this version: {error}") from error
     if not isinstance(given.get("variants") or "", str):
         raise ConfigError(f"{path} is not a config of a run: variants is {given['variants']!r}, expected a text")
-    known.task = ConfigDict(known.task.to_dict() | given["task"])
+    gone = {"source"} - set(known.task)  # where earlier versions read WikiText from
+    known.task = ConfigDict(known.task.to_dict() | {k: v for k, v in given["task"].items() if k not in gone})
     known.variants = given.get("variants")
     return known
 
 
 # Where data is kept, and what is computed at the same time: of these no result depends but by rounding.
-NOT_COMPARED = ("task.cache", "task.source", "train.eval_batch_size", "train.rates_at_once")
+NOT_COMPARED = ("task.cache", "train.eval_batch_size", "train.rates_at_once")
 
 
 def flat_settings(config: ConfigDict) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class CorpusTask(BaseTask):
     score = PERPLEXITY
     STREAMED = True
     UNUSED_TRAIN_SETTINGS = ("stream", "num_train", "num_validation", "num_test")  # of drawn sequences
-    LOCATIONS = ("corpus", "source", "tokenizer", "cache")  # the manifest of the corpus says what they hold
+    LOCATIONS = ("corpus", "tokenizer", "cache")  # the manifest of the corpus says what they hold
     ROLES = ("word", "part of a word", "number", "sign")
     ANSWERS = ROLES
 
@@ -111,7 +111,6 @@ class Text(CorpusTask):
         "`wikitext-103-raw`, `wikitext-103`, `wikitext-2-raw`, `wikitext-2`, a text file, or a folder of train.txt, valid.txt, "
         "test.txt",
     )
-    source: str | None = setting(None, "folder of WikiText's files, if they are here already; None: download them")
     target_offset: int = setting(
         1,
         "which token is predicted: 1, the next; 2, the one after it, as the released code does by shifting labels twice",
@@ -127,7 +126,7 @@ class Text(CorpusTask):
 
     @property
     def data(self) -> Corpus:
-        return _open(self.corpus, self.source or "", self.tokenizer, self.cache)
+        return _open(self.corpus, self.tokenizer, self.cache)
 
     @property
     def predicts(self) -> str:
@@ -148,8 +147,8 @@ class Text(CorpusTask):
 
 
 @functools.cache
-def _open(corpus: str, source: str, tokenizer: str, cache: str) -> Corpus:
-    return open_corpus(corpus, source=source, tokenizer=tokenizer, cache=cache)
+def _open(corpus: str, tokenizer: str, cache: str) -> Corpus:
+    return open_corpus(corpus, tokenizer=tokenizer, cache=cache)
 
 
 @functools.cache

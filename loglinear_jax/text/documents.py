@@ -16,7 +16,7 @@ from typing import Any
 
 from loglinear_jax.files import file_sha256, local_path
 from loglinear_jax.text.files import SPLITS, CorpusError, check_text_file, decode
-from loglinear_jax.text.sources import SPLIT_NAMES, Source
+from loglinear_jax.text.sources import SPLIT_NAMES, Source, hub_data_set
 
 SUFFIXES = (".txt", ".jsonl")
 SPLIT_PERCENT = 5  # of a corpus without splits: what validation gets, and what test gets
@@ -118,35 +118,14 @@ def _split_of(text: str) -> str:
 
 
 def _data_set(name: str, text_field: str) -> Source:
-    """A data set of the hub, by the library `datasets`; as its name "owner/name", or "owner/name:configuration"."""
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise CorpusError(
-            f"corpus: there is no folder {name!r}; to read the hub's data set of this name: pip install datasets"
-        ) from error
-    repository, _, configuration = name.partition(":")
-    try:
-        loaded = datasets.load_dataset(repository, configuration or None)
-    except Exception as error:  # of many types, by what is missing
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CorpusError(f"corpus: {name!r} is no folder here, and no data set that can be had ({reason})") from error
-    found = {split: next((own for own in names if own in loaded), None) for split, names in SPLIT_NAMES.items()}
-    if found["train"] is None:
-        raise CorpusError(f"corpus: the data set {name} has the splits {', '.join(loaded)}: expected train")
-    pooled = None in found.values()  # then what there is for training is split
+    """A data set of the hub; one without validation or test is split as a folder without splits."""
+    splits, sha256 = hub_data_set(name)
+    pooled = len(splits) < len(SPLITS)
 
     def documents(split: str) -> Iterator[str]:
-        rows = loaded[found["train" if pooled else split]]
-        for number, row in enumerate(rows):
+        for number, row in enumerate(splits["train" if pooled else split]):
             text = _text_of(row, text_field, f"{name}, row {number}")
             if text.strip() and (not pooled or _split_of(text) == split):
                 yield text
 
-    sha256 = {
-        own: hashlib.sha256(
-            "".join(file_sha256(Path(f["filename"])) for f in loaded[own].cache_files).encode()
-        ).hexdigest()
-        for own in set(found.values()) - {None}
-    }
-    return Source(name.replace("/", "-").replace(":", "-")[:50], dict(sorted(sha256.items())), documents)
+    return Source(name.replace("/", "-").replace(":", "-")[:50], sha256, documents)

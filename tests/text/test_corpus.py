@@ -227,16 +227,14 @@ def test_marks_line_ends_and_zeros_of_other_systems_are_text(tmp_path, bpe, cach
 
 
 def test_bad_arguments(folder, bpe, cache, tmp_path):
-    with pytest.raises(CorpusError, match="source: 'x' is for wikitext-103-raw, .*; corpus is"):
-        open_corpus(str(folder), tokenizer=bpe, source="x", cache=cache)
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(CorpusError, match="cache: .*file.* can't be written"):
         open_corpus(str(folder), tokenizer=bpe, cache=str(tmp_path / "file" / "cache"))
 
 
-@pytest.mark.parametrize("argument", ["corpus", "tokenizer", "cache", "source"])
+@pytest.mark.parametrize("argument", ["corpus", "tokenizer", "cache"])
 def test_paths_that_are_not_on_this_machine_are_named(folder, bpe, cache, argument):
-    given = {"corpus": "wikitext-2" if argument == "source" else str(folder), "tokenizer": bpe, "cache": cache}
+    given = {"corpus": str(folder), "tokenizer": bpe, "cache": cache}
     with pytest.raises(SettingError, match=f"^{argument}: s3://bucket/x is an address"):
         open_corpus(**given | {argument: "s3://bucket/x"})
 

@@ -135,34 +135,6 @@ def test_unusable_corpora_are_refused_with_a_reason(tmp_path):
     )
 
 
-def test_a_data_set_of_the_hub_is_read_by_its_rows(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    paths = {"train": "train", "valid": "validation", "test": "test"}
-    for part, texts in DOCUMENTS.items():
-        write_jsonl(tmp_path / f"{part}.jsonl", texts)
-    loaded = datasets.load_dataset(
-        "json",
-        data_files={name: str(tmp_path / f"{p}.jsonl") for p, name in paths.items()},
-        cache_dir=str(tmp_path / "c"),
-    )
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *name: asked.append(name) or loaded)
-    corpus = opened("someone/birds:small", tmp_path)
-    assert asked == [("someone/birds", "small")]
-    for split, texts in zip(SPLITS, DOCUMENTS.values(), strict=True):
-        assert documents_of(corpus, split) == texts
-
-    def fail(*name):
-        raise FileNotFoundError("no such data set\nand more")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(
-        CorpusError, match="'x/y' is no folder here, and no data set that can be had .no such data set.$"
-    ):
-        opened("x/y", tmp_path)
-
-
 def test_bytes_are_a_tokenizer_without_a_file():
     tokenizer = load_tokenizer("bytes")
     text = "é 東京\n\0\x7f"

@@ -1,174 +1,75 @@
-"""WikiText from each kind of source, and from a server on this machine instead of the real one."""
+"""Texts from files, and WikiText and documents from the hub, for which a data set of this machine stands."""
 
-import contextlib
-import functools
 import hashlib
-import http.server
 import itertools
-import socket
-import subprocess
-import sys
-import threading
-import zipfile
+import json
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from loglinear_jax.text import CorpusError, downloads, open_corpus
+from loglinear_jax.text import CorpusError, open_corpus, open_documents
 from loglinear_jax.text.files import SPLITS
-from loglinear_jax.text.sources import wikitext_files
 from tests.text.conftest import without_blank
 
-
-def write_plain(folder, texts, name, suffix):
-    for part, text in texts.items():
-        (folder / f"wiki.{part}.{suffix}").write_bytes(text.encode())
+DOCUMENTS = {"train": ["One wren.\n\nAnd another.", "A rook."], "validation": ["An owl."], "test": ["A heron é."]}
 
 
-def write_zip(folder, texts, name, suffix):
-    with zipfile.ZipFile(folder / f"{name}-v1.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{name}/", "")
-        for part, text in texts.items():
-            archive.writestr(f"{name}/wiki.{part}.{suffix}", text)
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A function that makes texts by split the only data set there is; what was asked for."""
+    datasets = pytest.importorskip("datasets")
+    asked, load = [], datasets.load_dataset
+
+    def offer(texts):
+        for split, own in texts.items():
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in own)
+            (tmp_path / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+        files = {split: str(tmp_path / f"{split}.jsonl") for split in texts}
+        loaded = load("json", data_files=files, cache_dir=str(tmp_path / "hub"))
+        monkeypatch.setattr(datasets, "load_dataset", lambda *name: asked.append(name) or loaded)
+        return asked
+
+    return offer
 
 
-def write_parquet(folder, texts, name, suffix):
-    """As the hub has it: a row a line, blank ones without their newline; train in two files."""
-    (folder / f"{name}-v1").mkdir()
-    for part, text in texts.items():
-        rows = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
-        cuts = [0, len(rows) // 2, len(rows)] if part == "train" else [0, len(rows)]
-        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
-            split = "validation" if part == "valid" else part
-            path = folder / f"{name}-v1" / f"{split}-{number:05}-of-{len(cuts) - 1:05}.parquet"
-            pyarrow.parquet.write_table(pyarrow.table({"text": rows[start:stop]}), path)
+def test_wikitext_is_read_by_its_lines(hub, texts, bpe, tmp_path):
+    """A blank line is an empty row there."""
+    names = dict(zip(SPLITS, texts, strict=True))
+    rows = {
+        split: [line if line.strip() else "" for line in texts[part].splitlines(keepends=True)]
+        for split, part in names.items()
+    }
+    asked = hub(rows)
+    corpus = open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
+    assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
+    for split, part in names.items():
+        assert corpus.tokenizer.decode(getattr(corpus, split)) == without_blank(texts[part])
+    (arrow,) = (tmp_path / "hub").rglob("*test*.arrow")
+    digest = hashlib.sha256(arrow.read_bytes()).hexdigest()
+    assert corpus.manifest["source_sha256"]["test"] == hashlib.sha256(digest.encode()).hexdigest()
 
 
-def open_wikitext(tmp_path, bpe, source="", name="wikitext-2"):
-    return open_corpus(name, tokenizer=bpe, source=str(source), cache=str(tmp_path / "cache"))
-
-
-def refusal(*args, **kwargs):
-    with pytest.raises(CorpusError) as caught:
-        open_wikitext(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("write", "name", "suffix"),
-    [
-        (write_plain, "wikitext-2", "tokens"),
-        (write_zip, "wikitext-103-raw", "raw"),
-        (write_parquet, "wikitext-2", "tokens"),
-    ],
-)
-def test_sources(tmp_path, texts, bpe, write, name, suffix):
-    folder = tmp_path / "files"
-    folder.mkdir()
-    write(folder, texts, name, suffix)
-    corpus = open_wikitext(tmp_path, bpe, folder, name)
-    for part, tokens in [("train", corpus.train), ("valid", corpus.validation), ("test", corpus.test)]:
-        assert corpus.tokenizer.decode(tokens) == without_blank(texts[part])
-    assert list(corpus.manifest["source_sha256"].values()) == [
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in dict.fromkeys(itertools.chain(*wikitext_files(name, folder).values()))
-    ]
-
-
-def test_folders_named_after_the_corpus(tmp_path, texts):
-    (tmp_path / "wikitext-2-raw").mkdir()
-    write_plain(tmp_path / "wikitext-2-raw", texts, "wikitext-2-raw", "raw")
-    assert wikitext_files("wikitext-2-raw", tmp_path)["train"] == [tmp_path / "wikitext-2-raw" / "wiki.train.raw"]
-
-
-def test_sources_that_lack_something(tmp_path, texts, bpe):
-    expected = "does not hold wikitext-2: expected wiki.{train,valid,test}.tokens, wikitext-2-v1.zip, or"
-    assert expected in refusal(tmp_path, bpe, tmp_path / "nowhere")
-    write_plain(tmp_path, {"train": "a"}, "wikitext-2", "tokens")
-    assert expected in refusal(tmp_path, bpe, tmp_path)
-    write_plain(tmp_path, texts | {"test": ""}, "wikitext-2", "tokens")
-    assert refusal(tmp_path, bpe, tmp_path) == f"source: {tmp_path / 'wiki.test.tokens'} is empty"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data: data[: len(data) // 2], lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:]],
-)
-def test_a_damaged_zip_is_named(tmp_path, texts, bpe, damage):
-    write_zip(tmp_path, texts, "wikitext-2", "tokens")
-    path = tmp_path / "wikitext-2-v1.zip"
-    path.write_bytes(damage(path.read_bytes()))
-    assert refusal(tmp_path, bpe, tmp_path).startswith(f"source: {path} is damaged")
-
-
-def test_a_zip_of_something_else_is_named(tmp_path, texts, bpe):
-    write_zip(tmp_path, {"train": "a"}, "wikitext-2", "tokens")
-    write_zip(tmp_path, texts, "wikitext-103", "raw")
-    assert "expected one wiki.validation.tokens" not in refusal(tmp_path, bpe, tmp_path)
-    assert "expected one wiki.train.tokens in it, got 0" in refusal(tmp_path, bpe, tmp_path, "wikitext-103")
-
-
-@pytest.mark.parametrize("column", [{"other": ["a"]}, {"text": [b"\xff"]}], ids=str)
-def test_a_parquet_file_without_strings_is_named(tmp_path, bpe, column):
+@pytest.mark.parametrize("splits", [SPLITS, SPLITS[:1]])
+def test_documents_of_the_hub_are_read_by_their_rows(hub, tmp_path, splits):
+    rows = {split: DOCUMENTS[split] if len(splits) > 1 else [f"{n} wrens" for n in range(100)] for split in splits}
+    asked = hub(rows)
+    corpus = open_documents("someone/birds:small", tokenizer="bytes", cache=str(tmp_path / "cache"))
+    assert asked == [("someone/birds", "small")]
+    found = {}
     for split in SPLITS:
-        pyarrow.parquet.write_table(pyarrow.table(column), tmp_path / f"{split}-0.parquet")
-    assert "is not a parquet file with a column 'text'" in refusal(tmp_path, bpe, tmp_path)
+        tokens, starts = getattr(corpus, split), corpus.starts[split]
+        found[split] = [corpus.tokenizer.decode(tokens[a + 1 : b]) for a, b in itertools.pairwise(starts)]
+    assert sorted(itertools.chain(*found.values())) == sorted(itertools.chain(*rows.values()))
+    assert found == rows or len(splits) == 1
 
 
-@contextlib.contextmanager
-def server(folder):
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            """Nothing."""
+def test_a_data_set_that_can_not_be_had_is_one_line(hub, monkeypatch, tmp_path):
+    hub({"other": ["a"]})
+    with pytest.raises(CorpusError, match="data set x/y has the splits other: expected train"):
+        open_documents("x/y", tokenizer="bytes", cache=str(tmp_path))
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}"
-        finally:
-            running.shutdown()
-            thread.join()
+    def fail(*name):
+        raise FileNotFoundError("no such data set\nand more")
 
-
-def use_server(monkeypatch, address, data):
-    monkeypatch.setattr(downloads, "WIKITEXT_SITE", address)
-    monkeypatch.setitem(downloads.WIKITEXT_ARCHIVES, "wikitext-2", (len(data), hashlib.sha256(data).hexdigest()))
-
-
-def test_download_then_no_network_is_needed(tmp_path, texts, bpe, monkeypatch):
-    write_zip(tmp_path, texts, "wikitext-2", "tokens")
-    with server(tmp_path) as address:
-        use_server(monkeypatch, address, (tmp_path / "wikitext-2-v1.zip").read_bytes())
-        corpus = open_wikitext(tmp_path, bpe)
-    assert corpus.tokenizer.decode(corpus.train) == without_blank(texts["train"])
-    assert open_wikitext(tmp_path, bpe).manifest == corpus.manifest
-    (corpus.train.filename.parent / "manifest.json").unlink()
-    assert open_wikitext(tmp_path, bpe).manifest == corpus.manifest  # from what was downloaded
-
-
-def test_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeypatch):
-    write_zip(tmp_path, texts, "wikitext-2", "tokens")
-    with server(tmp_path) as address:
-        use_server(monkeypatch, address, b"what it should be")
-        assert "has another checksum than the published SHA-256" in refusal(tmp_path, bpe)
-    assert not list((tmp_path / "cache").glob("wikitext-2-*/manifest.json"))
-
-
-@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
-def test_no_network(tmp_path, bpe, monkeypatch, silent):
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        if silent:
-            bound.listen()
-            monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.1)
-        use_server(monkeypatch, f"http://127.0.0.1:{bound.getsockname()[1]}", b"")
-        assert "Without a network, fetch wikitext-2-v1.zip elsewhere" in refusal(tmp_path, bpe)
-
-
-@pytest.mark.slow
-def test_no_tensorflow():
-    code = "import sys, loglinear_jax.text, tensorflow_datasets; assert 'tensorflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(CorpusError, match="set 'x/y' can't be had from the hub .no such data set.: expected its name"):
+        open_documents("x/y", tokenizer="bytes", cache=str(tmp_path))
