@@ -20,7 +20,7 @@ from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
 from pallas_kernels.common.chunks import chunk_decay_of, since_start, upper_reads
-from pallas_kernels.common.launch import changed_in_place, fold_mapped_axes, pad, vary_as
+from pallas_kernels.common.launch import HeadAxes, changed_in_place, fold_mapped_axes, pad, vary_as
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
 
@@ -198,7 +198,15 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int |
     )
     # Mosaic's interpreter has ordered effects, which JAX's partitioning rules do not take.
     partitioned = tiles.backend == "triton" or not sizes.interpret
-    return tuple(fold_mapped_axes(_varying(way), partitioned) for way in ways)
+    # Of q, k, v, log_decay and lam, initial and above; of o and the states at the end; and of what is kept.
+    inputs = (2, 2, 2, 2, 2, *([1, None] if sizes.upper else []))
+    outputs = (2, *([] if last_chunk is None else [1]))
+    kept = (2,)  # then arrays [B, H, ...]
+    axes = (inputs, outputs), (inputs, outputs + kept), (outputs + inputs + kept, inputs[:5])
+    return tuple(
+        fold_mapped_axes(_varying(way), partitioned, HeadAxes(sizes.shared_out, *axes_of_way))
+        for way, axes_of_way in zip(ways, axes, strict=True)
+    )
 
 
 def _varying(way):
@@ -225,7 +233,7 @@ def _forward(
 ):  # fmt: skip
     """[o, the states after the last token where last_chunk says so], and for a backward pass decays since a chunk's start and,
     where states are read, `since`, weights and the tree's states."""
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    sizes, tiles = _of_shard(q, lam, sizes, tiles)
     decay = decay_of_tokens(log_decay, sizes)
     since = states = chunk_decay = None
     if sizes.read_heights:
@@ -240,6 +248,13 @@ def _forward(
     if not keep:
         return results
     return [*results, jnp.swapaxes(decay, 0, 1), *(x for x in (since, weight, states) if x is not None)]
+
+
+def _of_shard(q, lam, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """The sizes and tiles of as many sequences, groups and heads as there are here: by vmap more, on one of several devices
+    fewer."""
+    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=lam.shape[2])
+    return sizes, tiles.fitted(sizes.group_heads, sizes.value_blocks, sizes.groups)
 
 
 def _states_at_end(states, initial, above, since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
@@ -279,7 +294,8 @@ def _backward(
     decay = jnp.swapaxes(next(operands), 0, 1)
     since, weight = (next(operands), next(operands)) if sizes.read_heights else (None, None)
     states = next(operands) if sizes.heights else None
-    sizes, scan = dataclasses.replace(sizes, batch=q.shape[0]), _scan_of(tiles)
+    sizes, tiles = _of_shard(q, lam, sizes, tiles)
+    scan = _scan_of(tiles)
     do = do.astype(v.dtype)
 
     def by_head(x):

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from loglinear_jax.fenwick import merged_level
 from pallas_kernels.attention.backends import MAX_DIM, MIN_DIM
 from pallas_kernels.common.chunks import at_most_zero
-from pallas_kernels.common.launch import call, fold_mapped_axes
+from pallas_kernels.common.launch import HeadAxes, call, fold_mapped_axes
 from pallas_kernels.common.support import interpreting
 from pallas_kernels.common.tiles import Launch
 from pallas_kernels.registry import Kernel, register
@@ -49,7 +49,8 @@ def fenwick_step(
     STEP.require(*levels.shape[-3:], levels.dtype)
     operands = (x.astype(jnp.float32) for x in (q, k, v, at_most_zero(log_decay), lam))
     run = functools.partial(_step, interpret=interpreting())
-    return fold_mapped_axes(run)(levels, position.astype(jnp.int32), *operands)
+    axes = HeadAxes(v.shape[1] if q.shape[1] == 1 else q.shape[1], (1, None))
+    return fold_mapped_axes(run, heads=axes)(levels, position.astype(jnp.int32), *operands)
 
 
 def _limits(num_levels: int, key_dim: int, value_dim: int, dtype: DTypeLike) -> str | None:

@@ -4,6 +4,7 @@ Triton lowering, XLA's."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ from pallas_kernels.common.chunks import (
     sum_tokens,
     where_read,
 )
-from pallas_kernels.common.launch import call, of_sequence, pad, with_gradient
+from pallas_kernels.common.launch import HeadAxes, call, of_sequence, pad, with_gradient
 from pallas_kernels.common.support import triton, why_cannot_run
 from pallas_kernels.common.tiles import Launch
 
@@ -39,7 +40,8 @@ def decay_of_tokens(log_decay: Float[Array, "B T H"], sizes: Sizes) -> Float[Arr
     """The kernels' `decay` [P, B, H, T], from [B, T, H] natural logs."""
     if why_cannot_run() is not None:
         return decay_in_chunk(log_decay, sizes)
-    batch, heads = log_decay.shape[0], _heads_a_program(sizes)
+    batch, sizes = log_decay.shape[0], dataclasses.replace(sizes, heads=log_decay.shape[2])
+    heads = _heads_a_program(sizes)
     shape = (sizes.decay_parts, batch, sizes.heads, sizes.length)
     return call(
         functools.partial(_decay_kernel, sizes=sizes, heads=heads),
@@ -62,9 +64,10 @@ def differentiable_decay(sizes: Sizes):
 
     def backward(log_decay, d_decay):
         # Of the last part alone: the first, where there are two, is rounded to multiples, and its derivative is 0.
-        return (decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, sizes),)
+        here = dataclasses.replace(sizes, heads=log_decay.shape[2])
+        return (decay_gradient([LOG2_E * d_decay[:, -1]], None, None, log_decay, here),)
 
-    return with_gradient(forward, backward)
+    return with_gradient(forward, backward, HeadAxes(sizes.shared_out, (2,), (2,)))
 
 
 def decay_gradient(

@@ -54,6 +54,11 @@ class Sizes:
         return self.all_heads // self.groups
 
     @property
+    def shared_out(self) -> int:
+        """Of these devices can have a part each: heads, or groups if there are several."""
+        return self.heads if self.groups == 1 else self.groups
+
+    @property
     def heights(self) -> int:
         return tree_heights(self.num_chunks)
 

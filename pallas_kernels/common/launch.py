@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -13,11 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
+from pallas_kernels.common.partition import HeadAxes, of_own_shard, refuse_derivative
 from pallas_kernels.common.support import UnsupportedError, triton
 from pallas_kernels.common.tiles import Launch
 
@@ -53,13 +50,6 @@ def call(kernel, name: str, grid, in_specs, out_specs, out_shape, launch: Launch
 
     run.defjvp(refuse_derivative)
     return run
-
-
-def refuse_derivative(primals, tangents):
-    """The rule of jax.custom_jvp for what has no derivative."""
-    raise UnsupportedError(
-        "the Pallas kernels have first derivatives by jax.grad and jax.vjp only: implementation='xla' has all derivatives"
-    )
 
 
 def dot(x, y, mode: str, interpret: bool, transpose_x=False, transpose_y=False):
@@ -130,9 +120,9 @@ def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
     return promoting
 
 
-def fold_mapped_axes(function, partitioned: bool = True):
-    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. Where that axis is
-    sharded over several devices, each computes its own part, if `partitioned`."""
+def fold_mapped_axes(function, partitioned: bool = True, heads: HeadAxes | None = None):
+    """function with a batching rule: a mapped axis becomes part of axis 0 of every argument and result. Where that axis, or
+    that of heads, is sharded over several devices, each computes its own part, if `partitioned`."""
 
     @with_standard_promotion
     def in_32_bits(*args):  # as the kernels count
@@ -141,7 +131,7 @@ def fold_mapped_axes(function, partitioned: bool = True):
 
     @custom_vmap
     def folding(*args):
-        return _of_own_shard(in_32_bits, *args) if partitioned else in_32_bits(*args)
+        return of_own_shard(in_32_bits, heads, *args) if partitioned else in_32_bits(*args)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):
@@ -156,65 +146,15 @@ def fold_mapped_axes(function, partitioned: bool = True):
     return folding
 
 
-def _of_own_shard(function, *args):
-    """function(*args), by the partitioner of `jax.jit` with axis 0 of all arguments and results sharded as it finds it. Of a
-    kernel as such it knows nothing, and would give every device all of the arguments."""
-    mesh = jax.sharding.get_abstract_mesh()
-    has_no_device = mesh.empty and mesh.abstract_device is not None
-    is_shard = any(jax.typeof(x).manual_axis_type.varying for x in args)  # in shard_map
-    if jax.device_count() == 1 or has_no_device or is_shard:
-        return function(*args)
-
-    def rule(mesh, arguments, results):
-        del mesh
-        number = itertools.count()
-
-        def factors(types):
-            return ", ".join(" ".join(["b", *(f"f{next(number)}" for _ in x.shape[1:])]) for x in types)
-
-        return f"{factors(arguments)} -> {factors(results)}"
-
-    def partition(mesh, arguments, results):
-        axes = [x.sharding.spec[0] for x in arguments if len(x.sharding.spec)]
-        of_batch = NamedSharding(mesh, PartitionSpec(next((axis for axis in axes if axis is not None), None)))
-        return mesh, of_shard, jax.tree.map(lambda _: of_batch, results), (of_batch,) * len(arguments)
-
-    def of_shard(*args):
-        results = jax.tree.structure(jax.eval_shape(function, *args))
-        return results.unflatten(_SELF_CONTAINED.bind(*args, function=function))
-
-    def of_all(*args):
-        return jax.jit(function)(*args)  # which keeps its constants to itself: the partitioner takes none
-
-    shared = custom_partitioning(of_all)
-    shared.def_partition(partition, sharding_rule=rule)
-    run = jax.custom_jvp(lambda *args: shared(*args))
-    run.defjvp(refuse_derivative)
-    return run(*args)
-
-
-# A function as one operation: the partitioner takes none with the effects by which kernels of Mosaic GPU write their results.
-_SELF_CONTAINED = Primitive("self_contained")
-_SELF_CONTAINED.multiple_results = True
-
-
-@_SELF_CONTAINED.def_abstract_eval
-def _(*args, function):
-    return [jax.core.ShapedArray(x.shape, x.dtype) for x in jax.tree.leaves(jax.eval_shape(function, *args))]
-
-
-mlir.register_lowering(
-    _SELF_CONTAINED,
-    mlir.lower_fun(lambda *args, function: jax.tree.leaves(function(*args)), multiple_results=True),
-)
-
-
-def with_gradient(forward, backward):
-    """forward, differentiable and with a batching rule, that of `fold_mapped_axes`.
+def with_gradient(forward, backward, heads: HeadAxes | None = None):
+    """forward, differentiable and with a batching rule, that of `fold_mapped_axes`; heads: as there, of all arguments.
 
     backward: function of its operands and of the gradient of its result, to that of each operand, None for one of integers.
     """
-    forward, backward = fold_mapped_axes(forward), fold_mapped_axes(backward)
+    of_backward = heads and dataclasses.replace(
+        heads, arguments=heads.arguments + heads.results, results=heads.arguments
+    )
+    forward, backward = fold_mapped_axes(forward, heads=heads), fold_mapped_axes(backward, heads=of_backward)
     apply = jax.custom_vjp(forward)
     apply.defvjp(lambda *operands: (forward(*operands), operands), lambda operands, d: tuple(backward(*operands, d)))
     return apply

@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.common.launch import call, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common.launch import HeadAxes, call, fold_mapped_axes, for_columns, pad
 from pallas_kernels.delta.tiles import CARRY, CARRY_GRADIENTS, carry_columns, for_maps
 from pallas_kernels.delta.tree import MapSizes, MapSpecs, map_sizes, multiply_maps
 
@@ -69,8 +69,9 @@ def carry_state(
 @functools.cache
 def _differentiable(sizes: MapSizes):
     """The function (inside, reads, decay, lost, states, first) -> (o, last)."""
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
+    axes = HeadAxes(sizes.heads, (2,), (2,))
+    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes), heads=axes)
+    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes), heads=HeadAxes(sizes.heads, (2,)))
 
     def keeping(*operands):
         out, last, before = forward(*operands)
@@ -120,7 +121,7 @@ class _Specs(MapSpecs):
 
 
 def _forward(inside, reads, decay, lost, states, first, *, sizes: MapSizes):
-    sizes = dataclasses.replace(sizes, batch=reads.shape[0])
+    sizes = dataclasses.replace(sizes, batch=reads.shape[0], heads=reads.shape[1])
     specs = _Specs(sizes)
     of_chunks = specs.states(sizes.num_chunks)
     return call(
@@ -139,7 +140,7 @@ def _forward(inside, reads, decay, lost, states, first, *, sizes: MapSizes):
 
 
 def _backward(do, d_last, reads, decay, lost, before, *, sizes: MapSizes):
-    sizes = dataclasses.replace(sizes, batch=reads.shape[0])
+    sizes = dataclasses.replace(sizes, batch=reads.shape[0], heads=reads.shape[1])
     specs = _Specs(sizes)
     of_chunks = specs.states(sizes.num_chunks)
     d_states, d_first = call(

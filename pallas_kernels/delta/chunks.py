@@ -43,7 +43,16 @@ from pallas_kernels.common.chunks import (
     since_chunk_start,
     sum_tokens,
 )
-from pallas_kernels.common.launch import call, column_blocks, dot, fold_mapped_axes, for_columns, load_ahead, pad
+from pallas_kernels.common.launch import (
+    HeadAxes,
+    call,
+    column_blocks,
+    dot,
+    fold_mapped_axes,
+    for_columns,
+    load_ahead,
+    pad,
+)
 from pallas_kernels.common.support import FAST_MODES, dot_mode, interpreting, why_not_precise
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.delta.tiles import delta_launch
@@ -155,8 +164,10 @@ def delta_chunks(
 @functools.cache
 def _differentiable(sizes: ChunkSizes):
     """The function (q, k, v, log2 decays [B, P, H, T], beta, lam if there is one) -> (o, reads, lost, states)."""
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes))
+    inputs, kept = (2, 2, 2, 2), (1, 1, 1)
+    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes), heads=HeadAxes(sizes.shared_out, inputs, (2,)))
+    axes = HeadAxes(sizes.shared_out, (*kept, 2, 1, 1, 1, *inputs), inputs)
+    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes), heads=axes)
 
     def keeping(*operands):
         *results, inverse, products, weights = forward(*operands)
@@ -196,7 +207,7 @@ class _ChunkSpecs(Specs):
 
 
 def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch = sizes.launch()
     specs = _ChunkSpecs(sizes, launch)
@@ -220,7 +231,7 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
 def _backward(
     inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes
 ):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
     launch, pipelined = sizes.launch(gradients=True), sizes.launch(gradients=True, pipelined=True)
     specs = _ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim

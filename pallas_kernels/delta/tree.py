@@ -33,7 +33,16 @@ from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import highest_bit, next_end, node_height, tree_heights
 from pallas_kernels.common.chunks import LOG2_E, MIN_LOG2_DECAY
-from pallas_kernels.common.launch import COLUMNS, call, columns_of_block, dot, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common.launch import (
+    COLUMNS,
+    HeadAxes,
+    call,
+    columns_of_block,
+    dot,
+    fold_mapped_axes,
+    for_columns,
+    pad,
+)
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import MIN_TILE, tile_for
 from pallas_kernels.delta.chunks import DELTA
@@ -166,8 +175,9 @@ def map_sizes(
 @functools.cache
 def _differentiable_joins(sizes: MapSizes):
     """The function (log2_decay, lost, states) -> (decay, lost, states)."""
-    forward = fold_mapped_axes(functools.partial(_join, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_join_backward, sizes=sizes))
+    axes = HeadAxes(sizes.heads)
+    forward = fold_mapped_axes(functools.partial(_join, sizes=sizes), heads=axes)
+    backward = fold_mapped_axes(functools.partial(_join_backward, sizes=sizes), heads=axes)
 
     def keeping(log2_decay, *maps):
         decay, lost, states, *lost_of_right = forward(log2_decay, *maps)
@@ -181,8 +191,9 @@ def _differentiable_joins(sizes: MapSizes):
 @functools.cache
 def _differentiable_reads(sizes: MapSizes):
     """The function (inside, reads, lam, decay, lost, states) -> o."""
-    forward = fold_mapped_axes(functools.partial(_read, sizes=sizes))
-    backward = fold_mapped_axes(functools.partial(_read_backward, sizes=sizes))
+    axes = HeadAxes(sizes.heads, (2,), (2,))
+    forward = fold_mapped_axes(functools.partial(_read, sizes=sizes), heads=axes)
+    backward = fold_mapped_axes(functools.partial(_read_backward, sizes=sizes), heads=HeadAxes(sizes.heads, (2,)))
     apply = jax.custom_vjp(forward)
     apply.defvjp(
         lambda *operands: (forward(*operands), operands[1:]),
@@ -265,7 +276,7 @@ def _run(
 
 def _join(log2_decay, lost, states, *, sizes: MapSizes):
     """(decay, lost, states, and of every height D of the right nodes)."""
-    sizes = dataclasses.replace(sizes, batch=lost.shape[0])
+    sizes = dataclasses.replace(sizes, batch=lost.shape[0], heads=lost.shape[1])
     specs = MapSpecs(sizes)
     nodes = jnp.exp2(log2_decay), lost, states
     of_right = []
@@ -290,7 +301,7 @@ def _join(log2_decay, lost, states, *, sizes: MapSizes):
 
 
 def _join_backward(d_decay, d_lost, d_states, log2_decay, decay, lost, states, *lost_of_right, sizes: MapSizes):
-    sizes = dataclasses.replace(sizes, batch=lost.shape[0])
+    sizes = dataclasses.replace(sizes, batch=lost.shape[0], heads=lost.shape[1])
     sequence, keys = MapSpecs(sizes, chunk_axis=1, sequence_axis=2).of_sequence, sizes.key_dim
     blocks_of_keys = keys // columns_of_block(keys)
     d_of_pairs: list[jax.Array] = []
@@ -480,7 +491,7 @@ def _join_gradients_kernel(
 
 
 def _read(inside, reads, lam, decay, lost, states, *, sizes: MapSizes):
-    sizes = dataclasses.replace(sizes, batch=reads.shape[0])
+    sizes = dataclasses.replace(sizes, batch=reads.shape[0], heads=reads.shape[1])
     specs = MapSpecs(sizes)
     return _run(
         _read_kernel,
@@ -496,7 +507,7 @@ def _read(inside, reads, lam, decay, lost, states, *, sizes: MapSizes):
 
 
 def _read_backward(do, reads, lam, decay, lost, states, *, sizes: MapSizes):
-    sizes = dataclasses.replace(sizes, batch=reads.shape[0])
+    sizes = dataclasses.replace(sizes, batch=reads.shape[0], heads=reads.shape[1])
     num_sequences, dtype = sizes.batch * sizes.heads, reads.dtype
     chunks = sizes.num_chunks, num_sequences
     specs = MapSpecs(sizes)

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from pallas_kernels.common.launch import call, of_sequence, vary_as, with_gradient
+from pallas_kernels.common.launch import HeadAxes, call, of_sequence, vary_as, with_gradient
 from pallas_kernels.common.support import interpreting, triton
 from pallas_kernels.common.tiles import Launch
 from pallas_kernels.registry import Kernel, register
@@ -50,7 +50,7 @@ def content_lam(
     bits = jnp.sum(occupied[:, 0].astype(jnp.int32) << level, axis=-1, dtype=jnp.int32)
     scale, bits = (vary_as(x, scores) for x in (scale.astype(jnp.float32), bits))
     operands = jnp.moveaxis(scores, 1, 3), jnp.broadcast_to(scale, (batch, heads))
-    return _differentiable(interpreting())(*operands, jnp.broadcast_to(bits, (batch, length)))
+    return _differentiable(heads, interpreting())(*operands, jnp.broadcast_to(bits, (batch, length)))
 
 
 def _limits(levels: int, dtype: DTypeLike) -> str | None:
@@ -65,9 +65,10 @@ CONTENT_LAM = register("content_lam", Kernel("λ content", _limits))
 
 
 @functools.cache
-def _differentiable(interpret: bool):
+def _differentiable(heads: int, interpret: bool):
     """The function (scores, scale, occupied) -> lam."""
-    return with_gradient(*(functools.partial(way, interpret=interpret) for way in (_forward, _backward)))
+    axes = HeadAxes(heads, (1, 1, None), (2,))
+    return with_gradient(*(functools.partial(way, interpret=interpret) for way in (_forward, _backward)), axes)
 
 
 def _call(kernel, name: str, operands, results, interpret: bool):

@@ -39,7 +39,7 @@ from pallas_kernels.common.chunks import (
     multiply,
     since_block_start,
 )
-from pallas_kernels.common.launch import call, pad, with_gradient
+from pallas_kernels.common.launch import HeadAxes, call, pad, with_gradient
 from pallas_kernels.common.support import FAST_MODES, dot_mode, gpu, interpreting, triton
 from pallas_kernels.common.tiles import MIN_TILE, Launch, tile_for
 from pallas_kernels.registry import Kernel, register
@@ -128,7 +128,8 @@ def _sums_of_chunks(k, decay, sizes: Sizes, precision):
 @functools.cache
 def _differentiable(sizes: Sizes, tiles: ScoreTiles | None):
     """The function (q, k, decay [B, P, H, T], sums, since) -> scores."""
-    return with_gradient(*(functools.partial(way, sizes=sizes, tiles=tiles) for way in (_forward, _backward)))
+    axes = HeadAxes(sizes.shared_out, (2, 2, 2, *([1, 1] if sizes.heights else [])), (1,))
+    return with_gradient(*(functools.partial(way, sizes=sizes, tiles=tiles) for way in (_forward, _backward)), axes)
 
 
 def _tree_specs(sizes: Sizes, specs: Specs):
@@ -151,7 +152,7 @@ def _fitted(sizes: Sizes, tiles: ScoreTiles | None) -> ScoreTiles:
 
 
 def _forward(q, k, decay, *tree, sizes: Sizes, tiles: ScoreTiles | None):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=decay.shape[2])
     launch = _fitted(sizes, tiles).scores
     specs = Specs(sizes, launch)
     return call(
@@ -167,7 +168,7 @@ def _forward(q, k, decay, *tree, sizes: Sizes, tiles: ScoreTiles | None):
 
 
 def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, tiles: ScoreTiles | None):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0])
+    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=decay.shape[2])
     launch = _fitted(sizes, tiles).gradients
     specs = Specs(sizes, launch)
     per_head = (sizes.batch, sizes.heads)

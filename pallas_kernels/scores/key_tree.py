@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.common.launch import call, fold_mapped_axes, pad
+from pallas_kernels.common.launch import HeadAxes, call, fold_mapped_axes, pad
 from pallas_kernels.common.support import interpreting, why_cannot_run
 from pallas_kernels.common.tiles import MIN_TILE, Launch
 
@@ -46,7 +46,7 @@ def join_keys(
     of_chunks, decay = pad(of_chunks, (2, whole)), pad(decay, (2, whole))
     if whole > MAX_CHUNKS or why_cannot_run() is not None:
         return _join_by_xla(of_chunks, decay).astype(dtype)
-    return _differentiable(str(jnp.dtype(dtype)), interpreting())(of_chunks, decay)
+    return _differentiable(of_chunks.shape[1], str(jnp.dtype(dtype)), interpreting())(of_chunks, decay)
 
 
 def _join_by_xla(of_chunks, decay):
@@ -62,10 +62,10 @@ def _join_by_xla(of_chunks, decay):
 
 
 @functools.cache
-def _differentiable(dtype: str, interpret: bool):
+def _differentiable(heads: int, dtype: str, interpret: bool):
     """The function (of_chunks, decay) -> sums."""
-    forward = fold_mapped_axes(functools.partial(_forward, dtype=dtype, interpret=interpret))
-    backward = fold_mapped_axes(functools.partial(_backward, interpret=interpret))
+    forward = fold_mapped_axes(functools.partial(_forward, dtype=dtype, interpret=interpret), heads=HeadAxes(heads))
+    backward = fold_mapped_axes(functools.partial(_backward, interpret=interpret), heads=HeadAxes(heads))
 
     def forward_and_keep(of_chunks, decay):
         sums = forward(of_chunks, decay)

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="takes four CPU devices")
 FAST = ("log_linear", "recurrent")
 
 
-def specs(arrays, heads="model"):
+def specs(arrays):
     """Batch and heads, or groups of heads, of [B, T, H, ...]."""
-    return tuple(PartitionSpec("data", None, heads, *[None] * (x.ndim - 3)) for x in arrays)
+    return tuple(PartitionSpec("data", None, "model", *[None] * (x.ndim - 3)) for x in arrays)
 
 
 def output_and_gradients(run):
@@ -58,8 +58,8 @@ CASES = [
 ]
 
 
-def explicit_mesh():
-    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+def mesh_of(kind: AxisType):
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
 
 
 def sharded(x, mesh, *spec):
@@ -79,14 +79,15 @@ BY_KERNELS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("form", [form for form in FORMS if form.name == "pallas"], ids=str)
-def test_heads_of_one_group_by_kernels(form):
+def test_heads_of_one_group_by_kernels(form, kind):
     """Nothing is gathered; gradients of queries and keys are summed over the devices. And vmap's axis is sharded."""
-    inputs = form.operation.inputs(0, 2, 20, 1, 4, 16, 16, dtype=np.float32)
+    inputs = form.operation.inputs(0, 2, 40, 1, 4, 16, 16, dtype=np.float32)
     run = jax.jit(
         output_and_gradients(functools.partial(form.operation.function, implementation="pallas", chunk_size=16))
     )
-    mesh = explicit_mesh()
+    mesh = mesh_of(kind)
     with pallas_kernels.interpret():
         expected = run(*inputs)
         compiled = run.lower(*placed_on(mesh, inputs)).compile()
@@ -102,23 +103,26 @@ def test_heads_of_one_group_by_kernels(form):
 
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("form", BY_KERNELS, ids=str)
-def test_kernels_on_several_gpus_are_traced(form, groups, monkeypatch):
+def test_kernels_in_shard_map_are_traced(form, groups, monkeypatch):
     """With states in and out, and JAX's check of what varies over the devices, which the interpreter does without."""
     monkeypatch.setattr(support, "why_no_device", lambda: None)
     monkeypatch.setattr(support, "compute_capability", lambda: (8, 0))
     inputs = form.operation.inputs(0, 2, 40, groups, 4, 16, 16, dtype=np.float32)
-    mesh, state = explicit_mesh(), form.operation.make_state(form.operation.draw_state(1, inputs), 32)
-    state = jax.tree.map(lambda x: sharded(x, mesh, "data", "model") if x.ndim else x, state)
+    state = form.operation.make_state(form.operation.draw_state(1, inputs), 32)
 
     def both(state, *inputs):
         options = dict(return_state=True, implementation="pallas")
         out, pull = jax.vjp(
             lambda state, *x: form.operation.function(*x, initial_state=state, **options), state, *inputs
         )
-        return out, pull(out)
+        return out[0], pull(out)[1:]
 
+    of_state = jax.tree.map(lambda x: PartitionSpec("data", "model") if x.ndim else PartitionSpec(), state)
+    of_inputs = [PartitionSpec("data", None, "model" if x.shape[2] > 1 else None) for x in inputs]
+    results = of_inputs[2], tuple(of_inputs)
+    both = jax.shard_map(both, mesh=mesh_of(AxisType.Auto), in_specs=(of_state, *of_inputs), out_specs=results)
     with pallas_kernels.interpret(False):
-        assert "shard_map" in str(jax.make_jaxpr(both)(state, *placed_on(mesh, inputs)))
+        assert "pallas_call" in str(jax.make_jaxpr(both)(state, *inputs))
 
 
 @pytest.mark.parametrize(("form", "how"), CASES)
@@ -127,13 +131,10 @@ def test_batch_and_heads(form, how):
     chunk = {"chunk_size": 16} if form.name in ("xla", "pallas") else {}
     run = output_and_gradients(functools.partial(form.operation.function, implementation=form.name, **chunk))
     kind = AxisType.Explicit if how == "explicit" else AxisType.Auto
-    heads = None if form.name == "pallas" and how == "auto" else "model"  # there kernels share out the batch alone
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
+    mesh = mesh_of(kind)
     with pallas_kernels.interpret(form.name == "pallas"):
         expected = jax.jit(run)(*inputs)
-        placed = [
-            jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(inputs, specs(inputs, heads), strict=True)
-        ]
+        placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(inputs, specs(inputs), strict=True)]
         if how == "shard_map":  # Pallas's interpreter mixes arrays that vary over the devices with indices that do not
             shards = dict(in_specs=specs(inputs), out_specs=specs(expected), check_vma=form.name != "pallas")
             run = jax.shard_map(run, mesh=mesh, **shards)
@@ -141,5 +142,5 @@ def test_batch_and_heads(form, how):
         out = compiled(*placed)
     for x, y in zip(out, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
-        assert (*x.sharding.spec, None, None)[:3:2] == ("data", heads)
+        assert (*x.sharding.spec, None, None)[:3:2] == ("data", "model")
     assert not any(moved in compiled.as_text() for moved in ("all-gather(", "all-reduce(", "all-to-all(", "permute("))
