@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 RESAMPLES = 10_000
 FEWEST_FOR_INTERVAL = 10
@@ -199,16 +199,3 @@ def _resamples(seeds: int) -> Float[np.ndarray, "resamples seeds"]:
     """How often each seed is drawn in each resample."""
     drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
     return drawn.astype(np.float64)
-
-
-def longer_among(memory: Float[np.ndarray, " seeds"], converged: Bool[np.ndarray, " seeds"]) -> tuple[float, float]:
-    """(probability that a converged seed's memory is longer than that of a seed that did not converge, two-sided p of the
-    Mann-Whitney test that it is 1/2). nan if all seeds did the same. The probability is the area under the ROC curve."""
-    from scipy.stats import mannwhitneyu
-
-    if converged.all() or not converged.any():
-        return np.nan, np.nan
-    if (memory == memory[0]).all():  # no rank to test
-        return 0.5, 1.0
-    test = mannwhitneyu(memory[converged], memory[~converged])
-    return float(test.statistic / (converged.sum() * (~converged).sum())), float(test.pvalue)

@@ -14,7 +14,6 @@ from loglinear_jax.statistics import (
     cross_fit_difference,
     cross_fit_interval,
     cross_fit_resamples,
-    longer_among,
     mcnemar,
     mean_difference,
     mean_interval,
@@ -51,17 +50,6 @@ def test_mean_difference_has_the_interval_of_the_mean():
     assert mean_difference(a, b) == (mean, low, high)  # the same each time
     assert np.isnan(mean_difference(a[:9], b[:9])[1])  # too few
     assert mean_difference([2.0] * 10, [1.0] * 10) == (1.0, 1.0, 1.0)
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=2, max_size=30))
-def test_longer_among_counts_pairs(seeds):
-    memory, converged = (np.array(x) for x in zip(*seeds, strict=True))
-    chance, p = longer_among(memory.astype(float), converged)
-    pairs = [np.sign(a - b) for a in memory[converged] for b in memory[~converged]]
-    if not pairs:
-        assert np.isnan(chance) and np.isnan(p)
-    else:
-        assert chance == pytest.approx(0.5 + np.mean(pairs) / 2) and 0 <= p <= 1
 
 
 def test_no_seed_chooses_where_it_is_reported():

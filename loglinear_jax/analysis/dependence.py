@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,5 +151,4 @@ def dependence_of(
         lam = np.stack([values[layer]["lam_value"] for layer in layers])
         return input_dependence(lam, roles, num_roles) | {"layers": np.array(layers)}
 
-    sample = hashlib.sha256(np.ascontiguousarray([tokens, roles]).tobytes()).hexdigest()[:16]
-    return context.over_seeds(trained, "dependence", {"sample": sample}, seeds, compute)
+    return context.over_seeds(trained, "dependence", seeds, compute)

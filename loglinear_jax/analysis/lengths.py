@@ -204,8 +204,7 @@ class Lengths(Section):
         def compute(seed: int) -> dict[str, np.ndarray]:
             return scores_by_length(trained, seed, lengths, choices.evaluated, choices.which)
 
-        key = {"lengths": lengths, "sequences": choices.evaluated, "lam_levels": trained.model.settings.lam_levels}
-        found = context.over_seeds(trained, "lengths", key, context.averaged_seeds(trained), compute)
+        found = context.over_seeds(trained, "lengths", context.averaged_seeds(trained), compute)
         shown = np.array([trained.task.score.of(x["loss"], x["accuracy"]) for x in found.values()])
         return ByLength(trained.variant, lengths, list(found), shown, changed)
 

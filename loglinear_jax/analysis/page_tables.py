@@ -1,14 +1,14 @@
-"""The tables and numbers that Markdown pages show of runs: what entries of tables.toml and checked prose may name.
+"""The tables that Markdown pages show of runs: what entries of tables.toml may name.
 
 Every function of TABLES returns rows, as cells by column, from `find`, which gives the runs of a text that names some, and the
 entry's other keys. `variants` are names of trained settings, such as linear or mixer=softmax; where runs and variants are named
-together, they are a list: ["mqar-kv*", "linear"]. Every function of NUMBERS returns a piece of text.
+together, they are a list: ["mqar-kv*", "linear"].
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from loglinear_jax.analysis import comparisons, outcomes, paper, rates
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.answers import answer_levels, levels_table
 from loglinear_jax.analysis.best_rates import (
     AtRate,
     at_best,
@@ -28,12 +27,11 @@ from loglinear_jax.analysis.best_rates import (
     named_rates,
     several_decays,
 )
-from loglinear_jax.analysis.decays import initial_memory
 from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.config import ConfigError, some_of
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome
-from loglinear_jax.statistics import longer_among, mcnemar, mean_difference
+from loglinear_jax.statistics import mean_difference
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
 
 SOLVED = "≥ 99 %"  # in the heads of columns that count such seeds
@@ -42,12 +40,11 @@ Runs = Callable[[str], list[Run]]
 TABLES: dict[str, Callable[..., Rows]] = {}
 
 
-def table(slow: bool = False, accuracies: bool = True) -> Callable[[Callable[..., Rows]], Callable[..., Rows]]:
-    """Registers a table. slow: made only if asked for. accuracies: whether it shows accuracies, so that a line below says on
-    which set."""
+def table(accuracies: bool = True) -> Callable[[Callable[..., Rows]], Callable[..., Rows]]:
+    """Registers a table. accuracies: whether it shows accuracies, so that a line below says on which set."""
 
     def register(function: Callable[..., Rows]) -> Callable[..., Rows]:
-        function.slow, function.accuracies = slow, accuracies
+        function.accuracies = accuracies
         TABLES[function.__name__] = function
         return function
 
@@ -61,7 +58,7 @@ def outcome_of(run: Run, variant: str) -> VariantOutcome:
     return run.outcomes[variant]
 
 
-def _of_names(kind: str, name: str, known: dict[str, Any]) -> Any:
+def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if name not in known:
         raise ConfigError(f"there is no {kind} {name!r}: there are {', '.join(known)}")
     return known[name]
@@ -92,7 +89,7 @@ def of_report(
     name: in OF_REPORT. variants: their rows alone, in this order; where a row compares two, A and B, those of two of them.
     columns: those alone, behind the first. lines: only the rows of this kind, such as those that count seeds.
     """
-    found = [made for made in _of_names("table", name, OF_REPORT)(find(runs)) if made is not None]
+    found = [made for made in choose("table", name, OF_REPORT)(find(runs)) if made is not None]
     if len(found) != 1:
         raise ConfigError(f"these runs make {len(found)} tables {name!r}, expected one")
     rows = found[0].rows
@@ -138,7 +135,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
 def of_variants(find: Runs, runs: str, columns: list[str], variants: list[str] | None = None) -> Rows:
     """A row for each variant of each run. columns: names in COLUMNS, behind the variant if that is not among them."""
     names = columns if "variant" in columns else ["variant", *columns]
-    found = [_of_names("column", name, COLUMNS) for name in names]
+    found = [choose("column", name, COLUMNS) for name in names]
     every = [(run, variant, outcome) for run in find(runs) for variant, outcome in run.outcomes.items()]
     return [{head: cell(*one) for head, cell in found} for one in every if variants is None or one[1] in variants]
 
@@ -164,21 +161,6 @@ def by_pairs(find: Runs, rows: dict[str, list[str]], cell: str, heads: list[str]
 
 def _pairs(run: Run) -> str:
     return f"{run.config.task.num_pairs} pairs"
-
-
-@table()
-def paired(find: Runs, rows: dict[str, list[list[str]]], heads: list[str]) -> Rows:
-    """Two outcomes a row, each [run, variant], paired by seed: how many seeds converge, McNemar's test at 90 and 99 %, and the
-    mean difference of accuracies with its interval. heads: of the column of labels, and what the two are."""
-    found, (head, a, b) = [], heads
-    for label, pair in rows.items():
-        both = [outcome_of(find(run)[0], variant) for run, variant in pair]
-        row = {head: label} | {name: f"{o.num_converged}/{len(o.seeds)}" for name, o in zip((a, b), both, strict=True)}
-        for percent in (90, 99):
-            only_a, only_b, p = mcnemar(*(o.reached(percent / 100) for o in both))
-            row[f"≥ {percent} %: only {a}, only {b}, p"] = f"{only_a}, {only_b}, {cells.short_p(p, 2)}"
-        found.append(row | {f"accuracy, {a} − {b}, points": _points_between(*both)})
-    return found
 
 
 Groups = Callable[[Run], dict[str, list[AtRate]]]
@@ -252,21 +234,14 @@ def at_every_rate(find: Runs, runs: str, variants: list[str]) -> Rows:
 
 
 @table()
-def gains(
-    find: Runs,
-    columns: dict[str, str],
-    rows: dict[str, list[str]],
-    best_rates: bool = False,
-    parts: dict[str, list[str]] | None = None,
-) -> Rows:
+def gains(find: Runs, columns: dict[str, str], rows: dict[str, list[str]], best_rates: bool = False) -> Rows:
     """How much more accurate one variant is than another, in points, paired by seed, with the interval of the mean; in the
     first runs of each column that have them. rows: two variants each.
 
     best_rates: the variants are named without rates, and are each at their own best learning rates (`chosen_rate`), which may
-    differ by column; where a run has a variant at one rate alone, that one counts. parts: of the test instead of all of it,
-    several parts a column, of which the mean counts; of variants at one rate, named without it.
+    differ by column; where a run has a variant at one rate alone, that one counts.
     """
-    found, groups_of = [], by_variant if best_rates or parts else _each
+    found, groups_of = [], by_variant if best_rates else _each
     for label, pair in rows.items():
         if len(pair) != 2:
             raise ConfigError(f"{', '.join(pair)}: expected two variants")
@@ -276,37 +251,15 @@ def gains(
             ours, others = (of_one[column] for of_one in groups)
             if ours[0].outcome.seeds != others[0].outcome.seeds:
                 raise ConfigError(f"{column}: the seeds of {', '.join(pair)} are not the same")
-            for part, names in (parts or {}).items():
-                means = (_mean_of_parts(group, names) for group in (ours, others))
-                row[f"{column}, {part}"] = _points(mean_difference(*means))
-            if best_rates and not parts:
-                row[column] = _points(difference_at_best_rates(ACCURACY, ours, others)[:3])
-            elif not parts:
-                row[column] = _points_between(ours[0].outcome, others[0].outcome)
+            if best_rates:
+                difference = difference_at_best_rates(ACCURACY, ours, others)[:3]
+            else:
+                difference = mean_difference(*(100 * of_one[0].outcome.accuracy for of_one in (ours, others)))
+            row[column] = cells.with_interval(*difference, sign="+").replace("-", "−")
         if len(row) == 1:
             raise ConfigError(f"no column has both {' and '.join(pair)}")
         found.append(row)
     return found
-
-
-def _points_between(ours: VariantOutcome, others: VariantOutcome) -> str:
-    """The mean difference of two variants' accuracies, paired by seed."""
-    return _points(mean_difference(100 * ours.accuracy, 100 * others.accuracy))
-
-
-def _mean_of_parts(group: list[AtRate], names: list[str]) -> np.ndarray:
-    """Each seed's mean accuracy in % on some parts of the test."""
-    if len(group) > 1:
-        raise ConfigError(f"{group[0].variant} and {group[1].variant}: expected one rate")
-    of_parts = group[0].outcome.test_accuracy_of_parts or {}
-    if unknown := [name for name in names if name not in of_parts]:
-        raise ConfigError(f"parts={unknown[0]}: the test has {', '.join(of_parts) or 'no parts'}")
-    return 100 * np.mean([np.array(of_parts[name], float) for name in names], axis=0)
-
-
-def _points(difference: Sequence[float]) -> str:
-    """ "+1.2 [−0.3, +2.7]" of a mean difference and its interval."""
-    return cells.with_interval(*difference, sign="+").replace("-", "−")
 
 
 def beside(run: Run, file: str) -> Path:
@@ -337,100 +290,3 @@ def lengths(find: Runs, runs: str) -> Rows:
         for variant, row in rows.items():
             row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
     return list(rows.values())
-
-
-@table(accuracies=False)
-def losses_by_position(find: Runs, runs: str) -> Rows:
-    """Test loss of language models in nats, mean ± std over seeds, by the position in the window: from 2^i to 2^(i+1) - 1."""
-    rows = []
-    for variant, outcome in (item for run in find(runs) for item in run.outcomes.items()):
-        of_positions = {i: cells.of_evaluated(outcome, x) for i, x in outcome.test_loss_from_position.items()}
-        rows.append({"variant": variant} | {f"from {i}": cells.mean_and_std(x, 3) for i, x in of_positions.items()})
-    return rows
-
-
-@table(accuracies=False)
-def levels_of_answers(find: Runs, tasks: dict[str, str]) -> Rows:
-    """The Fenwick levels that hold a task's answers, from its definition, of the task of a run."""
-    return levels_table({label: answer_levels(find(run)[0].task) for label, run in tasks.items()}).rows
-
-
-@table(accuracies=False)
-def time(find: Runs, rows: dict[str, str]) -> Rows:
-    """Minutes of training and evaluation, compilation included, and the range of seed-steps a second."""
-    found, all_runs, all_minutes = [], 0, 0.0
-    for label, runs in rows.items():
-        of = find(runs)
-        variants = [outcome for run in of for outcome in run.outcomes.values()]
-        minutes = sum(o.seconds for o in variants) / 60
-        speeds = [float(f"{o.seed_steps_per_second:.3g}") for o in variants]
-        row = {"experiment": label, "runs": str(len(of)), "minutes": f"{minutes:.1f}"}
-        found.append(row | {"seed-steps a second": f"{min(speeds):,.0f} to {max(speeds):,.0f}"})
-        all_runs, all_minutes = all_runs + len(of), all_minutes + minutes
-    return [*found, {"experiment": "all of these", "runs": str(all_runs), "minutes": f"{all_minutes:.0f}"}]
-
-
-@table(slow=True)
-def memory_at_start(find: Runs, rows: dict[str, list[str]]) -> Rows:
-    """Whether converged seeds are those that remember longest before training, layer by layer, against pairs: the probability
-    that a converged seed's memory is longer (`longer_among`), of the head of a layer that remembers longest; † p < 0.01, ‡ p <
-    0.0001."""
-    found = []
-    for label, (runs, *variants) in rows.items():
-        for variant in variants or find(runs)[0].outcomes:
-            row = {"setting": label, "λ": "–" if variant == "mixer=gated_linear" else variant}
-            for run in (run for run in find(runs) if variant in run.outcomes):
-                reached = np.array(run.outcomes[variant].reached(CONVERGED_ACCURACY))
-                tested = [longer_among(of_layer, reached) for of_layer in initial_memory(run, variant).max(2).T]
-                layers = ", ".join(
-                    "–" if np.isnan(chance) else f"{chance:.2f}" + ("‡" if p < 1e-4 else "†" if p < 0.01 else "")
-                    for chance, p in tested
-                )
-                row[_pairs(run)] = f"{layers} ({reached.sum()}/{len(reached)})"
-            found.append(row)
-    return found
-
-
-def _outcomes(runs: list[Run], variant: str) -> list[VariantOutcome]:
-    """The outcomes of a variant in these runs, or with * of all of theirs."""
-    return [o for run in runs for o in (run.outcomes.values() if variant == "*" else [outcome_of(run, variant)])]
-
-
-def _count(counted: Callable[[VariantOutcome], int]) -> Callable[..., str]:
-    """Of seeds, over all of these runs, and all variants without one."""
-    return lambda runs, variant="*": f"{sum(map(counted, _outcomes(runs, variant))):,}"
-
-
-def _percents(runs: list[Run], variant: str) -> np.ndarray:
-    """The accuracies of all seeds."""
-    return 100 * np.concatenate([outcome.accuracy for outcome in _outcomes(runs, variant)])
-
-
-def _between(runs: list[Run], variant: str, low: str, high: str) -> str:
-    """How many seeds end with an accuracy from `low` to below `high` %."""
-    return str(int(((_percents(runs, variant) >= float(low)) & (_percents(runs, variant) < float(high))).sum()))
-
-
-def _p(runs: list[Run], a: str, b: str, at: str = "90") -> str:
-    """McNemar's exact p that two variants of one run reach `at` % equally often."""
-    return cells.short_p(mcnemar(*(outcome_of(runs[0], variant).reached(float(at) / 100) for variant in (a, b)))[2])
-
-
-def _changed_sides(runs: list[Run]) -> str:
-    """How many seeds of two runs converge in one of them only, over all their variants."""
-    first, second = (run.outcomes for run in runs)
-    return str(sum(sum(mcnemar(*(x[v].reached(CONVERGED_ACCURACY) for x in (first, second)))[:2]) for v in first))
-
-
-NUMBERS: dict[str, Callable[..., str]] = {
-    "converged": _count(lambda outcome: outcome.num_converged),
-    "solved": _count(lambda outcome: outcome.num_solved),
-    "seeds": _count(lambda outcome: len(outcome.seeds)),
-    "mean": lambda runs, variant: f"{np.mean(_percents(runs, variant)):.1f}",
-    "mean_and_std": lambda runs, variant: cells.mean_and_std(_percents(runs, variant)),
-    "between": _between,
-    "p": _p,
-    "changed_sides": _changed_sides,
-    "perplexity": lambda runs, variant: cells.perplexity(outcome_of(runs[0], variant).best_loss, 1),
-    "lam_share": lambda runs, variant: f"{outcome_of(runs[0], variant).lam_params_percent:.4f}",
-}

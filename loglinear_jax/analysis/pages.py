@@ -1,4 +1,4 @@
-"""Markdown pages about runs, whose tables and numbers are made from the runs and checked against them.
+"""Markdown pages about runs, whose tables are made from the runs and checked against them.
 
 A table is between two comments, of which the first names an entry of tables.toml:
 
@@ -9,14 +9,7 @@ A table is between two comments, of which the first names an entry of tables.tom
 
 `table` is a function of page_tables.py, and the other keys are its parameters.
 
-A piece of prose is repeated in a comment, with functions of page_tables.NUMBERS in braces instead of its numbers, each followed
-by runs and its other arguments:
-
-    <!-- checked: `linear` converges in {converged mqar-seq128-kv* linear} of 256 runs -->
-
-The page must then contain that piece with the numbers filled in; where its lines break does not count.
-
-The accuracies of a table, or of a piece of prose, are those on the test sets if all of its runs have them, else those in
+The accuracies of a table are those on the test sets if all of its runs have them, else those in
 validation. A line below the table says which, unless none of its runs has a test.
 
 Pages are README.md and all *.md in docs and results, tables are in results/tables.toml, and runs are the records
@@ -31,22 +24,18 @@ import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from loglinear_jax.analysis.page_tables import NUMBERS, SOLVED, TABLES, Runs
+from loglinear_jax.analysis.page_tables import SOLVED, TABLES, choose
 from loglinear_jax.analysis.table import accuracy_note
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.tasks import ACCURACY
 
 TABLE = re.compile(r"(<!-- table: (\S*?)\s*-->\n)(.*?)(<!-- end table -->)", re.DOTALL)
-CHECKED = re.compile(r"<!-- checked: (.*?)\s*-->", re.DOTALL)
-NUMBER = re.compile(r"\{(.*?)\}", re.DOTALL)
-COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 NOT_MADE = (ConfigError, IndexError, KeyError, TypeError, ValueError, OSError)
 
 
@@ -81,13 +70,13 @@ def _in_validation(run: Run) -> Run:
 
 
 class Pages:
-    """The pages of a folder, with their tables and runs. slow: with the tables that take a minute.
+    """The pages of a folder, with their tables and runs.
 
-    problems: one line for each table that could not be made, and each piece of prose that does not agree with the runs. Raises
-    ConfigError where there are no pages, or tables.toml can't be read.
+    problems: one line for each table that could not be made. Raises ConfigError where there are no pages, or
+    tables.toml can't be read.
     """
 
-    def __init__(self, folder: Path, slow: bool = False):
+    def __init__(self, folder: Path):
         self.pages = [
             page for where in ("*.md", "docs/**/*.md", "results/**/*.md") for page in sorted(folder.glob(where))
         ]
@@ -98,23 +87,20 @@ class Pages:
             self.tables = tomllib.loads(tables.read_text(encoding="utf-8")) if tables.exists() else {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{tables} can't be read: {error}") from error
-        self.records, self.slow, self.problems, self.num_tables = Records(folder / "results"), slow, [], 0
+        self.records, self.problems, self.num_tables = Records(folder / "results"), [], 0
 
     def check(self) -> list[str]:
-        """One line for each page that does not agree with the runs in a table, with the first differing line, and for each
-        piece of prose that does not."""
+        """One line for each page that does not agree with the runs in a table, with the first differing line."""
         for page in self.pages:
             text = page.read_text(encoding="utf-8")
             lines = itertools.zip_longest(text.splitlines(), self._with_tables(page, text).splitlines())
             different = ((number, *pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
             for number, old, new in itertools.islice(different, 1):
                 self.problems.append(f"{page}:{number}: {old!r} should be {new!r}")
-            self._check_prose(page, text)
         return self.problems
 
     def write(self) -> tuple[list[Path], list[str]]:
-        """Makes the tables of every page again. Returns the pages that changed, and what could not be made or does not agree,
-        as from `check`."""
+        """Makes the tables of every page again. Returns the pages that changed, and what could not be made."""
         changed = []
         for page in self.pages:
             text = page.read_text(encoding="utf-8")
@@ -122,7 +108,6 @@ class Pages:
             if new != text:
                 page.write_text(new, encoding="utf-8")
                 changed.append(page)
-            self._check_prose(page, new)
         return changed, self.problems
 
     def _with_tables(self, page: Path, text: str) -> str:
@@ -132,13 +117,11 @@ class Pages:
         return TABLE.sub(functools.partial(self._made, page), text)
 
     def _made(self, page: Path, match: re.Match) -> str:
-        """The table with its comments, made again; as it is if it is slow, or can't be made, which is then a problem."""
+        """The table with its comments, made again; as it is if it can't be made, which is then a problem."""
         first, name, _, last = match.groups()
         try:
-            options = dict(_named(self.tables, name))
-            table = _named(TABLES, options.pop("table"))
-            if table.slow and not self.slow:
-                return match[0]
+            options = dict(choose("table", name, self.tables))
+            table = choose("function", options.pop("table"), TABLES)
             rows, runs = self._on_one_set(lambda find: table(find, **options))
         except NOT_MADE as error:
             self.problems.append(f"{page}: table {name}: {_one_line(error)}")
@@ -165,33 +148,6 @@ class Pages:
             return made, tested
         validated = [dataclasses.replace(tested[0], test_accuracy=None)]
         return make(lambda patterns: list(map(_in_validation, self.records.matching(patterns)))), validated
-
-    def _check_prose(self, page: Path, text: str) -> None:
-        prose = _one_line(COMMENT.sub("", text))
-        for piece in map(_one_line, CHECKED.findall(text)):
-            try:
-                filled, _ = self._on_one_set(functools.partial(_filled, piece))
-            except NOT_MADE as error:
-                self.problems.append(f"{page}: {piece}: {_one_line(error)}")
-                continue
-            if filled not in prose:
-                self.problems.append(f"{page}: does not say {filled!r}")
-
-
-def _filled(piece: str, find: Runs) -> str:
-    """With the numbers filled in."""
-
-    def number(match: re.Match) -> str:
-        name, runs, *arguments = match[1].split()
-        return _named(NUMBERS, name)(find(runs), *arguments)
-
-    return NUMBER.sub(number, piece)
-
-
-def _named(known: Mapping[str, Any], name: str) -> Any:
-    if name not in known:
-        raise ConfigError(f"there is no {name!r}: there are {', '.join(known)}")
-    return known[name]
 
 
 def _one_line(text: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from loglinear_jax.analysis.experiments import describe_run, setting_of
 from loglinear_jax.analysis.html import Report
-from loglinear_jax.analysis.section import Cache, Choices, Context, Section
+from loglinear_jax.analysis.section import Choices, Context, Section
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.config import ConfigError, differing_names, flat_settings, has_several
 from loglinear_jax.files import local_path
@@ -27,7 +27,7 @@ from loglinear_jax.runs.loading import Run, load_run, read_run
 LOG = "report.log"
 # The files of the sections in the report's order; sections in other files follow.
 ORDER = (
-    "comparisons", "outcomes", "rates", "curves", "decays", "answers", "lam", "dependence", "looks", "attention_rows",
+    "comparisons", "outcomes", "rates", "curves", "answers", "lam", "dependence", "looks", "attention_rows",
     "lengths",
 )  # fmt: skip
 
@@ -83,7 +83,7 @@ def make_report(
     runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))
     report.problems += problems
-    context = Context(runs, report, choices, Cache(report.out / "cache"))
+    context = Context(runs, report, choices)
     with _logged_to(report.out / LOG):
         _go_through(context, [section(context) for section in chosen])
     title = describe_run(runs[0]) if len(runs) == 1 else f"Log-linear attention: {len(runs)} runs"

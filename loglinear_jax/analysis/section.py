@@ -1,15 +1,11 @@
-"""What a question of the report is made from: its choices, the runs, values computed before, and where to show the answer."""
+"""What a question of the report is made from: its choices, the runs, and where to show the answer."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,7 +20,6 @@ from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
-from loglinear_jax.runs.writing import replace_file
 
 log = logging.getLogger(__name__)
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
@@ -64,32 +59,6 @@ class Choices:
         if not 0 <= self.example < self.sequences:
             most = self.sequences
             raise ValueError(f"example={self.example}: expected 0 to {most - 1}, as there are {most}")
-
-
-class Cache:
-    """Dicts of arrays in <folder>/<hash of the key>.npz. A damaged file is computed again; nothing in it is unpickled."""
-
-    VERSION = 2  # of what is computed: to be raised when the same key would give something else
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def get(self, key: Mapping[str, Any], compute: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """What `compute` gave for this key, now or before. key: JSON values; a run's `checkpoint` should be in it."""
-        name = json.dumps({"version": self.VERSION, **key}, sort_keys=True)
-        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.npz"
-        if path.exists():
-            try:
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as read:
-                    kept = dict(read)
-                if all(isinstance(x, np.ndarray) for x in kept.values()):
-                    return kept
-            except (OSError, EOFError, ValueError, RuntimeError, MemoryError, TypeError, zipfile.BadZipFile):
-                log.warning("%s can't be read and is computed again", path)
-        value = {name: np.asarray(x) for name, x in compute().items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda file: np.savez(file, **value), mode="wb")
-        return value
 
 
 class Section:
@@ -145,12 +114,11 @@ class Section:
 
 @dataclasses.dataclass
 class Context:
-    """What every section is made from: the runs, what to show of them, where to write it, and values computed before."""
+    """What every section is made from: the runs, what to show of them, and where to write it."""
 
     runs: list[Run]
     report: Report
     choices: Choices
-    cache: Cache
 
     def __post_init__(self):
         self.names: dict[Any, str] = {}  # of each run's files: its folder's, with a number where two are the same
@@ -245,7 +213,7 @@ class Context:
     def mixer_values(self, trained: TrainedVariant, seed: int) -> dict[int, dict[str, np.ndarray]]:
         """`mixer_values` of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, as several
         sections look at them."""
-        key = (trained.checkpoint, trained.variant, seed)
+        key = (trained.workdir, trained.variant, seed)
         if key not in self._kept:
             values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
             kept = {k: v for k, v in self._kept.items() if k[:2] == key[:2]} | {key: values}
@@ -256,18 +224,12 @@ class Context:
         return self._kept[key]
 
     def over_seeds(
-        self,
-        trained: TrainedVariant,
-        what: str,
-        key: Mapping[str, Any],
-        seeds: list[int],
-        compute: Callable[[int], Mapping[str, np.ndarray]],
+        self, trained: TrainedVariant, what: str, seeds: list[int], compute: Callable[[int], dict[str, np.ndarray]]
     ) -> dict[int, dict[str, np.ndarray]]:
-        """compute(seed) for these seeds, from the cache where it was computed before."""
-        key = {"checkpoint": trained.checkpoint, "what": what, "which": self.choices.which, **key}
-        found = {}
+        """compute(seed) for these seeds."""
         with progress_bar(f"{trained.workdir.name} {trained.variant}: {what}", len(seeds), unit="seed") as bar:
+            found = {}
             for seed in seeds:
-                found[seed] = self.cache.get(key | {"seed": seed}, lambda seed=seed: compute(seed))
+                found[seed] = compute(seed)
                 bar.update()
         return found

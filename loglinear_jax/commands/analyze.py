@@ -1,7 +1,7 @@
 """Figures, tables and a report of one or several runs.
 
   loglinear_jax analyze --workdir=runs/mqar-kv=8 --workdir=runs/mqar-kv=32 --out=analysis
-  loglinear_jax analyze --workdir='results/mqar/runs/*.json' --out=analysis --sections=tables,decays
+  loglinear_jax analyze --workdir='results/mqar/runs/*.json' --out=analysis --sections=tables,rates
 
 Runs may have been trained on any machine. A run that can't be read is named, and the others are reported.
 """
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "sections",
         f"of {', '.join(find_sections())}, or import paths of your own (default: all of these); "
-        "without checkpoints: tables,rates,decays,answers, and curves, which need metrics.jsonl",
+        "without checkpoints: tables,rates,answers, and curves, which need metrics.jsonl",
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))

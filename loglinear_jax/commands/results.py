@@ -25,11 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--write", action="store_true", help="make the tables of the pages again")
     parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also the tables of memory before training, which draw every seed's initial parameters again (a minute or two)",
-    )
-    parser.add_argument(
         "--folder",
         type=path,
         default=Path("."),
@@ -43,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.config import ConfigError
 
     try:
-        pages = Pages(args.folder, slow=args.all)
+        pages = Pages(args.folder)
         changed, problems = ([], pages.check()) if args.check else pages.write()
     except ConfigError as error:
         raise BadInput(error) from error

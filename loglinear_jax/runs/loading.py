@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 from pathlib import Path
@@ -129,7 +128,6 @@ class TrainedVariant:
     step: of the newest checkpoint that was read; an unreadable one leaves the one before.
     metrics: up to that step, "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not
     finite).
-    checkpoint: what tells the checkpoint that was read from any other.
     best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
     """
 
@@ -141,7 +139,6 @@ class TrainedVariant:
     seeds: list[int]
     step: int
     metrics: dict[str, np.ndarray]
-    checkpoint: str
     best: Any
     last: Any
     best_accuracy: np.ndarray
@@ -192,11 +189,10 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     model = experiment.model
     if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
         model = type(model)(dataclasses.replace(model.settings, implementation=None))
-    of_parts, checkpoints = {}, hashlib.sha256(experiment.config.to_json(sort_keys=True).encode())
+    of_parts = {}
     for part, train in folder.parts(variant, experiment.train).items():
         if (state := _newest_state(part, SeedTrainer(model, experiment.task, train), train.seeds)) is not None:
             of_parts[part] = state
-            checkpoints.update(_identity(part, state))
     if not of_parts:
         missing = folder.variant(variant).checkpoints.relative_to(folder.path)
         raise ConfigError(f"{folder.path}: variant {variant!r} has no checkpoint in the folder {missing}")
@@ -217,7 +213,6 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         seeds=seeds,
         step=step,
         metrics={name: values if name == "step" else values[:, : len(seeds)] for name, values in curves.items()},
-        checkpoint=checkpoints.hexdigest()[:16],
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
@@ -238,10 +233,3 @@ def _newest_state(part: VariantFolder, trainer: SeedTrainer, seeds: list[int]) -
     if step < last_step:
         log.warning("%s: parameters of step %d, as those of the last, %d, can't be read", part.path, step, last_step)
     return to_numpy(state)
-
-
-def _identity(part: VariantFolder, state: SeedState) -> bytes:
-    """What tells this checkpoint from any other: what was measured, and when it was saved."""
-    measured = b"".join(np.asarray(x).tobytes() for x in (state.best_loss, state.best_accuracy, state.loss_sum))
-    saved = part.checkpoints / str(int(state.step[0])) / "_CHECKPOINT_METADATA"  # has the time of saving
-    return measured + (saved.read_bytes() if saved.is_file() else b"")

@@ -47,7 +47,7 @@ def make_trained():
         score = np.zeros(seeds)
         return TrainedVariant(
             workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, step=0, seeds=built.seeds,
-            metrics={}, checkpoint="none", best=params, last=params, best_accuracy=score, best_loss=score,
+            metrics={}, best=params, last=params, best_accuracy=score, best_loss=score,
             diverged_step=score - 1,
         )  # fmt: skip
 

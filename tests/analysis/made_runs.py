@@ -35,6 +35,6 @@ def made_variant(run, variant):
     accuracy = np.array(outcome.best_accuracy)
     return TrainedVariant(
         workdir=run.workdir, variant=variant, config=built.config, model=built.model, task=built.task, seeds=outcome.seeds,
-        step=outcome.last_step, metrics={"step": np.zeros(0)}, checkpoint="none", best=None, last=None, best_accuracy=accuracy,
+        step=outcome.last_step, metrics={"step": np.zeros(0)}, best=None, last=None, best_accuracy=accuracy,
         best_loss=accuracy, diverged_step=np.full(len(accuracy), -1),
     )  # fmt: skip

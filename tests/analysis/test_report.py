@@ -47,7 +47,7 @@ def test_everything_is_drawn_and_shown(report):
         "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
         "curves-tiny.png", "curves-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "rows-mlp-softplus-tiny.png",
-        "lengths-tiny.png", "lengths-table-tiny.csv", "initial-memory.png", "initial-memory-table.csv",
+        "lengths-tiny.png", "lengths-table-tiny.csv",
         "answer-levels-table.csv", "looks-tiny.png", "looks-table-tiny.csv",
     ):  # fmt: skip
         assert (report.out / stem).stat().st_size > 0, stem
@@ -61,7 +61,6 @@ def test_everything_is_drawn_and_shown(report):
     assert elsewhere and all((report.out / link).is_file() for link in elsewhere)  # it opens without a network
     assert "When seeds converge: not drawn, as no seed reaches 99 %." in report.html
     assert "Left out" not in report.html and "python run.py" in report.html
-    assert report.figures["initial-memory"].axes[0].get_ylabel() == "test accuracy (%)"
 
 
 def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
@@ -73,7 +72,7 @@ def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
     del unfinished.outcomes["rope"]
 
     def accuracy(run, which="best"):
-        return Context([run], None, Choices(which=which), None).accuracy(run, made_variant(run, "linear"))
+        return Context([run], None, Choices(which=which)).accuracy(run, made_variant(run, "linear"))
 
     assert accuracy(tested) == ({0: 0.98, 1: 0.4}, "test accuracy")
     assert accuracy(half) == accuracy(unfinished) == ({0: 0.99, 1: 0.5}, "best validation accuracy")
@@ -85,7 +84,7 @@ def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
     text = made_run(tmp_path, task="text").task
     of_seeds = np.array([1.0, np.finfo(np.float32).max, np.inf, 2.0])  # as checkpoints have it, also earlier ones
     trained = dataclasses.replace(made_variant(run, "linear"), best_loss=of_seeds, task=text)
-    context = Context([run], None, Choices(), None)
+    context = Context([run], None, Choices())
     assert context.averaged_seeds(trained) == [0, 3]
     assert context.describe_seed(trained, 0) == "seed 0, validation perplexity 2.7"
     assert context.describe_seed(trained, 1) == "seed 1, no validation perplexity"
@@ -99,7 +98,7 @@ def test_layers_without_lam_are_left_out_and_named(tmp_path, blank_figures):
     config = tiny_config()
     config.variants = "mixer=(softmax,log_linear)"
     run(config, tmp_path / "hybrid", ["python", "run.py"])
-    sections = ("lam", "dependence", "looks", "rows", "lengths", "decays")
+    sections = ("lam", "dependence", "looks", "rows", "lengths")
     path, problems = make_report(
         [tmp_path / "hybrid"], tmp_path / "out", Choices(sections=sections, sequences=4, evaluated=8)
     )
@@ -109,23 +108,6 @@ def test_layers_without_lam_are_left_out_and_named(tmp_path, blank_figures):
     for name in ("lam-dependence-hybrid", "looks-table-hybrid"):
         with (tmp_path / "out" / f"{name}.csv").open(encoding="utf-8") as file:
             assert {row["layer"] for row in csv.DictReader(file)} == {"1"}
-    assert "layer 1" in (tmp_path / "out" / "initial-memory-table.md").read_text(encoding="utf-8")
-
-
-def test_evaluations_are_reused(report, workdir, monkeypatch):
-    before = sorted(report.out.glob("cache/*.npz"))
-    # Of two seeds: λ of one variant for two sections, lengths of two variants, and of one with its higher levels replaced.
-    assert len(before) == 2 * (2 + 2 + 1)
-
-    def never(*args, **kwargs):
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr("loglinear_jax.analysis.lengths.scores_by_length", never)
-    monkeypatch.setattr("loglinear_jax.analysis.dependence.input_dependence", never)
-    _, problems = make_report(
-        [workdir], report.out, Choices(sections=("dependence", "lengths"), sequences=4, evaluated=8)
-    )
-    assert problems == [] and sorted(report.out.glob("cache/*.npz")) == before
 
 
 class Names(Section):

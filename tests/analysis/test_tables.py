@@ -8,7 +8,6 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import comparisons, outcomes, paper, rates
 from loglinear_jax.analysis.best_rates import by_rate, chosen_interval, chosen_rate
-from loglinear_jax.analysis.decays import memory_table
 from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.page_tables import TABLES
@@ -219,8 +218,6 @@ def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
     columns = ["seeds", "validation", "test", "best step"]
     (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
     assert row["seeds"] == "2 of 3; 1 diverged" and row["validation"] == "3.02 ± 0.43" and row["best at step"] == "2"
-    (row,) = TABLES["losses_by_position"](lambda _: [run], "")
-    assert row["from 1"] == "4.000 ± 0.000" and row["from 2"] == "–"
     run = made_text(tmp_path, [None, None])
     (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
     assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
@@ -279,9 +276,6 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
     assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True, False, False, False]
     assert "best validation accuracy" in axis[1].title and axis[1].text("github").count("59.7 (99.0)") == 2
     assert "each seed's best in validation" in axis[1].note
-    memory = [(run, "linear", np.ones((3, 2, 1))) for run in (tested, made_run(tmp_path))]
-    assert "with the parameters that validation chose" in memory_table(memory[:1]).note
-    assert "each seed's best in validation" in memory_table(memory).note
 
 
 def test_tables_as_files(tmp_path):
