@@ -11,6 +11,7 @@
     VARIANT/tensorboard/             the curves for TensorBoard
     VARIANT/wandb-id, wandb/         of a run that W&B shows: which one there, and what its library writes
     VARIANT/lock                     held by the process that trains it
+    VARIANT/seeds-5-63/              the same files for seeds that were added later
 
 Files are replaced whole or appended line by line, so a kill at any moment leaves something to go on from.
 """
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class VariantFolder:
-    """The files of one variant."""
+    """The files of some seeds of one variant: those it was first trained with, or some that were added later."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self.writes = path, writes
@@ -111,7 +112,40 @@ class RunFolder:
         self.curves_file = self.path / "learning_curves.png"
 
     def variant(self, name: str) -> VariantFolder:
+        """The folder of the seeds that a variant was first trained with."""
         return VariantFolder(self.path / name, self.writes)
+
+    def added_seeds(self, name: str) -> dict[range, VariantFolder]:
+        """The folders of seeds that were added to a variant later, by these seeds, in the order of their numbers."""
+        found = {}
+        for path in self.path.joinpath(name).glob("seeds-*-*"):
+            if match := re.fullmatch(r"seeds-(\d+)-(\d+)", path.name, re.ASCII):
+                found[range(int(match[1]), int(match[2]) + 1)] = VariantFolder(path, self.writes)
+        return dict(sorted(found.items(), key=lambda item: item[0].start))
+
+    def parts(self, name: str, train: TrainSettings) -> dict[VariantFolder, TrainSettings]:
+        """The folders that hold a variant's seeds, or are to hold them, each with its own seeds in its settings.
+
+        The first has those of its outcome; while it has none, all that are not in folders of added seeds.
+        """
+        added, first = self.added_seeds(name), self.variant(name)
+        outcome = first.read_outcome()
+        if outcome is not None:
+            num_first = len(outcome.variants[name].seeds)
+        else:
+            num_first = (
+                min((seeds.start for seeds in added), default=train.first_seed + train.num_seeds) - train.first_seed
+            )
+        found = {first: dataclasses.replace(train, num_seeds=num_first)}
+        following = train.first_seed + num_first
+        for seeds, folder in added.items():
+            found[folder] = dataclasses.replace(train, first_seed=seeds.start, num_seeds=len(seeds))
+            following = seeds.stop
+        last = train.first_seed + train.num_seeds
+        if following < last:
+            folder = VariantFolder(first.path / f"seeds-{following}-{last - 1}", self.writes)
+            found[folder] = dataclasses.replace(train, first_seed=following, num_seeds=last - following)
+        return found
 
     # --- The config ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +177,9 @@ class RunFolder:
                     f"workdir {self.path} holds a run with another config ({'; '.join(differences)}): "
                     "give the same settings as its config.json, or another --workdir"
                 )
+            old = read_config(self.config_file)
+            if config.train.num_seeds > old.train.num_seeds:
+                self._check_seeds_can_be_added(old)
             if corpus is not None:
                 self.check_corpus(corpus)
             self._write_inputs(config, corpus)
@@ -163,10 +200,12 @@ class RunFolder:
     def differences(self, config: ConfigDict) -> list[str]:
         """One "field: old → new" for each field in which a config is no extension of that of the run which is here.
 
-        A run takes further variants, further values of a rate that has several, and more steps. Where a text is
+        A run takes further variants, further values of a rate that has several, further seeds, and more steps. Where a text is
         does not count. Raises ConfigError if the run's config can't be read.
         """
         old, new = read_config(self.config_file), _as_written(config)
+        if new.train.num_seeds > old.train.num_seeds:
+            new.train.num_seeds = old.train.num_seeds
         if new.train.num_steps > old.train.num_steps and _can_go_on(old, new):
             new.train.num_steps = old.train.num_steps
         return config_differences(old, new, moved=True, grown=True)
@@ -179,6 +218,16 @@ class RunFolder:
                 f"workdir {self.path}: checkpoints that are saved there can't be read again; expected a path that Orbax takes, "
                 "without [, ] and \\"
             )
+
+    def _check_seeds_can_be_added(self, old: ConfigDict) -> None:
+        """Raises ConfigError if seeds of a variant are being trained: which ones, only the config that they have now says."""
+        for name in variant_names(old):
+            for folder in (self.variant(name), *self.added_seeds(name).values()):
+                if folder.processes_file.exists() and not folder.outcome_file.exists():
+                    raise ConfigError(
+                        f"workdir {self.path}: {name} is not finished: finish it with train.num_seeds={old.train.num_seeds} "
+                        "before seeds are added"
+                    )
 
     # --- Outcomes -----------------------------------------------------------------------------------------------------
 
@@ -198,7 +247,9 @@ class RunFolder:
             found = [dataclasses.replace(written, variants=alone)] if alone else []
         names = variant_names(read_config(self.config_file)) if self.config_file.exists() else []
         for name in names:
-            found += filter(None, [self.variant(name).read_outcome()])
+            folders = self.variant(name), *self.added_seeds(name).values()
+            of_seeds = [outcome for folder in folders if (outcome := folder.read_outcome()) is not None]
+            found += [join_summaries(of_seeds)] if of_seeds else []
         if not found:
             return None
         summary = join_summaries(found)
@@ -226,7 +277,8 @@ class RunFolder:
 
     def is_in_use(self, variants: Sequence[str]) -> bool:
         """Whether a process trains one of the variants."""
-        return any(is_held(self.variant(name).lock_file) for name in variants)
+        folders = (folder for name in variants for folder in (self.variant(name), *self.added_seeds(name).values()))
+        return any(is_held(folder.lock_file) for folder in folders)
 
     # --- The text -----------------------------------------------------------------------------------------------------
 

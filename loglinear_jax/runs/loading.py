@@ -18,13 +18,13 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import ConfigError, build, read_config, some_of, task_of, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
-from loglinear_jax.runs.folders import RunFolder, VariantFolder
+from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.tasks.draws import standard_settings
-from loglinear_jax.train import SeedState, SeedTrainer
+from loglinear_jax.train import SeedState, SeedTrainer, TrainSettings
 from pallas_kernels import runs_on_gpu
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Run:
         Raises ConfigError if the run has no such variant, or its metrics can't be read."""
         if variant not in self.variants:
             raise ConfigError(f"{self.workdir} holds no variant {variant!r}: there are {some_of(self.variants)}")
-        return read_curves(RunFolder(self.workdir).variant(variant), self.config.train.num_seeds)
+        return read_curves(RunFolder(self.workdir), variant, train_settings(self.config, variant))
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
@@ -89,14 +89,35 @@ def _read_config(folder: RunFolder) -> ConfigDict:
 CURVES = ("train_loss", "val_loss", "val_accuracy")
 
 
-def read_curves(folder: VariantFolder, num_seeds: int, until: int | None = None) -> dict[str, np.ndarray]:
-    """The curves of one variant as arrays: "step" [evaluations], and CURVES [evaluations, seeds], up to a step."""
-    records = folder.read_metrics(until)
-    curves = {
-        name: np.array([record[name] for record in records], np.float64).reshape(len(records), num_seeds)
-        for name in CURVES
-    }
-    return {"step": np.array([record["step"] for record in records], np.float64)} | curves
+def read_curves(
+    folder: RunFolder, variant: str, train: TrainSettings, until: int | None = None
+) -> dict[str, np.ndarray]:
+    """The curves of one variant as arrays: "step" [evaluations], and CURVES [evaluations, seeds], up to a step.
+
+    Seeds that were added later may have been evaluated at other steps: what they lack is nan. After the end of seeds that all
+    had stopped, their validation stays as it was.
+    """
+    of_parts = []
+    for part, own in folder.parts(variant, train).items():
+        records = part.read_metrics(until)
+        values = {
+            name: np.array([record[name] for record in records], np.float64).reshape(len(records), own.num_seeds)
+            for name in CURVES
+        }
+        of_parts.append((np.array([r["step"] for r in records], int), values, part.outcome_file.exists()))
+    if len(of_parts) == 1:
+        steps, values, _ = of_parts[0]
+        return {"step": steps.astype(np.float64)} | values
+    steps = np.unique(np.concatenate([own for own, *_ in of_parts]))
+    curves = {name: [] for name in CURVES}
+    for own, values, is_finished in of_parts:
+        for name in CURVES:
+            column = np.full((len(steps), values[name].shape[1]), np.nan)
+            column[np.searchsorted(steps, own)] = values[name]
+            if is_finished and name != "train_loss" and len(own):
+                column[steps > own[-1]] = values[name][-1]
+            curves[name].append(column)
+    return {"step": steps.astype(np.float64)} | {name: np.concatenate(of, axis=1) for name, of in curves.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +171,7 @@ class TrainedVariant:
 def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedVariant:
     """One variant of a run from its workdir, on whatever devices this machine has.
 
-    variant: its name in config.variants; may be left out if there is only one.
+    variant: its name in config.variants; may be left out if there is only one. Seeds that have no checkpoint yet are left out.
 
     Raises ConfigError if the directory holds no run, no such variant, or no checkpoint of it; NoReadableCheckpoint if its
     checkpoints are damaged.
@@ -168,25 +189,30 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     model = experiment.model
     if model.settings.implementation == "pallas" and not runs_on_gpu():  # what computes the same on this machine
         model = type(model)(dataclasses.replace(model.settings, implementation=None))
-    of_variant = folder.variant(variant)
-    state = _newest_state(of_variant, SeedTrainer(model, experiment.task, experiment.train), experiment.seeds)
-    if state is None:
-        missing = of_variant.checkpoints.relative_to(folder.path)
+    of_parts = {}
+    for part, train in folder.parts(variant, experiment.train).items():
+        if (state := _newest_state(part, SeedTrainer(model, experiment.task, train), train.seeds)) is not None:
+            of_parts[part] = state
+    if not of_parts:
+        missing = folder.variant(variant).checkpoints.relative_to(folder.path)
         raise ConfigError(f"{folder.path}: variant {variant!r} has no checkpoint in the folder {missing}")
-    for change in changed_modules(own_modules(experiment), of_variant.read_processes()):
+    for change in changed_modules(own_modules(experiment), next(iter(of_parts)).read_processes()):
         log.warning("%s: %s: %s", folder.path, variant, change)
+    state = jax.tree.map(lambda *of_seeds: np.concatenate(of_seeds), *of_parts.values())
     step = int(state.step.max())
-    # A run that goes on is ahead of its checkpoints.
-    curves = read_curves(of_variant, len(experiment.seeds), until=step)
+    seeds = state.seed.tolist()
+    curves = read_curves(
+        folder, variant, experiment.train, until=step
+    )  # a run that goes on is ahead of its checkpoints
     return TrainedVariant(
         workdir=folder.path,
         variant=variant,
         config=experiment.config,
         model=model,
         task=experiment.task,
-        seeds=state.seed.tolist(),
+        seeds=seeds,
         step=step,
-        metrics=curves,
+        metrics={name: values if name == "step" else values[:, : len(seeds)] for name, values in curves.items()},
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
@@ -195,15 +221,15 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     )
 
 
-def _newest_state(folder: VariantFolder, trainer: SeedTrainer, seeds: list[int]) -> SeedState | None:
-    """The newest readable checkpoint of the seeds, as NumPy arrays. Warns if it is not that of their end."""
+def _newest_state(part: VariantFolder, trainer: SeedTrainer, seeds: list[int]) -> SeedState | None:
+    """The newest readable checkpoint of some seeds, as NumPy arrays. Warns if it is not that of their end."""
     with standard_settings():
         abstract = jax.eval_shape(jax.vmap(trainer.init), np.asarray(seeds, np.int32))
-    state = Checkpoints(folder.checkpoints, read_only=True).restore_latest(on_this_machine(abstract))
+    state = Checkpoints(part.checkpoints, read_only=True).restore_latest(on_this_machine(abstract))
     if state is None:
         return None
-    outcome, step = folder.read_outcome(), int(state.step[0])
+    outcome, step = part.read_outcome(), int(state.step[0])
     last_step = step if outcome is None else next(iter(outcome.variants.values())).last_step
     if step < last_step:
-        log.warning("%s: parameters of step %d, as those of the last, %d, can't be read", folder.path, step, last_step)
+        log.warning("%s: parameters of step %d, as those of the last, %d, can't be read", part.path, step, last_step)
     return to_numpy(state)

@@ -64,7 +64,7 @@ class Schedule:
 
 @dataclasses.dataclass
 class Trained:
-    """A variant in a program.
+    """A variant in a program, or some seeds of it.
 
     rows: of its seeds in the state of all. saved: the step of its newest checkpoint. end: its last state, once it has come to
     its end.

@@ -27,7 +27,7 @@ class VariantOutcome:
     evaluated step at SOLVED_ACCURACY (99 %) in validation. diverged_step: the step whose loss or gradient was not finite.
     last_step: of all seeds. num_steps: how many steps were asked for; None in outcomes of earlier versions. params, lam_params:
     how many parameters there are in all, and how many are λ's. seconds: of training and evaluating, in all processes.
-    seed_steps_per_second, tokens_per_second: medians over evaluations; None where an earlier version trained seeds apart.
+    seed_steps_per_second, tokens_per_second: medians over evaluations; None where seeds were trained in several programs.
     test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
     the test split of a text, which has the loss alone; None of a run of an earlier version.
     test_accuracy_of_parts: the same accuracy by part of the test, where it has several: "64/4". Each counts the same in
@@ -156,6 +156,34 @@ class VariantOutcome:
                 raise ValueError(f"{name} has {len(getattr(outcome, name))} entries for {len(outcome.seeds)} seeds")
         return outcome
 
+    def with_seeds_of(self, other: VariantOutcome) -> VariantOutcome:
+        """The outcome of this one's seeds and then the other's, which were trained in another program, so that no rate of
+        training is known of all of them."""
+        joined = {
+            name: _joined(value, getattr(other, name))
+            for name, value in vars(self).items()
+            if isinstance(value, (list, dict))
+        }
+        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        return dataclasses.replace(
+            self,
+            **joined,
+            last_step=max(self.last_step, other.last_step),
+            num_steps=None
+            if self.num_steps is None or other.num_steps is None
+            else min(self.num_steps, other.num_steps),
+            seconds=seconds,
+            seed_steps_per_second=None,
+            tokens_per_second=None,
+        )
+
+
+def _joined(values: Any, others: Any) -> Any:
+    """The values of more seeds: in lists, and in dicts of lists."""
+    if isinstance(values, dict):
+        return {name: _joined(value, others[name]) for name, value in values.items()}
+    return values + others
+
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
 # Not of every task and version.
@@ -231,12 +259,18 @@ class RunSummary:
 
 
 def join_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
-    """One summary of several: of a run's variants, or of the processes that trained one. Where two have a variant, the later
-    one counts."""
+    """One summary of several: of a run's variants, of the seeds of a variant, or of the processes that trained one.
+
+    Where two have a variant, their seeds are joined; if they have the same seeds, the later one counts.
+    """
     return functools.reduce(_join, summaries)
 
 
 def _join(first: RunSummary, second: RunSummary) -> RunSummary:
+    variants = dict(first.variants)
+    for name, outcome in second.variants.items():
+        is_further = name in variants and set(variants[name].seeds).isdisjoint(outcome.seeds)
+        variants[name] = variants[name].with_seeds_of(outcome) if is_further else outcome
     commits = list(dict.fromkeys(first.commits + second.commits))
     provenance = {name: value for name, value in second.provenance.items() if name != SEVERAL_COMMITS}
     if len(commits) > 1:
@@ -246,7 +280,7 @@ def _join(first: RunSummary, second: RunSummary) -> RunSummary:
     }
     return dataclasses.replace(
         second,
-        variants={**first.variants, **second.variants},
+        variants=variants,
         provenance=provenance,
         device=_several(first.device, second.device),
         versions=versions,

@@ -21,7 +21,7 @@ from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
 from loglinear_jax.runs.errors import OutOfMemory
-from loglinear_jax.runs.folders import RunFolder, VariantFolder
+from loglinear_jax.runs.folders import RunFolder, VariantFolder, is_finished
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.loop import Program
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
@@ -44,6 +44,15 @@ class RunResult:
     summary: RunSummary | None
     interrupted_at: Path | None = None
     trained: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """Seeds of a variant that have no outcome yet, and the folder of theirs."""
+
+    variant: str
+    experiment: Experiment
+    folder: VariantFolder
 
 
 def run(
@@ -71,8 +80,7 @@ def run(
     resumed = run_folder.prepare(config, corpus)
     any_process(False)  # the others go on when it is done
     log.info("%s %s", "Going on in" if resumed else "Writing to", run_folder.path)
-    finished = run_folder.finished_variants({name: experiments[name].train for name in chosen})
-    missing = {name: experiments[name] for name in chosen if name not in finished}
+    missing = _missing(run_folder, {name: experiments[name] for name in chosen})
     trained, many = bool(missing), None
     process = _process(config, command, experiments)
     _warn_of_changed_modules(run_folder, experiments)
@@ -80,11 +88,7 @@ def run(
         log.info("%s: %s", variant, size)
     with StopOnSignal() as stop:
         while missing:
-            together = trained_together(missing)
-            folders = {variant: run_folder.variant(variant) for variant in together}
-            for folder in folders.values():
-                folder.make()
-            program = Program(together, folders, stop, many, wandb)
+            program = _trained_by(missing, stop, many, wandb)
             with reporting_memory(program), _held(program):
                 program.run(process)
                 if program.stopped:
@@ -92,8 +96,8 @@ def run(
                 for variant, outcome in program.outcomes().items():
                     _finish(program.folders[variant], variant, outcome, process)
                     log.info("%s: finished", variant)
-            for member in program.members:
-                del missing[member.variant]
+            trained_now = {id(program.folders[member.variant]) for member in program.members}
+            missing = [one for one in missing if id(one.folder) not in trained_now]
             many = program.many
     any_process(False)  # the outcomes are written
     run_folder.write_summary({name: experiment.train for name, experiment in experiments.items()})
@@ -109,17 +113,45 @@ def _chosen(config: ConfigDict, only: Collection[str]) -> list[str]:
     return [variant for name, at_rates in by_name.items() if not only or name in only for variant in at_rates]
 
 
-def trained_together(missing: dict[str, Experiment]) -> dict[str, Experiment]:
-    """The first variant, and those that one program can train with it: they differ in their rates only."""
-    first = next(iter(missing.values()))
+def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[Missing]:
+    """What lacks an outcome, in the order of the variants."""
+    finished = run_folder.finished_variants({name: experiment.train for name, experiment in experiments.items()})
+    found = []
+    for variant, experiment in experiments.items():
+        if variant in finished:
+            continue
+        for folder, train in run_folder.parts(variant, experiment.train).items():
+            summary = folder.read_outcome()
+            if summary is None or not is_finished(summary.variants[variant], train):
+                found.append(Missing(variant, dataclasses.replace(experiment, train=train), folder))
+    return found
+
+
+def _trained_by(missing: Sequence[Missing], stop: StopOnSignal, other: Any, wandb: str) -> Program:
+    """The program that trains the first of what is missing."""
+    together = trained_together(missing)
+    for one in together:
+        one.folder.make()
+    return Program(
+        {one.variant: one.experiment for one in together},
+        {one.variant: one.folder for one in together},
+        stop,
+        other,
+        wandb,
+    )
+
+
+def trained_together(missing: Sequence[Missing]) -> list[Missing]:
+    """The first, and those that one program can train with it: they differ in their rates only."""
+    first = missing[0]
     if jax.process_count() > 1:  # each has a part of every seed's state
-        return dict([next(iter(missing.items()))])
+        return [first]
 
-    def but_for_rates(one: Experiment) -> Any:
-        return one.model, one.task, one.train.but_for_rates
+    def but_for_rates(one: Missing) -> Any:
+        return one.experiment.model, one.experiment.task, one.experiment.train.but_for_rates
 
-    alike = [(name, one) for name, one in missing.items() if but_for_rates(one) == but_for_rates(first)]
-    return dict(alike[: first.rates_at_once(len(alike))])
+    alike = [one for one in missing if but_for_rates(one) == but_for_rates(first)]
+    return alike[: first.experiment.rates_at_once(len(alike))]
 
 
 @contextlib.contextmanager

@@ -85,20 +85,20 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
 
 def test_what_one_program_trains():
     def missing(config):
-        return training.checked_experiments(config)[0]
+        return [training.Missing(*item, None) for item in training.checked_experiments(config)[0].items()]
 
     def together(missing):
-        return list(training.trained_together(missing))
+        return [one.variant for one in training.trained_together(missing)]
 
     all_of_it = missing(
         config([0.02, 0.01, 0.001], "--config.variants=linear,fixed", "--config.train.weight_decay=0,0.1")
     )
-    names = list(all_of_it)
+    names = [one.variant for one in all_of_it]
     assert len(names) == 2 * 3 * 2
     linear = [name for name in names if name.startswith("linear")]
     without = [name for name in linear if name.endswith("weight_decay=0.0")]
     assert together(all_of_it) == without  # Adam; the others are AdamW's
-    assert together({name: one for name, one in all_of_it.items() if name != without[1]}) == [without[0], without[2]]
+    assert together([one for one in all_of_it if one.variant != without[1]]) == [without[0], without[2]]
     assert together(missing(config(RATES, "--config.train.rates_at_once=1"))) == VARIANTS[:1]
 
 
