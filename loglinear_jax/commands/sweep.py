@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from loglinear_jax.sweep.grid import read_grid
-    from loglinear_jax.sweep.states import State, Tracked, track
+    from loglinear_jax.sweep.states import State, track
     from loglinear_jax.sweep.supervise import counts, end_report, supervise
 
     changes = args.config_arguments
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         _print_list(variants, commands=args.list == "commands")
         print(counts(variants))
         return 0
-    missing = [one for one in variants if one.state not in (State.FINISHED, State.WAITING)]
+    missing = [one for one in variants if one.state is not State.FINISHED]
     jobs = _jobs(args, missing) if missing else None
     check_folder(args.out, "--out")
     if args.report is not None:
@@ -82,10 +82,7 @@ def run(args: argparse.Namespace) -> int:
         if one.state is State.FINISHED:
             one.why = one.of.keep()
 
-    def track_again(waiting: Tracked) -> list[Tracked]:
-        return track(grid, [cell for cell in grid.cells if cell.name == waiting.of.cell.name], args.out, changes)
-
-    stopped = jobs is not None and supervise(variants, jobs, track_again)
+    stopped = jobs is not None and supervise(variants, jobs)
     print(end_report(variants))
     finished = [one for one in variants if one.state is State.FINISHED]
     if args.report is not None and finished and not stopped:
@@ -97,15 +94,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_list(variants: list, commands: bool) -> None:
     """A line for each variant, cut at a terminal's width unless it is a command, to be copied."""
-    from loglinear_jax.sweep.states import State, differing_settings
+    from loglinear_jax.sweep.states import differing_settings
 
-    state, name = (max(map(len, texts)) for texts in zip(*((v.shown_state, v.name) for v in variants), strict=True))
+    state, name = (max(map(len, texts)) for texts in zip(*((v.state, v.name) for v in variants), strict=True))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for one, settings in zip(variants, differing_settings(variants), strict=True):
         shown = f"{one.name:<{name}}  {settings}".rstrip()
         if commands:
-            shown = one.name if one.state is State.WAITING else shlex.join(["python", "run.py", *one.arguments])
-        line = f"{one.shown_state:<{state}}  {shown}"
+            shown = shlex.join(["python", "run.py", *one.arguments])
+        line = f"{one.state:<{state}}  {shown}"
         print(line if commands or width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 

@@ -17,14 +17,7 @@
     settings.train.num_seeds = 64
     settings.train.learning_rate = [0.001, 0.004]
 
-    [[grid]]
-    name = "mqar-best"
-    config = "configs/mqar.py"
-    best_of = "mqar-kv32-text"           # the variants of that cell, each at the rates that were best for it there
-    settings.train.first_seed = 64       # other seeds than those that choose
-
-A cell is a call of `loglinear_jax train`: the file has its arguments, and but for `best_of` nothing else decides what is
-trained.
+A cell is a call of `loglinear_jax train`: the file has its arguments, and nothing else decides what is trained.
 """
 
 from __future__ import annotations
@@ -44,20 +37,16 @@ from loglinear_jax.config import ConfigError, some_of
 
 NAME = re.compile(r"[\w=][\w.,+=@-]{0,199}")  # a folder's name, the same in every shell
 OF_FILE = {"keep_in": str, "values": dict, "settings": dict, "grid": list}
-OF_GRID = {"name": str, "config": str, "best_of": str, "settings": dict}
+OF_GRID = {"name": str, "config": str, "settings": dict}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages. best_of: the cell,
-    or kept run, whose variants are trained, each at the rates that were best for it there; then the arguments have none.
-    own: the settings that its grid gives, rather than the whole file."""
+    """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages."""
 
     name: str
     arguments: tuple[str, ...]
     source: str
-    best_of: str = ""
-    own: frozenset[str] = frozenset()
 
     def error(self, message: object) -> ConfigError:
         return ConfigError(f"{self.source}, cell {self.name}: {message}")
@@ -126,33 +115,23 @@ def _cells_of(
             raise ConfigError(f"{source}: {axis} is an axis here and one of [values]: expected another name")
         if not points:
             raise ConfigError(f"{source}: {axis} is an empty list: expected at least one value")
-    own = _flat(f"{source}: settings", grid.get("settings", {}))
-    settings = _flat(f"{path}: settings", shared) | own
-    templates = {"name": grid["name"], "config": grid["config"], "best_of": grid.get("best_of", "")}
-    if "best_of" in grid:
-        if "variants" in own:
-            raise ConfigError(
-                f"{source}: settings.variants={own['variants']!r} beside best_of={grid['best_of']!r}: expected one of them"
-            )
-        settings.pop("variants", None)
+    settings = _flat(f"{path}: settings", shared) | _flat(f"{source}: settings", grid.get("settings", {}))
+    templates = {"name": grid["name"], "config": grid["config"]}
     templates |= {f"settings.{name}": text for name, text in settings.items()}
     used = set().union(*(_fields(source, what, text, {*axes, *values}) for what, text in templates.items()))
     if unused := sorted(set(axes) - used):
-        raise ConfigError(
-            f"{source}: nothing uses {{{unused[0]}}}: expected it in the name and the config or settings, or best_of"
-        )
+        raise ConfigError(f"{source}: nothing uses {{{unused[0]}}}: expected it in the name and the config or settings")
     cells = []
     for point in itertools.product(*axes.values()):
         known = dict(values) | dict(zip(axes, point, strict=True))
         texts = {name: _text(f"{source}: {name}", value) for name, value in known.items()}
-        name, config, best, *given = (text.format_map(texts) for text in templates.values())
-        for what, one in (("the name", name), ("best_of", best)):
-            if not NAME.fullmatch(one) and (what == "the name" or "best_of" in grid):
-                raise ConfigError(
-                    f"{source}: {what} {one!r}: expected up to 200 letters, digits and any of _ = - . , + @"
-                )
+        name, config, *given = (text.format_map(texts) for text in templates.values())
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"{source}: the name {name!r}: expected up to 200 letters, digits and any of _ = - . , + @"
+            )
         changes = [f"--config.{setting}={text}" for setting, text in zip(settings, given, strict=True)]
-        cells.append(Cell(name, (f"--config={config}", *changes), source, best, frozenset(own)))
+        cells.append(Cell(name, (f"--config={config}", *changes), source))
     return cells
 
 

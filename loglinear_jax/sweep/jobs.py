@@ -24,7 +24,6 @@ YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must
 MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
 Train = Callable[[list[str]], int]  # the command `train`: its exit code, by run.py's arguments
-MOST_RESTARTS = 2  # of a variant that was killed
 
 
 def gpus_here() -> list[str]:
@@ -101,22 +100,10 @@ class Jobs(abc.ABC):
         elif tracked.state in (State.FINISHED, State.IN_USE):
             return
         elif code is None and not self.stopping:
-            self._was_killed(tracked, job)
+            how = "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"  # here submitit does not know
+            tracked.state, tracked.why = State.FAILED, f"its process ended without a word{how}: was it killed?"
         elif code not in (None, INTERRUPTED):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
-
-    def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
-        """Has the cell started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
-        how = "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"  # here submitit does not know
-        tracked.why = f"its process ended without a word{how}: was it killed?"
-        if tracked.restarts < MOST_RESTARTS and not job.state.startswith("CANCELLED"):
-            tracked.restarts += 1
-            tracked.why += f" It is started again ({tracked.restarts} of {MOST_RESTARTS})"
-            self.waiting.append(tracked)
-        else:
-            tracked.state = State.FAILED
-            if tracked.restarts:
-                tracked.why += f" It was started {tracked.restarts + 1} times"
 
 
 # They say how much of a GPU's memory JAX takes. Where none is set, cells that share a GPU have equal parts of MEMORY_SHARE of
@@ -174,8 +161,8 @@ class LocalJobs(Jobs):
 
 
 class SlurmJobs(Jobs):
-    """As one array, and another one of the cells that come later. parameters: of submitit's AutoExecutor, such as
-    slurm_partition. at_once: how many cells run at a time, in all arrays together; None: all.
+    """As one array. parameters: of submitit's AutoExecutor, such as slurm_partition. at_once: how many cells run at a
+    time; None: all.
 
     Raises ConfigError for parameters that submitit does not know, or without SLURM.
     """
@@ -189,7 +176,6 @@ class SlurmJobs(Jobs):
         at_once: int | None = None,
     ):
         super().__init__(cells, out, train)
-        self.at_once = at_once
         try:
             self.executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=MOST_TIMEOUTS)
             self.executor.update_parameters(slurm_array_parallelism=at_once or MOST_OF_ARRAY, **parameters)
@@ -199,10 +185,8 @@ class SlurmJobs(Jobs):
             raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from error
 
     def start(self) -> list[Tracked]:
-        room = len(self.waiting)
-        if self.at_once and self.running:  # SLURM counts each array by itself
-            room = min(room, max(self.at_once - len(self.running), 0))
-        cells = [self.waiting.popleft() for _ in range(room)]
+        cells = list(self.waiting)
+        self.waiting.clear()
         if not cells:
             return []
         jobs = self.executor.submit_array(

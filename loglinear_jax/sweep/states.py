@@ -15,7 +15,6 @@ from loglinear_jax.config import (
     ConfigError,
     check_effects,
     named_variants,
-    read_config,
     variant_names,
     variants_at_rates,
 )
@@ -23,10 +22,9 @@ from loglinear_jax.config.files import read_config_arguments, shell_safe
 from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings, write_record
 from loglinear_jax.runs.lock import one_at_a_time
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
+from loglinear_jax.runs.outcome import RunSummary, join_summaries
 from loglinear_jax.runs.writing import writing
 from loglinear_jax.settings import SettingError
-from loglinear_jax.sweep.best_rates import best_variants, check_reports, swept_settings
 from loglinear_jax.sweep.grid import Cell, Grid
 
 
@@ -38,7 +36,6 @@ class State(enum.StrEnum):
     IN_USE = "in use"  # another process trains it
     FAILED = "failed"
     NOT_STARTED = "not started"
-    WAITING = "waiting"  # for the run that chooses its variants' rates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +99,9 @@ class TrackedCell:
 
 @dataclasses.dataclass
 class Tracked:
-    """One variant of a cell, at all its rates, and what is known of it now; of a cell that is WAITING, whose variants are not
-    known yet, the whole cell.
+    """One variant of a cell, at all its rates, and what is known of it now.
 
     variant: as config.variants names it. at_rates: its names at each rate. place: where it runs. why, log: of what failed.
-    restarts: how often it was started again after it was killed.
     """
 
     of: TrackedCell
@@ -116,13 +111,12 @@ class Tracked:
     place: str = ""
     why: str = ""
     log: Path | None = None
-    restarts: int = 0
     seconds: float = 0.0
 
     @property
     def name(self) -> str:
         """What messages call it: "mqar-kv8 linear"."""
-        return f"{self.of.cell.name} {self.variant}".rstrip()
+        return f"{self.of.cell.name} {self.variant}"
 
     @property
     def folder_name(self) -> str:
@@ -134,10 +128,6 @@ class Tracked:
         """Of `loglinear_jax train`, or run.py."""
         only = [f"--only={self.variant}"] if len(named_variants(self.of.config)) > 1 else []
         return [*self.of.cell.arguments, f"--workdir={self.of.workdir}", *only]
-
-    @property
-    def shown_state(self) -> str:
-        return f"{self.state} for {self.of.cell.best_of}" if self.state is State.WAITING else self.state
 
     def look(self, summary: RunSummary | None) -> None:
         """Sets the state by what is on disk; summary: `TrackedCell.read_summary`."""
@@ -155,25 +145,18 @@ class Tracked:
 def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = ()) -> list[Tracked]:
     """The variants of the cells with their states. changes: more arguments, --config.field=value, of each cell.
 
-    A cell with best_of is WAITING until what it names is finished, and is tracked again after that.
-
     Raises ConfigError naming the first cell whose config can't be, or another one than that of its workdir or kept outcome.
     """
-    return [one for cell in cells for one in _track(grid, cell, out, changes)]
+    return [one for cell in cells for one in _track(grid.keep_in, cell, out, changes)]
 
 
-def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) -> list[Tracked]:
+def _track(keep_in: Path | None, cell: Cell, out: Path, changes: Sequence[str]) -> list[Tracked]:
     cell = dataclasses.replace(cell, arguments=(*cell.arguments, *changes))
-    workdir, kept = out / cell.name, None if grid.keep_in is None else grid.keep_in / f"{cell.name}.json"
+    workdir, kept = out / cell.name, None if keep_in is None else keep_in / f"{cell.name}.json"
     try:
-        waits = False
-        if cell.best_of:
-            cell, waits = _with_best_rates(grid, cell, out, changes)
         chosen = read_config_arguments(cell.arguments)
         of = TrackedCell(cell, chosen.config, workdir, kept)
-        _check_folders(of, chosen.given, but_variants=waits)
-        if waits:
-            return [Tracked(of, "", (), State.WAITING)]
+        _check_folders(of, chosen.given)
         groups = zip(named_variants(chosen.config), variants_at_rates(chosen.config), strict=True)
         found = [Tracked(of, name, tuple(at_rates)) for name, at_rates in groups]
     except SettingError as error:
@@ -184,97 +167,30 @@ def _track(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) -> list[Tr
     return found
 
 
-def _check_folders(of: TrackedCell, given: frozenset[str], but_variants: bool) -> None:
-    """Raises ConfigError if a cell's config has a setting without effect, or its folders hold runs of another config.
-
-    but_variants: of what is kept, other variants do not count.
-    """
+def _check_folders(of: TrackedCell, given: frozenset[str]) -> None:
+    """Raises ConfigError if a cell's config has a setting without effect, or its folders hold runs of another config."""
     run, *kept = of.folders
     if not any(folder.config_file.exists() for folder in of.folders):
         check_effects(of.config, given)
-    if run.config_file.exists() and not but_variants and (found := run.differences(of.config)):
+    if run.config_file.exists() and (found := run.differences(of.config)):
         raise ConfigError(
             f"{run.path} holds a run with another config ({'; '.join(found)}): give the same settings, or another --out"
         )
     if kept:
-        _check_kept(kept[0], of.config, but_variants)
+        _check_kept(kept[0], of.config)
 
 
-def _check_kept(kept: RunFolder, config: ConfigDict, but_variants: bool = False) -> None:
-    """Raises ConfigError if what is kept is the outcome of another config. but_variants: others of them do not count."""
-    found = kept.differences(config) if kept.config_file.exists() else []
-    if found := [line for line in found if not (but_variants and line.startswith("variants: "))]:
+def _check_kept(kept: RunFolder, config: ConfigDict) -> None:
+    """Raises ConfigError if what is kept is the outcome of another config."""
+    if kept.config_file.exists() and (found := kept.differences(config)):
         raise ConfigError(
             f"{kept.path} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
         )
 
 
 def differing_settings(cells: Sequence[Tracked]) -> list[str]:
-    """What the cell of each variant is given that not all of them are, such as "config=mqar:kv=4 train.num_steps=10"; nothing
-    of one that is waiting, as its variants are not known yet."""
-    given = [() if one.state is State.WAITING else one.of.cell.arguments for one in cells]
-    known = [set(arguments) for arguments in given if arguments]
-    shared = set.intersection(*known) if known else set()
+    """What the cell of each variant is given that not all of them are, such as "config=mqar:kv=4 train.num_steps=10"."""
+    given = [one.of.cell.arguments for one in cells]
+    shared = set.intersection(*map(set, given)) if given else set()
     shown = [[argument for argument in arguments if argument not in shared] for arguments in given]
     return [" ".join(re.sub("^--(config[.])?", "", argument) for argument in arguments) for arguments in shown]
-
-
-# --- Rates that another cell chooses ----------------------------------------------------------------------------------
-
-
-def _with_best_rates(grid: Grid, cell: Cell, out: Path, changes: Sequence[str]) -> tuple[Cell, bool]:
-    """(the cell with the variants that its best_of stands for, and without the rates that these have themselves; whether it
-    waits, as what chooses them is not finished: until then each is at its first rate).
-
-    Raises ConfigError.
-    """
-    read_config_arguments(cell.arguments)  # what is wrong with its own settings has nothing to do with the other run
-    try:
-        choosing, outcomes = _choosing_run(grid, cell.best_of, out, changes)
-        swept = swept_settings(choosing)
-        if given := sorted(cell.own.intersection(swept)):
-            raise ConfigError(f"it chooses {given[0]}: expected no settings.{given[0]} beside it")
-        waits = not outcomes.keys() >= set(variant_names(choosing))
-        first = [at_rates[0] for at_rates in variants_at_rates(choosing)]
-        variants = ",".join(first if waits else best_variants(choosing, outcomes))
-        chosen = {f"--config.{name}" for name in swept}
-        kept = [argument for argument in cell.arguments if argument.partition("=")[0] not in chosen]
-        cell = dataclasses.replace(cell, arguments=(*kept, f"--config.variants={variants}"))
-        check_reports(read_config_arguments(cell.arguments).config, choosing)
-    except SettingError as error:
-        raise ConfigError(f"best_of={cell.best_of}: {error}") from error
-    return cell, waits
-
-
-def _choosing_run(
-    grid: Grid, name: str, out: Path, changes: Sequence[str]
-) -> tuple[ConfigDict, dict[str, VariantOutcome]]:
-    """Config and finished outcomes of the cell of this name, or else of the run that is kept or trained under it, all of which
-    are finished. Raises SettingError."""
-    named = next((cell for cell in grid.cells if cell.name == name), None)
-    if named is None:
-        kept = [] if grid.keep_in is None else [grid.keep_in / f"{name}.json"]
-        return _finished_run([*kept, out / name])
-    if named.best_of:
-        raise ConfigError("that cell has a best_of itself: expected one that is trained at several rates")
-    of = track(grid, [named], out, changes)[0].of
-    summary = of.read_summary()
-    return of.config, {} if summary is None else summary.variants
-
-
-def _finished_run(folders: Sequence[Path]) -> tuple[ConfigDict, dict[str, VariantOutcome]]:
-    """Config and outcomes of the first folder that has all of them. Raises ConfigError if none has."""
-    unfinished = []
-    for run in map(RunFolder, folders):
-        if run.config_file.exists():
-            config, summary = read_config(run.config_file), run.read_summary()
-            names, outcomes = variant_names(config), {} if summary is None else summary.variants
-            if outcomes.keys() >= set(names):
-                return config, dict(outcomes)
-            unfinished.append(
-                f"in {run.path} {len(outcomes.keys() & set(names))} of {len(names)} variants are finished"
-            )
-    raise ConfigError(
-        "there is no such cell in the file, and "
-        + (", ".join(unfinished) if unfinished else f"no run in {' or '.join(map(str, folders))}")
-    )

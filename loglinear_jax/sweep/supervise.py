@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from loglinear_jax.progress import LOG_FILE_SECONDS
-from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.sweep.jobs import Jobs
 from loglinear_jax.sweep.states import State, Tracked
@@ -16,13 +15,8 @@ from loglinear_jax.sweep.states import State, Tracked
 POLL_SECONDS = 0.5
 
 
-def supervise(
-    variants: list[Tracked], jobs: Jobs, track_again: Callable[[Tracked], list[Tracked]] = lambda waiting: [waiting]
-) -> bool:
-    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM.
-
-    track_again: of a cell that is waiting, itself, or its variants once their rates are chosen, which take its place.
-    """
+def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
+    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM."""
     began: dict[str, float] = {}
     counted = time.monotonic()
     with StopOnSignal() as stop:
@@ -40,31 +34,11 @@ def supervise(
                 say_state(tracked)
                 if tracked.state is State.FINISHED:  # maybe by another sweep, meanwhile
                     tracked.why = tracked.of.keep()
-                    if not jobs.stopping:
-                        jobs.waiting.extend(_no_longer_waiting(variants, track_again))
             if time.monotonic() - counted >= LOG_FILE_SECONDS:
                 counted = time.monotonic()
                 say(counts(variants))
             time.sleep(POLL_SECONDS)
     return jobs.stopping
-
-
-def _no_longer_waiting(variants: list[Tracked], track_again: Callable[[Tracked], list[Tracked]]) -> list[Tracked]:
-    """What can be started of the cells that were waiting, now in their place in `variants`."""
-    found = []
-    for waiting in [tracked for tracked in variants if tracked.state is State.WAITING]:
-        try:
-            again = track_again(waiting)
-        except SettingError as error:
-            waiting.state, waiting.why = State.FAILED, str(error)
-            say_state(waiting)
-            continue
-        if again[0].state is not State.WAITING:
-            say(f"{waiting.name}: {waiting.of.cell.best_of} has chosen its rates")
-            index = variants.index(waiting)
-            variants[index : index + 1] = again
-            found += [tracked for tracked in again if tracked.state is not State.FINISHED]
-    return found
 
 
 def say(text: str) -> None:
@@ -79,7 +53,7 @@ def say_state(tracked: Tracked) -> None:
 
 
 def counts(variants: Sequence[Tracked]) -> str:
-    """ "112 variant(s): 3 finished, 4 running, 105 not started"; a cell that is waiting counts as one."""
+    """ "112 variant(s): 3 finished, 4 running, 105 not started"."""
     found = Counter(tracked.state for tracked in variants)
     return f"{len(variants)} variant(s): " + ", ".join(f"{found[state]} {state}" for state in State if found[state])
 
@@ -89,10 +63,7 @@ def end_report(variants: Sequence[Tracked]) -> str:
     failed = [tracked for tracked in variants if tracked.state is State.FAILED]
     left = [t for t in variants if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{t.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]
-    names = {tracked.of.cell.name for tracked in variants}
-    for tracked in left:
-        is_alone = tracked.state is State.WAITING and tracked.of.cell.best_of not in names
-        lines.append(f"{tracked.name}: {tracked.shown_state}" + ", which is not among these cells" * is_alone)
+    lines += [f"{t.name}: {t.state}" for t in left]
     lines += [f"{t.name}: {t.state}, {t.why}" for t in variants if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(variants)])
 

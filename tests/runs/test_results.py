@@ -12,7 +12,6 @@ from loglinear_jax.config import build, config_differences, read_config, variant
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.sweep.grid import read_grid
-from loglinear_jax.sweep.states import track
 
 ROOT = Path(__file__).parents[2]
 RECORDS = {path.stem: path for path in sorted(ROOT.glob("results/*/runs/*.json"))}
@@ -20,14 +19,11 @@ RECORDS = {path.stem: path for path in sorted(ROOT.glob("results/*/runs/*.json")
 
 @functools.cache
 def listed_commands() -> dict[str, list[str]]:
-    """run.py's arguments by the name of the run, of the grids of all studies; without rates where they are not chosen yet."""
+    """run.py's arguments by the name of the run, of the grids of all studies."""
     found = {}
     with contextlib.chdir(ROOT):
         for path in sorted(Path("results").glob("*/grid.toml")):
-            grid = read_grid(path)
-            cells = [cell for cell in grid.cells if cell.best_of]
-            chosen = {tracked.of.cell.name: tracked.of.cell for tracked in track(grid, cells, ROOT / "runs-of-nobody")}
-            found |= {cell.name: list(chosen.get(cell.name, cell).arguments) for cell in grid.cells}
+            found |= {cell.name: list(cell.arguments) for cell in read_grid(path).cells}
     return found
 
 

@@ -56,15 +56,6 @@ def test_a_list_of_settings_is_several_values(written):
     assert "--config.train.learning_rate=0.001,0.01" in grid.cells[0].arguments
 
 
-def test_the_cell_that_chooses_the_rates_has_the_axes_too(written):
-    text = GRID.replace("[settings]\n", '[settings]\nvariants = "linear"\n')
-    best = '[[grid]]\nname = "best{kv}"\nconfig = "mqar:kv={kv}"\nkv = [4, 8]\nbest_of = "kv{kv}-seq128"\n'
-    *others, first, second = read_grid(written(text + best)).cells
-    assert [cell.best_of for cell in others] == [""] * 5
-    assert (first.best_of, second.best_of) == ("kv4-seq128", "kv8-seq128")
-    assert second.arguments == ("--config=mqar:kv=8", "--config.train.precision=tf32")
-
-
 def test_patterns_choose_cells(written):
     grid = read_grid(written(GRID))
     assert [cell.name for cell in grid.only(["*-seq256", "al*"])] == ["kv4-seq256", "kv8-seq256", "alone"]
@@ -89,7 +80,7 @@ def test_patterns_choose_cells(written):
         (
             "kv = [4, 8]",
             "kv = 4",
-            "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, best_of, ",
+            "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, settings, ",
         ),
         ("kv = [4, 8]", "kv = []", "grid 1 (kv{kv}-seq{seq}): kv is an empty list: expected at least one value"),
         ("kv = [4, 8]", "kv = [4, 8]\npaper = ['a']", "paper is an axis here and one of [values]: expected another"),
@@ -102,11 +93,6 @@ def test_patterns_choose_cells(written):
             "settings.train.learning_rate is an empty list: expected at least one",
         ),
         ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),
-        (
-            "kv = [4, 8]",
-            "kv = [4, 8]\nbest_of = 'o{kv}'",
-            "settings.variants='{paper}' beside best_of='o{kv}': expected one",
-        ),
     ],
 )
 def test_what_is_wrong_is_named(before, after, message, written):

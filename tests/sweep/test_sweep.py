@@ -13,25 +13,20 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import submitit
-from ml_collections import ConfigDict
 
 from loglinear_jax.commands.main import main
-from loglinear_jax.config import ConfigError, variant_names
 from loglinear_jax.runs.folders import read_lines, write_record
 from loglinear_jax.runs.loading import read_run
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import write_json
-from loglinear_jax.sweep.best_rates import best_variants
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
-from loglinear_jax.sweep.supervise import end_report, supervise
+from loglinear_jax.sweep.supervise import supervise
 from loglinear_jax.sweep.worker import Worker
-from tests.analysis.made_runs import made_run
 from tests.runs.tiny import ROOT, TINY, read_json
 
 train = functools.partial(main, command="train", called="python run.py")
@@ -99,27 +94,18 @@ def saved(workdir):
 
 @pytest.mark.slow
 def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypatch):
-    """The first start: one cell is killed, is started again, and is killed again; one fails, one ends well. The second: the
+    """The first start: one cell is killed, one fails, one ends well. The second: the
     killed one goes on from its checkpoint, is preempted, put back in the queue, and goes on from where it was. The third has
     nothing to do."""
-    monkeypatch.setattr("loglinear_jax.sweep.jobs.MOST_RESTARTS", 1)
     grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
     (runs / "short-other").mkdir(parents=True)
     (runs / "short-other" / "notes.txt").write_text("", encoding="utf-8")
-    killings = [
-        meanwhile(runs / "long-killed", step, lambda process: os.kill(process, signal.SIGKILL), number)
-        for number, step in ((1, 100), (2, 200))
-    ]
+    killing = meanwhile(runs / "long-killed", 100, lambda process: os.kill(process, signal.SIGKILL))
     assert sweep(grid, "--workers=3") == 1
-    for killing in killings:
-        killing.join()
+    killing.join()
     out, err = capsys.readouterr()
     killed = "its process ended without a word: was it killed?"
-    assert f"long-killed linear: {killed} It was started 2 times\n    log: " in out
-    assert re.search(
-        rf"^long-killed linear: interrupted after .*: {re.escape(killed)} It is started again \(1 of 1\)$", err, re.M
-    )
-    assert err.count("long-killed linear: running (here)\n") == 2
+    assert f"long-killed linear: {killed}\n    log: " in out
     refused = f"run.py: workdir {runs}/short-other holds no run, as there is no config.json, but notes.txt: "
     assert re.search(rf"^short-other linear: {refused}.*\n    log: ", out, re.MULTILINE)
     assert out.endswith("3 variant(s): 1 finished, 2 failed\n")
@@ -136,13 +122,13 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypa
     assert lines[-1] == "3 variant(s): 1 finished, 1 interrupted, 1 not started"
 
     reached = max(saved(runs / "long-killed")) + 100
-    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=3)
+    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=2)
     short = (runs / "short" / "linear" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short") == 0
     preempting.join()
     assert capsys.readouterr().out == "2 variant(s): 2 finished\n"
-    first, again, second, third = starts(runs / "long-killed")
-    assert first == 0 and again >= 100 and second == reached - 100 and third >= reached and third % 5 == 0
+    first, second, third = starts(runs / "long-killed")
+    assert first == 0 and second == reached - 100 and third >= reached and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed.json", "short.json"]
 
     before = (runs / "long-killed" / "linear" / "processes.jsonl").read_bytes()
@@ -254,172 +240,13 @@ def test_the_list_has_what_differs_and_fits_the_terminal(tmp_path, capsys, monke
     assert capsys.readouterr().out.splitlines()[:2] == [listed[0], "not started  long-b linear  train.num_steps=1…"]
 
 
-def with_best_of(folder, rates="[0.001, 0.01]", best_of="short-rates", first_seed=2, config="mqar"):
-    """A grid in which the cell short-rates chooses the rates of short-best."""
-    grid = grid_file(folder, "short-rates", "short-best")
-    rates = f'settings.variants = "linear,fixed"\nsettings.train.learning_rate = {rates}\n'
-    best = f'best_of = "{best_of}"\nsettings.train.first_seed = {first_seed}\n'
-    first, second = (f'name = "short-{name}"\n' for name in ("rates", "best"))
-    text = grid.read_text(encoding="utf-8").replace(f'{first}config = "mqar"', f'{first}config = "{config}"')
-    grid.write_text(text.replace(first, first + rates).replace(second, second + best), encoding="utf-8")
-    return grid
-
-
 def keep(tracked, config, outcomes):
     tracked.of.kept.parent.mkdir(exist_ok=True)
     write_record(tracked.of.kept, config, RunSummary(outcomes))
 
 
-def write_run(folder, config, outcomes):
-    """A finished run of which config and outcomes are left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config.to_dict())
-    write_json(folder / "summary.json", RunSummary(outcomes).to_json())
-
-
-@pytest.mark.slow
-def test_rates_are_chosen_by_one_cell_and_reported_by_another(tmp_path, capsys):
-    """In one sweep; and with the second cell alone, once the first one is kept."""
-    grid, kept = with_best_of(tmp_path), tmp_path / "kept"
-    assert sweep(grid, "--list") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.split("  +", lines[2]) == ["waiting for short-rates", "short-best"]
-    assert lines[3] == "3 variant(s): 2 not started, 1 waiting"
-    assert sweep(grid, "--only=short-best") == 1
-    assert capsys.readouterr().out == (
-        "short-best: waiting for short-rates, which is not among these cells\n1 variant(s): 1 waiting\n"
-    )
-
-    assert sweep(grid, "--workers=2") == 0
-    out, err = capsys.readouterr()
-    assert out == "4 variant(s): 4 finished\n" and "short-best: short-rates has chosen its rates\n" in err
-    chosen = []
-    outcomes = read_json(kept, "short-rates.json")["variants"]
-    for variant in ("linear", "fixed"):
-        means = {
-            rate: np.mean(outcomes[f"{variant}+train.learning_rate={rate}"]["best_accuracy"]) for rate in (0.001, 0.01)
-        }
-        chosen.append(f"{variant}+train.learning_rate={max(means, key=means.get)}")
-    best = read_json(kept, "short-best.json")
-    assert list(best["variants"]) == chosen and f"--config.variants={','.join(chosen)} " in best["command"]
-    assert [outcome["seeds"] for outcome in best["variants"].values()] == [[2, 3], [2, 3]]
-    # Of a file without the cell that chose, what is kept says as much.
-    text = grid.read_text(encoding="utf-8")
-    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
-    assert sweep(grid, "--list=commands") == 0
-    assert capsys.readouterr().out.startswith("finished  python run.py ")
-
-
 def tracked_in(grid, *changes):
     return track(read_grid(grid), read_grid(grid).cells, grid.parent / "runs", changes)
-
-
-def outcomes_of(folder, config, value=0.5):
-    return made_run(folder, accuracies={name: [value, value] for name in variant_names(config)}).outcomes
-
-
-def test_the_cell_whose_rates_were_not_chosen_is_named(tmp_path):
-    """As what is kept of it has others."""
-    grid = with_best_of(tmp_path)
-    variants = tracked_in(grid)
-    jobs, best = LocalJobs(variants[:2], tmp_path / "runs", train, [None]), variants[-1]
-    other = ConfigDict(best.of.config.to_dict())
-    other.variants = "linear+train.learning_rate=0.5"
-    keep(variants[0], variants[0].of.config, outcomes_of(tmp_path, variants[0].of.config))  # meanwhile
-    keep(best, other, {})
-    again = lambda waiting: track(read_grid(grid), [waiting.of.cell], tmp_path / "runs")  # noqa: E731
-    assert not supervise(variants, jobs, again)
-    assert [tracked.state for tracked in variants] == [State.FINISHED] * 2 + [State.FAILED]
-    (line, counted) = end_report(variants).splitlines()
-    assert line.startswith("short-best: ") and f"{best.of.kept} keeps the outcome of another config (variants: " in line
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"best_of": "none"}, "none: there is no such cell in the file, and no run in "),
-        (
-            {"best_of": "short-best"},
-            "short-best: that cell has a best_of itself: expected one that is trained at several",
-        ),
-        (
-            {"rates": "[0.001]"},
-            "short-rates: that run has train.learning_rate=0.001 and train.weight_decay=0.0 alone: ",
-        ),
-        (
-            {"config": "interleaved"},
-            "short-rates: task mqar here, and interleaved where rates are chosen: expected one task",
-        ),
-        (
-            {"rates": "[0.001, 0.01]\nsettings.train.weight_decay = 0.1"},
-            "short-rates: train.weight_decay=0.0 here, and 0.1 where rates are chosen: expected one value",
-        ),
-        (
-            {"first_seed": "2\nsettings.train.learning_rate = 0.1"},
-            "short-rates: it chooses train.learning_rate: expected no settings.train.learning_rate beside it",
-        ),
-        (
-            {"first_seed": 1},
-            "short-rates: seed 1 chooses the rates that it is trained at: expected other seeds than 0 to 1, ",
-        ),
-    ],
-)
-def test_what_can_choose_no_rates_is_one_line(changes, message, tmp_path, capsys):
-    assert sweep(with_best_of(tmp_path, **changes)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and f"(short-best), cell short-best: best_of={message}" in err and err.count("\n") == 1
-
-
-def test_rates_of_all_cells_are_those_of_the_one_that_chooses(tmp_path):
-    """Given on the command line, they are not settings of the cell that reports; it is checked as it will be."""
-    grid, rates = with_best_of(tmp_path), "--config.train.learning_rate=0.002,0.02"
-    both, _, best = tracked_in(grid, rates)
-    assert rates in both.arguments and rates not in best.arguments and best.state is State.WAITING
-    assert variant_names(best.of.config) == ["linear+train.learning_rate=0.002", "fixed+train.learning_rate=0.002"]
-    accuracies = {name: [0.5, 0.6 if name.endswith("0.02") else 0.4] for name in variant_names(both.of.config)}
-    keep(both, both.of.config, made_run(tmp_path, accuracies=accuracies).outcomes)
-    best = tracked_in(grid, rates)[-2:]
-    assert [one.at_rates for one in best] == [(f"{name}+train.learning_rate=0.02",) for name in ("linear", "fixed")]
-    assert all(one.state is State.NOT_STARTED and rates not in one.arguments for one in best)
-
-
-def test_a_run_beside_the_file_chooses_if_all_of_it_is_there(tmp_path):
-    """The one that is kept has a part, that in --out all."""
-    grid = with_best_of(tmp_path)
-    both, *_ = tracked_in(grid)
-    made = outcomes_of(tmp_path, both.of.config)
-    keep(both, both.of.config, dict(list(made.items())[:3]))
-    text = grid.read_text(encoding="utf-8")
-    grid.write_text(text[: text.index("[[grid]]")] + text[text.rindex("[[grid]]") :], encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"no such cell in the file, and in .*kept/short-rates.json 3 of 4 variants are fin"
-    ):
-        tracked_in(grid)
-    write_run(both.of.workdir, both.of.config, made)
-    assert [(one.state, *one.at_rates) for one in tracked_in(grid)] == [
-        (State.NOT_STARTED, name) for name in list(made)[::2]
-    ]
-
-
-def test_the_best_rate_has_the_best_mean_in_validation(tmp_path):
-    """Of equal ones it is the first; a seed without a value is worse than any; a perplexity is better where it is lower."""
-    rates = [f"linear+train.learning_rate={rate}" for rate in (0.1, 0.2, 0.3)]
-    equal, second = ([0.2, 0.4], [0.4, 0.2], [0.1, 0.1]), ([0.2, 0.2], [0.1, 0.9], [0.4, 0.4])
-    for values, best in ((equal, 0), (second, 1)):
-        accuracies = dict(zip(rates, values, strict=True))
-        worst = {name: [1 - x for x in values] for name, values in accuracies.items()}  # test accuracy has no say
-        run = made_run(tmp_path, accuracies=accuracies, test=worst)
-        run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear,fixed+train.learning_rate=0.2"
-        outcomes = run.outcomes | {"fixed+train.learning_rate=0.2": run.outcomes[rates[0]]}
-        assert best_variants(run.config, outcomes) == [rates[best], "fixed+train.learning_rate=0.2"]
-    perplexities = dict(zip(rates, ([2.0, None], [4.0, 4.0], [3.0, 4.0]), strict=True))
-    run = made_run(tmp_path, accuracies=perplexities, task="text")
-    with pytest.raises(
-        ConfigError, match=f"^{re.escape(rates[0])} and its other rates have no value in validation for all"
-    ):
-        best_variants(run.config, run.outcomes)
-    run.config.train.learning_rate, run.config.variants = [0.1, 0.2, 0.3], "linear"
-    assert best_variants(run.config, run.outcomes) == [rates[2]]
 
 
 def test_folders_that_hold_something_else_are_named_before_anything_starts(tmp_path, capsys):
@@ -487,7 +314,7 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     arguments = ["--cluster=slurm", "--partition=gpu", "--time=240", "--gpus=2", "--workers=2", "--slurm=account=ours"]
     made = []
     monkeypatch.setattr(
-        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs, _: made.append((cells, jobs)) or True
+        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append((cells, jobs)) or True
     )
     assert sweep(grid, *arguments) == 130
     ((cells, jobs),) = made
@@ -517,24 +344,14 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     (ended,) = jobs.poll()
     assert (ended.name, ended.state, ended.why) == ("short-b linear", State.FAILED, "run.py: no memory")
     killed, ended_job = jobs.running["short-a linear"]
-    for state, again in ("OUT_OF_MEMORY", True), ("CANCELLED by 7", False):  # this one as somebody wanted
-        jobs.running["short-a linear"] = killed, ended_job
-        with monkeypatch.context() as patch:
-            patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
-            patch.setattr(submitit.SlurmJob, "state", state)
-            assert jobs.poll() == [killed] and list(jobs.waiting) == [killed] * again
-        jobs.waiting.clear()
-        why = f"its process ended without a word ({state}): was it killed? It "
-        assert killed.why == why + ("is started again (1 of 2)" if again else "was started 2 times")
-        assert killed.state is (State.NOT_STARTED if again else State.FAILED)
+    with monkeypatch.context() as patch:
+        patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
+        patch.setattr(submitit.SlurmJob, "state", "OUT_OF_MEMORY")
+        assert jobs.poll() == [killed] and killed.state is State.FAILED
+    assert killed.why == "its process ended without a word (OUT_OF_MEMORY): was it killed?"
     jobs.running = {"short-a linear": (killed, ended_job)} | jobs.running
     jobs.stop()
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
-
-    jobs.waiting.extend(cells)  # as if they had waited for their rates: SLURM limits each array by itself
-    assert jobs.start() == [] and len(jobs.waiting) == 3
-    jobs.running.pop("short-a linear")
-    assert jobs.start() == cells[:1] and len(jobs.waiting) == 2
 
 
 @pytest.mark.parametrize(
@@ -570,7 +387,7 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
 def test_how_many_gpus_a_cell_has(arguments, places, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr("loglinear_jax.sweep.jobs.gpus_here", lambda: ["0", "1", "2", "3", "4"])
-    monkeypatch.setattr("loglinear_jax.sweep.supervise.supervise", lambda cells, jobs, _: made.append(jobs) or True)
+    monkeypatch.setattr("loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append(jobs) or True)
     assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
     assert made[0].free == places
 
