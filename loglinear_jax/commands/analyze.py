@@ -139,9 +139,3 @@ def _matching(patterns: list[str]) -> list[str]:
         paths = [path for path in glob.glob(pattern) if os.path.isdir(path) or path.endswith(".json")]
         found += sorted(paths, key=lambda path: path.removesuffix(".json")) or [pattern]
     return found
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="analyze", called="python -m loglinear_jax.commands.analyze"))

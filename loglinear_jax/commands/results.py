@@ -10,7 +10,6 @@ loglinear_jax/analysis/pages.py says how.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from loglinear_jax.command_line import FAILED, BadInput, path
@@ -49,9 +48,3 @@ def run(args: argparse.Namespace) -> int:
     if not problems:
         print(f"{len(pages.pages)} pages, {pages.num_tables} tables agree with the runs")
     return FAILED if problems else 0
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="results", called="python -m loglinear_jax.commands.results"))

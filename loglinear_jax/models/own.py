@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from loglinear_jax.components import Call, find_class, instantiate, module_of, parse_call
+from loglinear_jax.components import Call, find_class, instantiate, parse_call
 from loglinear_jax.losses import token_losses
 from loglinear_jax.modules.positions import Positions, at_positions
 from loglinear_jax.settings import INT32_MAX, SettingError
@@ -29,12 +29,6 @@ class OwnSettings:
     has_lam = has_decays = has_states = takes_pallas = False
     longest = implementation = lam_levels = None
     unread = frozenset()
-
-    @property
-    def own_modules(self) -> set[str]:
-        """The module that the model is taken from."""
-        module = module_of(self.kind)
-        return set() if module is None else {module}
 
     def extended(self):
         """The settings as they are: nothing is known of a longest sequence."""

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import flax.core
 
-from loglinear_jax.components import fields_of, module_of
+from loglinear_jax.components import fields_of
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import ACTIVATIONS, LAMS, MlpLam
 from loglinear_jax.mixers import MIXERS, TokenMixer, find_mixer, make_mixer, parse_pattern
@@ -143,12 +143,6 @@ class MixerSettings:
     def takes_pallas(self) -> bool:
         """Whether GPU kernels may compute it."""
         return self.implementation in (None, "pallas")
-
-    @property
-    def own_modules(self) -> set[str]:
-        """Modules of the user's own that a mixer or λ is taken from."""
-        lams = [getattr(mixer, "lam", "") for mixer in self.mixers]
-        return {module for text in (*self.pattern, *lams) if (module := module_of(text)) is not None}
 
     @property
     def unread(self) -> set[str]:

@@ -20,7 +20,6 @@ from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
-from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.tasks.draws import standard_settings
@@ -196,8 +195,6 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     if not of_parts:
         missing = folder.variant(variant).checkpoints.relative_to(folder.path)
         raise ConfigError(f"{folder.path}: variant {variant!r} has no checkpoint in the folder {missing}")
-    for change in changed_modules(own_modules(experiment), next(iter(of_parts)).read_processes()):
-        log.warning("%s: %s: %s", folder.path, variant, change)
     state = jax.tree.map(lambda *of_seeds: np.concatenate(of_seeds), *of_parts.values())
     step = int(state.step.max())
     seeds = state.seed.tolist()

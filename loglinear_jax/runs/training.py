@@ -25,7 +25,6 @@ from loglinear_jax.runs.folders import RunFolder, VariantFolder, is_finished
 from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.loop import Program
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.own_modules import changed_modules, own_modules
 from loglinear_jax.runs.wandb_runs import check_wandb
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
@@ -82,8 +81,7 @@ def run(
     log.info("%s %s", "Going on in" if resumed else "Writing to", run_folder.path)
     missing = _missing(run_folder, {name: experiments[name] for name in chosen})
     trained, many = bool(missing), None
-    process = _process(config, command, experiments)
-    _warn_of_changed_modules(run_folder, experiments)
+    process = _process(config, command)
     for variant, size in sizes.items():
         log.info("%s: %s", variant, size)
     with StopOnSignal() as stop:
@@ -163,23 +161,15 @@ def _held(program: Program) -> Iterator[None]:
         yield
 
 
-def _process(config: ConfigDict, command: Sequence[str] | None, experiments: dict[str, Experiment]) -> dict[str, Any]:
+def _process(config: ConfigDict, command: Sequence[str] | None) -> dict[str, Any]:
     """What processes.jsonl records of this process."""
-    process = {
+    return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": None if command is None else shlex.join(command),
         "provenance": provenance(config.to_dict()),
         "device": device(),
         "versions": versions(),
     }
-    modules = own_modules(*experiments.values())
-    return process | ({"modules": modules} if modules else {})
-
-
-def _warn_of_changed_modules(run_folder: RunFolder, experiments: dict[str, Experiment]) -> None:
-    processes = [process for name in experiments for process in run_folder.variant(name).read_processes()]
-    for change in changed_modules(own_modules(*experiments.values()), processes):
-        log.warning("%s", change)
 
 
 def _finish(folder: VariantFolder, variant: str, outcome: VariantOutcome, process: dict[str, Any]) -> None:
