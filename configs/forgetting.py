@@ -8,7 +8,7 @@ loglinear_jax/tasks/forgetting.py says where. Zoology trains on a mixture of len
 the vocabulary is 8,192 and 100,000 sequences are trained on; model, batch and learning rate are those of configs/mqar.py.
 updates=0 is Zoology's MQAR without updates.
 
-Ours: results/content.md and results/delta.md, at 128 tokens, 16 pairs, 8 updates, vocabulary 128, with 10,000 training
+Ours: results/forgetting, at 128 tokens, 16 pairs, 8 updates, vocabulary 128, with 10,000 training
 sequences, preset robust and 4,000 steps. With state=16, 64 seeds of a variant took 37 to 85 s of one H200 in TF32 with their
 compilation (results/forgetting/runs); those with the delta rule 62 to 91 s, while two runs shared the GPU
 (results/forgetting/runs).

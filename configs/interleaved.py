@@ -6,7 +6,7 @@ A task of this project, not in the paper: in the paper's MQAR every answer is at
 looking at its input. Here, with 24 pairs in 128 tokens, 51 % of the answers are at level 7, 25 % at 6, 13 % at 5, and so on.
 The default model has one head with keys and values of 16: fewer dimensions than there are pairs.
 
-Ours: results/content.md and results/delta.md. With 24 pairs, state=16, preset robust and 4,000 steps, 64 seeds of a variant
+Ours: results/interleaved. With 24 pairs, state=16, preset robust and 4,000 steps, 64 seeds of a variant
 took 35 to 62 s of one H200 in TF32 with their compilation; those with the delta rule 66 to 73 s, while two runs shared the GPU
 (results/interleaved/runs).
 

@@ -8,7 +8,7 @@ sequences have 40 tokens, and every position is scored, which asks for all short
 robust of configs/mqar.py, with λ for 256 tokens. Published: linear recurrences whose eigenvalues are all positive cannot solve
 parity in finite precision; Mamba and DeltaNet with eigenvalues from -1 to 1 do (Grazzi et al.).
 
-Ours: results/delta.md, of parity and s3. 32 seeds of a variant took 41 to 85 s of one H200 in TF32 for 4,000 steps with their
+Ours: results/tracking, of parity and s3. 32 seeds of a variant took 41 to 85 s of one H200 in TF32 for 4,000 steps with their
 compilation, while two runs shared it; 11 to 15 s where parity is learned, as a seed that has learned it stops.
 
 Presets, joined by commas: parity (the default), s3, s4, s5 (which group), lengths (validation and test on 40, 64, 128 and 256

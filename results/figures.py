@@ -1,0 +1,250 @@
+"""The figures of these pages, from the records of the runs: python results/figures.py"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from loglinear_jax.analysis import paper, style
+from loglinear_jax.analysis.pages import Records
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import mean_difference, mean_interval
+
+HERE = Path(__file__).parent
+RECORDS = Records(HERE)
+SINGLE, GATED, DELTA, SOFTMAX = "mixer=gated_linear", "mixer=gated_delta", "mixer=delta", "mixer=softmax"
+LOG_LINEAR_DELTA = "mixer=log_linear_delta+lam="
+LAMS = ("fixed", "linear", "mlp_softmax", "mlp_softplus")
+SUITE = (
+    SINGLE, "fixed", "linear", "mlp_softplus", "content", GATED, LOG_LINEAR_DELTA + "fixed", LOG_LINEAR_DELTA + "linear",
+    LOG_LINEAR_DELTA + "content", SOFTMAX,
+)  # fmt: skip
+TEST, VALIDATION = "mean test accuracy (%)", "mean accuracy in validation (%)"
+
+
+def outcomes(runs: str, rate: str = "") -> dict[str, VariantOutcome]:
+    """The outcomes of these runs by variant, without the rate in a variant's name; of one rate if it is given."""
+    found: dict[str, VariantOutcome] = {}
+    for run in RECORDS.matching(runs):
+        for name, outcome in run.outcomes.items():
+            variant, _, rates = name.partition("+train.")
+            if rate in rates:
+                found.setdefault(variant, outcome)
+    return found
+
+
+def percent(outcome: VariantOutcome) -> np.ndarray:
+    return 100 * outcome.accuracy
+
+
+def save(figure: Figure, message: str, name: str, handles: Mapping | None = None) -> None:
+    style.finish(figure, message, handles)
+    _, svg = style.save(figure, HERE / name)
+    svg.unlink()
+
+
+def dots(panels: Mapping[str, Mapping[str, tuple]], message: str, name: str, x: str, limits: tuple) -> None:
+    """A panel each with a row for each variant or label: mean, low and high, and a fourth value as a hollow dot."""
+    labels = list(dict.fromkeys(label for rows in panels.values() for label in rows))
+    names = [style.describe_variant(label) if label in SUITE else label for label in labels]
+    looks = style.looks_of(label for label in labels if label in SUITE)
+    figure, axes = style.new_figure(style.FULL_WIDTH, 0.9 + 0.27 * len(labels), 1, len(panels), sharey=True)
+    for axis, (title, rows) in zip(axes.flat, panels.items(), strict=True):
+        for label, (mean, low, high, *others) in rows.items():
+            y, look = labels.index(label), looks.get(label, style.Look("0.2", "o"))
+            axis.hlines(y, low, high, color=look.color, linewidth=2)
+            axis.plot([mean], [y], look.marker, color=look.color, markersize=7, clip_on=False)
+            axis.plot(others, [y] * len(others), "o", color="0.2", markerfacecolor="white", markersize=7)
+        if limits[0] < 0:
+            axis.axvline(0, color="0.5", linewidth=1)
+        axis.set_title(title, fontsize=10)
+        axis.set(xlim=limits, ylim=(len(labels) - 0.5, -0.5), xlabel=x)
+        axis.grid(axis="x", color="0.9")
+    axes[0, 0].set_yticks(range(len(labels)), names, fontsize=9)
+    save(figure, message, name)
+
+
+def by_size() -> None:
+    small = {8: "interleaved-pairs24-state8,interleaved-state8-delta", 16: "interleaved,interleaved-state16-delta"}
+    small[32] = "interleaved-pairs24-state32,interleaved-state32-delta"
+    forgetting = {n: runs.replace("-pairs24", "").replace("interleaved", "forgetting") for n, runs in small.items()}
+    zoology = {16: "zoology-state16-rates", 32: "zoology-state32", 64: "zoology-state64"}
+    tasks = {
+        "Interleaved MQAR, 128 tokens": (128, small),
+        "Forgetting MQAR, 128 tokens": (128, forgetting),
+        "Zoology's mixture, to 1,024 tokens": (1024, zoology),
+    }
+    variants = (SINGLE, DELTA, GATED, "fixed", "mlp_softplus", "mlp_softmax", "content", SOFTMAX)
+    looks, handles = style.looks_of(variants), {}
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.7, 1, 3, sharey=True)
+    for axis, (title, (length, runs)) in zip(axes.flat, tasks.items(), strict=True):
+        of_width = {width: outcomes(names, "0.0032" * names.endswith("rates")) for width, names in runs.items()}
+        for variant in variants:
+            points = []
+            for width, found in of_width.items():
+                if variant in found:
+                    states = 1 if variant in (SINGLE, DELTA, GATED) else length.bit_length()
+                    kept = {
+                        SOFTMAX: 2 * length * width,
+                        "content": states * width * (width + 1),
+                    }  # content: sums of keys
+                    size = kept.get(variant, states * width * width)
+                    points.append((size, *mean_interval(percent(found[variant]))))
+            if points:
+                how = looks[variant]._asdict()
+                handles[style.describe_variant(variant)] = style.draw_line(
+                    axis, *np.transpose(points), bars=True, **how
+                )
+        axis.set_xscale("log")
+        style.label_panel(axis, title, "recurrent state size of a layer (numbers)", 10)
+        axis.grid(color="0.92")
+        axis.set_ylim(0, 102)
+        style.log_ticks(axis.xaxis, 5)
+    axes[0, 0].set_ylabel(TEST)
+    message = "For the same recurrent state size, one wide state beats a state for each level"
+    save(figure, message, "accuracy-by-size", handles)
+
+
+def differences() -> None:
+    rows = {}
+    for configuration, runs in {"paper-text": "mqar-seq128-kv", "released-code": "mqar-seq128-released-kv"}.items():
+        for pairs, theirs in paper.MQAR.items():
+            linear, mlp = (percent(outcomes(f"{runs}{pairs}")[lam]) for lam in ("linear", "mlp_softplus"))
+            published = theirs["linear"][0] - theirs["mlp_softplus"][0]
+            rows[f"{configuration}, {pairs} pairs"] = (*mean_difference(linear, mlp), published)
+    message = "The paper's difference (hollow) is seen in one of eight cases; in four it is reversed"
+    x = "mean accuracy of linear minus that of mlp_softplus (points), 64 seeds"
+    dots({"MQAR, 128 tokens": rows}, message, "mqar/differences", x, (-60, 60))
+
+
+def slow_decays() -> None:
+    cases = {
+        "released-code, 4 pairs": ("mqar-seq128-released-kv4", "collapse-released-kv4-dt_max"),
+        "released-code, 32 pairs": ("mqar-seq128-released-kv32", "collapse-released-kv32-dt_max"),
+        "paper-text, 4 pairs": ("mqar-seq128-kv4", "collapse-kv4-dt_max"),
+        "paper-text, 32 pairs": ("mqar-seq128-kv32", "collapse-kv32-dt_max"),
+        "convolution, unit q and k, 4 pairs": ("collapse-kv4-conv+qk_norm", "collapse-kv4-conv+qk_norm+dt_max"),
+    }
+    rows = {}
+    for title, (without, slow) in cases.items():
+        before, after = outcomes(without), outcomes(slow)
+        for lam in (lam for lam in LAMS if lam in before and lam in after):
+            rows[f"{title}: {lam}"] = [sum(found[lam].reached(0.9)) for found in (before, after)]
+    figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 4.2)
+    for y, (before, after) in enumerate(rows.values()):
+        arrow = {"arrowstyle": "-|>", "color": "#117733" if after > before else style.MARK, "lw": 2}
+        axis.annotate("", (after, y), (before, y), arrowprops=arrow)
+        axis.plot([before], [y], "o", color="0.3", markersize=5)
+    axis.set_yticks(range(len(rows)), list(rows), fontsize=9)
+    x = "seeds of 64 that reach 90 %: without (dot) and with slow initial decays (arrow)"
+    axis.set(xlim=(0, 64.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x)
+    axis.grid(axis="x", color="0.9")
+    message = "Slow initial decays alone help in two of ten cases and hurt in four; with a convolution they help"
+    save(figure, message, "collapse/slow-decays")
+
+
+def copying() -> None:
+    lengths, looks, handles = (256, 512, 1024), style.looks_of(LAMS), {}
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.4, 1, 2, sharey=True)
+    for axis, runs in zip(axes.flat, ("copy-seq", "copy-released-seq"), strict=True):
+        for lam in LAMS:
+            found = {n: outcomes(f"{runs}{n}") for n in lengths if f"{runs}{n}" in RECORDS.paths}
+            means = {n: percent(of_length[lam]).mean() for n, of_length in found.items() if lam in of_length}
+            how = looks[lam]._asdict()
+            if means:
+                handles[style.describe_variant(lam)] = style.draw_line(axis, list(means), list(means.values()), **how)
+            if lam != "fixed":
+                theirs = [paper.SELECTIVE_COPY[n][lam][0] for n in lengths]
+                line = style.draw_line(axis, lengths, theirs, linestyle=":", markerfacecolor="white", **how)
+                handles[f"the paper's {lam}"] = line
+        style.length_axis(axis, lengths)
+        style.label_panel(
+            axis, f"{'released-code' if 'released' in runs else 'paper-text'} configuration", "tokens", 10
+        )
+        axis.set_ylim(0, 102)
+        axis.grid(axis="y", color="0.9")
+    axes[0, 0].set_ylabel(VALIDATION)
+    message = "The paper's 53 % is the released code's; the paper-text configuration reaches 65 to 95 %"
+    save(figure, message, "copying/lengths", handles)
+
+
+def rates() -> None:
+    looks, handles = style.looks_of(SUITE), {}
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.4, 1, 3, sharey=True)
+    for axis, width in zip(axes.flat, (16, 32, 64), strict=True):
+        at = {rate: outcomes(f"table2-width{width}", f"={rate}") for rate in (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)}
+        for variant in SUITE:
+            means = [percent(found[variant]).mean() for found in at.values()]
+            line = style.draw_line(axis, list(at), means, **looks[variant]._asdict())
+            handles[style.describe_variant(variant)] = line
+        axis.set_xscale("log")
+        axis.set_xticks([0.001, 0.004, 0.016], ["0.001", "0.004", "0.016"])
+        axis.minorticks_off()
+        style.label_panel(axis, f"width {width}", "learning rate", 10)
+        axis.grid(axis="y", color="0.9")
+    axes[0, 0].set_ylabel(TEST)
+    message = "The learning rate matters more than the mixer: recurrent models need 0.004 to 0.016"
+    save(figure, message, "table2/rates", handles)
+
+
+def longer_tests() -> None:
+    tests = {
+        "five tests of trained lengths": ("64/4", "64/8", "64/16", "128/32", "256/64"),
+        "two longer tests (512 and 1,024 tokens)": ("512/128", "1024/256"),
+    }
+    found, panels = outcomes("zoology-state64"), {}
+    for title, parts in tests.items():
+        of_seeds = {v: np.mean([found[v].test_accuracy_of_parts[part] for part in parts], axis=0) for v in SUITE}
+        panels[title] = {variant: mean_interval(100 * values) for variant, values in of_seeds.items()}
+    message = "Trained lengths separate no mixer (K=V=64); beyond them λ with parameters for each level fails"
+    dots(panels, message, "zoology/longer-tests", TEST, (0, 100))
+
+
+def lengths() -> None:
+    with (HERE / "interleaved/runs/interleaved-128-to-1024-lengths.csv").open(encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if int(line["length"]) <= 1024]
+    looks, handles = style.looks_of([*LAMS, "content"]), {}
+    figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 3.6)
+    for variant in dict.fromkeys(line["variant"] for line in lines):
+        at: dict[int, list[float]] = {}
+        for line in (line for line in lines if line["variant"] == variant):
+            at.setdefault(int(line["length"]), []).append(float(line["accuracy"]))
+        lam, _, copied = variant.partition(", ")
+        how = looks[lam]._asdict() | ({"linestyle": "--", "markerfacecolor": "white"} if copied else {})
+        label = style.describe_variant(lam) + (", higher levels as 7" if copied else "")
+        curve = np.transpose([mean_interval(values) for values in at.values()])
+        handles[label] = style.draw_line(axis, list(at), *curve, **how)
+    style.length_axis(axis, at)
+    axis.set(ylim=(0, 100), xlabel="length of the tested sequences (tokens; trained at 128)", ylabel=TEST)
+    axis.grid(axis="y", color="0.9")
+    message = "Beyond the trained length content keeps most, also if untrained levels are mended (dashed)"
+    save(figure, message, "interleaved/lengths", handles)
+
+
+def perplexities() -> None:
+    found = outcomes("wikitext2-hidden256,wikitext2-content,wikitext2-delta-one-state,wikitext2-delta-levels")
+    looks = style.looks_of([*LAMS, "content", DELTA, GATED, LOG_LINEAR_DELTA + "fixed", LOG_LINEAR_DELTA + "content"])
+    figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 3.2)
+    for y, (variant, look) in enumerate(looks.items()):
+        seeds = np.exp(found[variant].test_loss)
+        axis.plot(seeds, [y] * len(seeds), look.marker, color=look.color, markersize=7)
+    axis.set_yticks(range(len(looks)), [style.describe_variant(variant) for variant in looks], fontsize=9)
+    axis.set(ylim=(len(looks) - 0.5, -0.5), xlabel="test perplexity of each of three seeds (hidden 256, next token)")
+    axis.grid(axis="x", color="0.9")
+    save(figure, "WikiText-2: most differences are within the spread of three seeds", "wikitext2/perplexities")
+
+
+def fuzzy() -> None:
+    found = outcomes("mad-fuzzy")
+    rows = {variant: mean_interval(percent(found[variant])) for variant in SUITE}
+    message = "Of MAD's tasks fuzzy recall separates these mixers, and softmax attention is far ahead"
+    dots({"fuzzy recall, 16 seeds": rows}, message, "mad/fuzzy", TEST, (70, 100))
+
+
+if __name__ == "__main__":
+    for draw in (by_size, differences, slow_decays, copying, rates, longer_tests, lengths, perplexities, fuzzy):
+        draw()
