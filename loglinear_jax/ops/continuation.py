@@ -46,10 +46,10 @@ class Past(NamedTuple):
         precision=None,
     ) -> Float[Array, "B T H V"]:
         """What it adds to the outputs of tokens, for their λ of these levels alone."""
-        groups, levels = q.shape[2], lam.shape[3]
+        groups, heads, levels = q.shape[2], *lam.shape[2:]
         lam = jnp.where(jnp.right_shift(self.occupied, np.arange(levels, dtype=np.int32)) & 1 == 1, lam, 0)
         since = decay_since_start(split_heads(log_decay, groups), beginnings(starts))
-        states = self.states.reshape(len(q), groups, -1, *self.states.shape[2:])
+        states = self.states.reshape(len(q), groups, heads // groups, *self.states.shape[2:])
         weights = split_heads(lam, groups) * since[..., None]
         return merge_heads(read_levels(jnp.moveaxis(q, 1, 2), weights, states, precision))
 
@@ -131,28 +131,33 @@ def run_from(
         q, _, _, log_decay, _ = tokens
         groups = q.shape[2]
         old = InitialState(initial, split_heads(log_decay, groups), lam.shape[-1], start.starts)
-        by_group = jnp.moveaxis(q, 1, 2), split_heads(lam, groups)
 
-    def with_old(out, levels, beginning: int | None):
-        """Both with what a state has that decays, and no more."""
+    def with_old(out, levels, from_old):
+        """Both with what a state has that decays, and no more; from_old: what it adds to outputs."""
         if old is None:
             return out, levels
-        out = out + merge_heads(old.read(*by_group, precision, beginning))
+        out = out + from_old()
         out = out if with_past is None else out.astype(tokens[2].dtype)
         return out, None if levels is None else levels + old.at_end()
 
     def at_the_beginning():
-        if old is not None and with_past is not None and windows.top < lam.shape[-1]:
-            occupied = jnp.right_shift(start.position, windows.top - 1)
-            past = old.found_beyond(windows.top), jnp.broadcast_to(occupied, q.shape[:1])
-            return with_past(*tokens, start.starts, *past)
+        past = None if old is None else old.past(windows.top)
+        if past is not None and with_past is not None and windows.top < lam.shape[-1]:
+            return with_past(*tokens, start.starts, past.states, jnp.broadcast_to(past.occupied, q.shape[:1]))
         out, levels = aligned(*others, windows.of_local_levels(lam), start.starts, length - 1)
-        return with_old(out, None if levels is None else windows.local_levels_at_end(levels), windows.top)
+        levels = None if levels is None else windows.local_levels_at_end(levels)
+        beyond = lam[..., windows.top :]
+        return with_old(out, levels, lambda: past.read(q, beyond, log_decay, start.starts, precision))
 
     def anywhere():
         laid = (None if x is None else windows.lay(x) for x in (*others, windows.of_levels(lam), start.starts))
         out, levels = aligned(*laid, windows.last)
-        return with_old(windows.take(out), None if levels is None else windows.levels_at_end(levels), None)
+        levels = None if levels is None else windows.levels_at_end(levels)
+
+        def from_old():
+            return merge_heads(old.read(jnp.moveaxis(q, 1, 2), split_heads(lam, groups), precision))
+
+        return with_old(windows.take(out), levels, from_old)
 
     # Long prompts come in parts that begin windows: half of the work, or less.
     out, levels = jax.lax.cond(windows.offset == 0, at_the_beginning, anywhere)
@@ -305,11 +310,10 @@ class InitialState:
     ):
         batch, groups, reps, length = log_decay.shape
         states = initial.levels.reshape(batch, groups, reps, levels, *initial.levels.shape[3:])
-        last = initial.position - 1
+        self.position, last = initial.position, initial.position - 1
         # Position 0 has no past: whatever the levels hold there belongs to nothing.
         self.occupied = occupied_levels(jnp.maximum(last, 0), levels) & (initial.position > 0)
         self.states = jnp.where(self.occupied[:, None, None], states, 0)
-        self.occupied_later = occupied_levels(jnp.maximum(initial.position, 0), levels)  # by the first token
         level = jnp.arange(levels, dtype=jnp.int32)
         found_at = bucket_level_after(level, last, initial.position + jnp.arange(length, dtype=jnp.int32)[:, None])
         self.found_at = jnp.minimum(found_at, levels - 1)  # only unreachable levels exceed it
@@ -321,29 +325,17 @@ class InitialState:
         return jnp.where(self.occupied, found, 0)
 
     def read(
-        self,
-        q: Float[Array, "B G T K"],
-        lam: Float[Array, "B G R T L"],
-        precision=None,
-        beginning: int | None = None,
+        self, q: Float[Array, "B G T K"], lam: Float[Array, "B G R T L"], precision=None
     ) -> Float[Array, "B G R T V"]:
-        """What the buckets add to the outputs.
+        """What the buckets add to the outputs."""
+        return read_levels(q, self.found(lam) * self.since[..., None], self.states, precision)
 
-        beginning: if the tokens begin a window (see `Windows`), the first level beyond it. Then all of them find a bucket at
-        the same level, from that one on, and buckets of one level are read together.
-        """
-        if beginning is None:
-            states, weights = self.states, self.found(lam) * self.since[..., None]
-        else:
-            states = self.moved(self.states)[:, :, :, beginning:]
-            lam = jnp.where(self.occupied_later, lam, 0)
-            weights = lam[..., beginning:] * self.since[..., None]
-        return read_levels(q, weights, states, precision)
-
-    def found_beyond(self, first: int) -> Float[Array, "B H U K V"]:
-        """What tokens that begin a window find at the levels beyond it, of which this is the first."""
+    def past(self, first: int) -> Past:
+        """What tokens that begin a window find at the levels beyond it, of which this is the first: all of them find a bucket
+        at the same level, so buckets of one level are read together."""
         states = self.moved(self.states)[:, :, :, first:]
-        return states.reshape(states.shape[0], -1, *states.shape[3:])
+        heads = states.shape[1] * states.shape[2]
+        return Past(states.reshape(len(states), heads, *states.shape[3:]), jnp.right_shift(self.position, first - 1))
 
     def at_end(self) -> Float[Array, "B H L K V"]:
         """What the buckets leave after the last token."""
