@@ -1,17 +1,14 @@
-"""How do several runs compare? The paper's tables, one of all settings, every variant in every task, and accuracy against the
-size of what a layer keeps."""
+"""How do several runs compare? The paper's tables, one of all settings, and accuracies by the size of what a layer keeps."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import paper, style
+from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
 from loglinear_jax.analysis.best_rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
 from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
@@ -21,7 +18,6 @@ from loglinear_jax.config.building import checked_settings
 from loglinear_jax.models import OwnSettings
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
-from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
 
 MEANS, SHARES = "accuracy %", "≥ 90 %, ≥ 99 %"  # what a row shows
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
@@ -160,29 +156,6 @@ def _in_order(task: ConfigDict) -> tuple:
     return task.name, sorted((name, comparable(value)) for name, value in task.items() if name != "name")
 
 
-def accuracies_by_task(runs: Sequence[Run]) -> tuple[dict[str, dict[str, AtBest]], str]:
-    """(By task and by what its runs differ in, in words, then by variant, accuracies in %; what they are, such as "test
-    accuracy").
-
-    Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of one seed. Tasks
-    without accuracies are left out.
-    """
-    of_runs, shown_as = at_best_of_runs(runs)
-    by_task: dict[str, list[tuple[Run, dict[str, AtBest]]]] = {}
-    for run, of_run in of_runs:
-        by_task.setdefault(run.task.describe(), []).append((run, of_run))
-    places = []
-    for task, group in by_task.items():
-        changed = changed_settings([run for run, _ in group], [task] * len(group))
-        for (_, of_run), changes in zip(group, changed, strict=True):
-            name = f"{task}; {changes}" if changes else task
-            places += [((name, variant), at_best) for variant, at_best in of_run.items() if len(at_best.shown)]
-    found: dict[str, dict[str, AtBest]] = {}
-    for (name, variant), at_best in most_seeds(places, lambda _, at: len(at.shown))[0].items():
-        found.setdefault(name, {})[variant] = at_best
-    return found, shown_as
-
-
 class AtSize(NamedTuple):
     """numbers: how many a layer keeps of the task's longest sequence (`MixerSettings.numbers_kept`). states: the size of
     its states in words. at_best: accuracies in %."""
@@ -197,7 +170,8 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     accuracy").
 
     Runs go together that differ in nothing but OF_STATES, and in rates that each of their variants names; a variant that has
-    one size is left out. Rates as in `accuracies_by_task`.
+    one size is left out. Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of
+    one seed.
     """
     of_runs, shown_as = at_best_of_runs(runs)
     named_by_all = RATES.intersection(*(named_rates(variant) for run, _ in of_runs for variant in run.outcomes))
@@ -245,63 +219,6 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
     return tables
 
 
-def draw_by_size(panels: Mapping[str, Mapping[str, Sequence[AtSize]]], shown_as: str) -> Figure:
-    """A panel for each task, a line for each variant: the mean over seeds, with its interval of 95 %, against the numbers that
-    a layer keeps. panels, shown_as: of `accuracies_by_size`."""
-    looks = style.looks_of(variant for drawn in panels.values() for variant in drawn)
-    figure, axes = style.panel_grid(len(panels), (6.5, style.FULL_WIDTH), 1.2, 3.6)
-    handles, counts = {}, []
-    for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
-        for variant, sizes in drawn.items():
-            numbers, how = [at.numbers for at in sizes], looks[variant]._asdict()
-            curve = np.transpose([at.at_best[1:] for at in sizes])
-            handles[style.describe_variant(variant)] = style.draw_line(axis, numbers, *curve, bars=True, **how)
-            counts += [len(at.at_best.shown) for at in sizes]
-            few = [at for at in sizes if len(at.at_best.shown) < FEWEST_FOR_INTERVAL]
-            if few:
-                means = [at.at_best.mean for at in few]
-                style.draw_line(
-                    axis, [at.numbers for at in few], means, linestyle="none", markerfacecolor="white", **how
-                )
-        axis.set_xscale("log")
-        style.label_panel(axis, task, "numbers that a layer keeps of a sequence")
-        axis.set_ylim(-2, 102)
-        axis.grid(color="0.92", linewidth=0.8)
-        axis.set_axisbelow(True)
-    style.log_ticks(axes[0, 0].xaxis)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(f"{shown_as} (%)")
-    interval = " with its 95 % interval" if max(counts) >= FEWEST_FOR_INTERVAL else ""
-    hollow = f" (hollow: fewer than {FEWEST_FOR_INTERVAL} seeds)" if min(counts) < FEWEST_FOR_INTERVAL else ""
-    style.finish(figure, f"Accuracy against what a layer keeps; mean over seeds{interval}{hollow}", handles)
-    return figure
-
-
-def draw_by_task(panels: Mapping[str, Mapping[str, AtBest]], shown_as: str) -> Figure:
-    """A panel for each task, a row for each variant: a stroke for each seed, and the mean over seeds with its interval of 95 %.
-    panels, shown_as: of `accuracies_by_task`."""
-    looks = style.looks_of(variant for drawn in panels.values() for variant in drawn)
-    names = [style.wrap(style.describe_variant(variant), 2.0, 9) for variant in looks]
-    row_height = max(0.3, 0.17 * max(name.count("\n") + 1 for name in names))
-    figure, axes = style.panel_grid(len(panels), [style.FULL_WIDTH] * 5, 0.7, 0.75 + row_height * len(looks))
-    for axis, (task, drawn) in zip(axes.flat, panels.items(), strict=False):
-        for y, (variant, (color, marker)) in enumerate(looks.items()):
-            if variant in drawn:
-                values, mean, low, high = drawn[variant]
-                axis.plot(values, np.full(len(values), y), "|", color=color, alpha=0.35, markersize=9)
-                axis.hlines(y, low, high, color="0.15", linewidth=1.6)
-                axis.plot([mean], [y], marker, color=color, markeredgecolor="0.15", markersize=7, clip_on=False)
-        style.percent_panel(axis, task, 1.3, 8, (len(looks) - 0.5, -0.5), shown_as)
-    for axis in axes[:, 0]:
-        axis.set_yticks(range(len(looks)), names, fontsize=9)
-    counts = {len(at_best.shown) for drawn in panels.values() for at_best in drawn.values()}
-    least, most = min(counts), max(counts)
-    seeds = f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
-    interval = " with its 95 % interval" if most >= FEWEST_FOR_INTERVAL else ""
-    style.finish(figure, f"{seeds} each" + (f" (strokes), and their mean{interval}" if most > 1 else ""))
-    return figure
-
-
 class Comparisons(Section):
     """From the summaries of several runs."""
 
@@ -316,14 +233,6 @@ class Comparisons(Section):
         with context.attempt("all runs", "the tables of changes"):
             for index, table in enumerate(by_setting(runs).values(), 1):
                 self.add(table, f"by-setting-{index}")
-        with context.attempt("all runs", "the figure of all tasks"):
-            panels, shown_as = accuracies_by_task(runs)
-            if len(panels) > 1:
-                self.add(draw_by_task(panels, shown_as), "by-task", title="Every variant in every task")
         with context.attempt("all runs", "the sizes of states"):
-            found, shown_as = accuracies_by_size(runs)
-            if found:
-                what = "Accuracy against the size of what a layer keeps"
-                self.add(draw_by_size(found, shown_as), "by-size", title=what)
             for index, table in enumerate(tables_by_size(runs), 1):
                 self.add(table, f"by-size-{index}")

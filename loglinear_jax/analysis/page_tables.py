@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from loglinear_jax.analysis import comparisons, outcomes, paper, rates
+from loglinear_jax.analysis import comparisons, outcomes, paper
 from loglinear_jax.analysis import table as cells
 from loglinear_jax.analysis.best_rates import (
     AtRate,
@@ -70,8 +70,6 @@ OF_REPORT: dict[str, Callable[[Sequence[Run]], Sequence[Any]]] = {
     "by setting": lambda runs: list(comparisons.by_setting(runs).values()),
     "by size": comparisons.tables_by_size,
     "parts": lambda runs: [outcomes.parts(run) for run in runs],
-    "best rates": lambda runs: [rates.best_rates_table(run) for run in runs],
-    "best differences": lambda runs: [rates.differences_at_best_rates(run) for run in runs],
 }
 
 
@@ -109,7 +107,6 @@ def of_report(
 
 # Of `of_variants`: by their names, their heads, and their cells of a run, a variant and its outcome.
 COLUMNS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
-    "run": ("run", lambda run, v, o: f"`{run.name}`"),
     "variant": ("variant", lambda run, variant, o: variant),
     "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
@@ -119,7 +116,6 @@ COLUMNS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
     "interval": ("mean % [95 % interval]", lambda run, v, o: cells.mean_with_interval(100 * o.accuracy)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: cells.mean_and_std(100 * o.accuracy)),
     "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
-    "median": ("median %", lambda run, v, o: f"{100 * np.median(o.accuracy):.1f}"),
     "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
     "converged": ("≥ 90 %", lambda run, v, o: cells.num_and_share_converged(o)),
     "solved": (f"{SOLVED}; median step", lambda run, v, o: cells.solved_and_step(o, ",")),
@@ -185,19 +181,16 @@ def _groups(find: Runs, columns: dict[str, str], variant: str, groups_of: Groups
 
 
 @table()
-def means(
-    find: Runs, columns: dict[str, str], variants: list[str], best_rates: bool = False, average: str = ""
-) -> Rows:
+def means(find: Runs, columns: dict[str, str], variants: list[str], best_rates: bool = False) -> Rows:
     """Mean accuracy of each variant with its bootstrapped 95 % interval, in the runs of each column.
 
     best_rates: the variants are named without rates, and are at their best learning rate, which one half of the seeds choose
     for the other (`chosen_rate`); in the first run of each column that has them at several rates, or that names their rate,
-    which other seeds may have chosen. average: the head of a column with the mean over all columns, of variants that have the
-    same seeds in each. Its interval takes the chosen rates as given.
+    which other seeds may have chosen.
     """
     rows = []
     for variant in variants:
-        row, of_columns = {"variant": variant}, []
+        row = {"variant": variant}
         for label, runs in columns.items() if not best_rates else ():
             if found := [run.outcomes[variant].accuracy for run in find(runs) if variant in run.outcomes]:
                 row[label] = cells.mean_with_interval(100 * np.concatenate(found))
@@ -206,12 +199,9 @@ def means(
             row[label] = cells.with_interval(*found[1:])
             if len(group) > 1:
                 row[label] += f" at {name_of(chosen_rate(ACCURACY, group).rates, several_decays([group]))}"
-            of_columns.append((group[0].outcome.seeds, found.shown))
         if len(row) == 1:
             rates = " at several learning rates, or at one that its name sets" if best_rates else ""
             raise ConfigError(f"no column has {variant}{rates}")
-        if average and len(of_columns) == len(columns) and all(seeds == of_columns[0][0] for seeds, _ in of_columns):
-            row[average] = cells.mean_with_interval(np.mean([shown for _, shown in of_columns], axis=0))
         rows.append(row)
     return rows
 

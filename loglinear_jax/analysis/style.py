@@ -158,15 +158,6 @@ def draw_line(
     return line
 
 
-def percent_panel(axis: Axes, name: str, width: float, size: int, rows: tuple[float, float], label: str) -> None:
-    """A panel whose rows, from the lowest to the highest place, have values from 0 to 100 %; its name is wrapped to `width`."""
-    axis.set(xlim=(0, 100), ylim=rows, xlabel=f"{label} (%)")
-    axis.set_title(wrap(name, width, size), fontsize=size)
-    axis.xaxis.set_tick_params(labelbottom=True)
-    axis.grid(axis="x", color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-
-
 @dataclasses.dataclass(frozen=True)
 class SeedPanel:
     """One panel of `draw_seeds`. line: where a vertical line stands. by_variant: (what is on the x axis, accuracy from 0 to 1)

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from loglinear_jax.analysis.attention_rows import AttentionRow, draw_attention_rows
-from loglinear_jax.analysis.best_rates import AtBest
-from loglinear_jax.analysis.comparisons import AtSize, draw_by_size, draw_by_task
 from loglinear_jax.analysis.curves import draw_convergence, draw_learning_curves
-from loglinear_jax.analysis.lam import Panel, draw_lam_by_head, draw_lam_over_tokens
 from loglinear_jax.analysis.lengths import ByLength, draw_scores_by_length
 from loglinear_jax.analysis.rates import draw_rates
-from loglinear_jax.analysis.style import FULL_WIDTH, SeedPanel, draw_seeds, log_ticks, save
+from loglinear_jax.analysis.style import FULL_WIDTH, save
 from loglinear_jax.config import language_config
-from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
 from tests.analysis.made_runs import made_run
@@ -25,8 +20,6 @@ LONG_LAM = "lam=mlp_softplus+lam_hidden=32+head_dim=16"
 VARIANTS = ("fixed", "linear", "mlp_softmax", "mlp_softplus", "mixer=linear", "mixer=softmax", LONG)
 
 
-TASK = "Forgetting MQAR, length 128, vocabulary 128, pairs 16, updates 8, filler random; norm=pre, conv_width=4"
-DELTA = ("mixer=log_linear_delta+lam=content+beta_max=2", "mixer=gated_delta")
 SIX_RATES = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
 
 
@@ -92,60 +85,6 @@ def swept(tmp_path, rates=SIX_RATES, seeds=16, decays=(None,), variants=VARIANTS
     return made_run(tmp_path, accuracies=accuracies, num_seeds=seeds, task=task)
 
 
-def at_best(values):
-    return AtBest(values, values.mean(), values.mean() - 2, values.mean() + 3)
-
-
-def by_task(_):
-    values = np.random.default_rng(0).uniform(20, 100, (5, 64))
-    panels = {f"{TASK} {i}": dict.fromkeys((*VARIANTS[i:], *DELTA), at_best(x)) for i, x in enumerate(values)}
-    return draw_by_task(panels, "test accuracy")
-
-
-def by_size(_):
-    values = np.random.default_rng(0).uniform(20, 100, (3, 64))
-    sizes = [AtSize(8 * n * n, f"1 × {n} × {n}", at_best(x)) for n, x in zip((8, 16, 128), values, strict=True)]
-    drawn = dict.fromkeys((*VARIANTS, *DELTA), sizes)
-    return draw_by_size({f"{TASK} {i}": drawn for i in range(3)}, "best validation accuracy")
-
-
-def test_a_line_of_sizes_goes_through_the_means():
-    sizes = [AtSize(n, str(n), at_best(np.full(16, float(n)))) for n in (10, 60)]
-    axis = draw_by_size({"A": {"fixed": sizes, "linear": sizes}}, "test accuracy").axes[0]
-    assert len(axis.lines) == 2 and axis.lines[0].get_xydata().tolist() == [[10, 10], [60, 60]]
-    assert [segment[:, 1].tolist() for segment in axis.collections[0].get_segments()] == [[8, 13], [58, 63]]
-
-
-def seeds_of(low, high, panels=1, logarithmic=True):
-    drawn = dict.fromkeys(VARIANTS, (np.geomspace(low, high, 8), np.linspace(0.1, 1, 8)))
-    x, line = "longest memory in the last layer (tokens)", "length of the sequences"
-    figure, axis = draw_seeds([SeedPanel(TASK, 128, drawn)] * panels, x, "test accuracy (%)", line, TASK)
-    if logarithmic:
-        axis.set_xscale("log")
-        log_ticks(axis.xaxis, most=5)
-    return figure
-
-
-def lam_over_tokens(_):
-    values, marks = np.random.default_rng(0).random((11, 1024)), {"pairs end": 64, "queries": 960}
-    panel = Panel(values, "λ: mlp_softplus; seed 0, accuracy 97.1 %; layer 1, head 0", marks=marks)
-    return draw_lam_over_tokens([[panel] * 4], "λ over the tokens of one sequence")
-
-
-def lam_by_head(layers, heads, levels, seeds):
-    panel = Panel(np.random.default_rng(0).random((layers, heads, levels)), "λ: mlp_softplus; seed 0, accuracy 97.1 %")
-    return draw_lam_by_head([[panel] * seeds], "Mean of λ")
-
-
-def attention_rows(_):
-    rows = []
-    for position in (1023, 1000):
-        level = fenwick_level(np.array(position), np.arange(position + 1))
-        row = AttentionRow(position, np.random.default_rng(0).normal(size=position + 1) * 1e-4, level, np.ones(11))
-        rows.append((row, f"position {position}, query (token 5), to predict: 77; 12 % where the answer stands", [5]))
-    return draw_attention_rows(rows, {"queries": 960}, 1024, "λ: mlp_softplus; seed 0; layer 1, head 0")
-
-
 def scores_by_length(score, seeds=3):
     lengths = [2**i for i in range(5, 15)]
     values = np.repeat(score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None]), seeds, 0)
@@ -166,15 +105,6 @@ DRAWN = {
     "two rates": lambda path: draw_rates(swept(path, (0.001, 0.03162), 3)),
     "many rates and decays": lambda path: draw_rates(swept(path, MANY_RATES, 16, (0, 0.01, 0.1), VARIANTS[:3])),
     "rates of perplexity": lambda path: draw_rates(swept(path, (0.001, 0.002, 0.004), 16, task="text")),
-    "by task": by_task,
-    "by size": by_size,
-    "seeds in a part of a decade": lambda _: seeds_of(101, 130),
-    "seeds over many decades": lambda _: seeds_of(0.02, 3e6),
-    "seeds of many panels": lambda _: seeds_of(5, 900, 7, logarithmic=False),
-    "λ over tokens": lam_over_tokens,
-    "λ by head": lambda _: lam_by_head(2, 2, 8, 3),
-    "λ by many heads and levels": lambda _: lam_by_head(3, 8, 15, 1),
-    "attention rows": attention_rows,
     "accuracy by length": lambda _: scores_by_length(ACCURACY),
     "accuracy of many seeds by length": lambda _: scores_by_length(ACCURACY, 64),
     "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
@@ -193,10 +123,10 @@ def test_figures_of_the_report_fit(report):
 
 
 def test_saving_keeps_the_layout(tmp_path):
-    paths = save(seeds_of(5, 900), tmp_path / "memory")
+    paths = save(scores_by_length(ACCURACY), tmp_path / "lengths")
     assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)
     first = paths[1].read_bytes()
-    save(seeds_of(5, 900), tmp_path / "memory")
+    save(scores_by_length(ACCURACY), tmp_path / "lengths")
     assert paths[1].read_bytes() == first  # no date, no random names
 
 

@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import comparisons, outcomes, paper, rates
-from loglinear_jax.analysis.best_rates import by_rate, chosen_interval, chosen_rate
+from loglinear_jax.analysis.best_rates import by_rate, chosen_rate
 from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
 from loglinear_jax.analysis.page_tables import TABLES
@@ -71,28 +71,6 @@ def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
     assert outcomes.differences(made_run(tmp_path, accuracies=alone)) is None
     own = {"linear+train.learning_rate=0.001": [0.1], "fixed+train.learning_rate=0.004": [0.2]}
     assert len(outcomes.differences(made_run(tmp_path, accuracies=own)).rows) == 1  # each has one rate alone
-
-
-def test_accuracies_of_several_tasks_are_at_the_best_rate(tmp_path):
-    at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9]}
-    accuracies = {f"linear+train.learning_rate={rate}": values for rate, values in at_rates.items()}
-    swept = made_run(tmp_path, accuracies=accuracies | {"fixed": [0.5] * 4})
-    again, other = made_run(tmp_path, accuracies={"fixed": [0.1], "rope": [0.25]}), made_run(tmp_path, pairs=8)
-    found, shown_as = comparisons.accuracies_by_task([again, swept, other])
-    assert shown_as == "best validation accuracy"
-    assert list(found) == [f"MQAR, length 128, vocabulary 128, pairs {pairs}" for pairs in (4, 8)]
-    of_four = {
-        variant: at_best.shown.tolist()
-        for variant, at_best in found["MQAR, length 128, vocabulary 128, pairs 4"].items()
-    }
-    assert of_four == {"linear": [50, 20, 50, 30], "fixed": [50] * 4, "rope": [25]}
-    accuracies = {f"linear+train.learning_rate={rate}": [*values] * 4 for rate, values in at_rates.items()}
-    many = made_run(tmp_path, accuracies=accuracies)
-    (drawn,) = comparisons.accuracies_by_task([many])[0].values()
-    assert drawn["linear"][1:] == chosen_interval(many.task.score, by_rate(many)["linear"])
-    tested = dataclasses.replace(other.outcomes["linear"], test_accuracy=[0.1, 0.2, 0.3])
-    alone = dataclasses.replace(other, summary=RunSummary({"linear": tested}))
-    assert comparisons.accuracies_by_task([alone])[1] == "test accuracy"
 
 
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
