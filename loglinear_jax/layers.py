@@ -14,6 +14,9 @@ segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in 
 first of them, and the cache that is returned to the last:
 
     y = layer.apply(params, x, segment_ids=segment_ids)
+
+With axis_name a layer is applied inside `jax.shard_map`, to the piece of each sequence that a device has; its parameters are made
+outside.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer
+from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer, takes_pieces
 from loglinear_jax.modules import CausalConv, Dense, LinearMaps, RMSNorm, Scaled
 from loglinear_jax.modules.positions import Positions, at_positions
 
@@ -65,6 +68,7 @@ class MixingLayer(nn.Module):
       conv_width, conv_bias: of a short causal convolution over queries, keys and values; 0: none.
       kernel_init, out_init: initializers of the projections and of the output's.
       dtype, param_dtype: of activations and matrix products, and of parameters.
+      axis_name: as of log_linear_attention. Raises ValueError for a mixer that has no such field.
     """
 
     features: int
@@ -84,6 +88,7 @@ class MixingLayer(nn.Module):
     out_init: nn.initializers.Initializer = small_normal
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
+    axis_name: str | None = None
 
     @property
     def value_size(self) -> int:
@@ -114,7 +119,10 @@ class MixingLayer(nn.Module):
             "chunk_size": self.chunk_size,
             "implementation": self.implementation,
             "param_dtype": self.param_dtype,
+            "axis_name": self.axis_name,
         }
+        if self.axis_name is not None and not takes_pieces(self.mixer):
+            raise ValueError(f"axis_name is {self.axis_name!r}: expected None with mixer={self.mixer!r}, which has no such field")
         return make_mixer(self.mixer, **(settings | dict(self.mixer_options) | more), name="mixer")
 
     def _in_proj(
@@ -133,7 +141,9 @@ class MixingLayer(nn.Module):
         """(the convolution of x if there is one, its window)"""
         if not self.conv_width:
             return x, None
-        conv = CausalConv(self.conv_width, self.conv_bias, self.implementation, self.param_dtype, name="conv")
+        conv = CausalConv(
+            self.conv_width, self.conv_bias, self.implementation, self.param_dtype, self.axis_name, name="conv"
+        )
         return conv(x, None if cache is None else cache.window, segment_ids)
 
     def _mix(self, mixer: TokenMixer, q, k, v, rest, cache: LayerCache | None, max_length: int | None, segment_ids):

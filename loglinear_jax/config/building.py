@@ -16,7 +16,7 @@ from loglinear_jax.models import LanguageModel, OwnModel, OwnSettings, RecallMod
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
-from loglinear_jax.train import TrainSettings
+from loglinear_jax.train import TrainSettings, check_pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +136,7 @@ def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
                 raise SettingError(f"train.{name} must be at least {len(mixture.parts)}, one of each {mixture.names}")
         model = _model_settings(config.model, task, "bfloat16" if train.precision == "bfloat16" else "float32")
         model.check()
+        check_pieces(train, task, model)
         if model.max_length < task.max_seq_len:
             longest = f"task.seq_len={task.seq_len}"
             if task.max_seq_len > task.seq_len:

@@ -18,7 +18,7 @@ SECTIONS = ("task", "model", "train")
 # Settings of training that take several values, each of which makes a variant of every variant: see `variant_names`.
 SWEPT = ("learning_rate", "weight_decay")
 # Of models: from the task, and from train.precision; and one for evaluation alone.
-NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels", "kind")
+NOT_IN_CONFIGS = ("vocab_size", "max_length", "dtype", "lam_levels", "axis_name", "kind")
 VARIANTS_MEANING = (
     "what is trained side by side with the same seeds and data, comma-separated: each a λ, or settings joined by `+`, such as "
     "`mixer=softmax`, `lam=mlp_softplus+lam_hidden=32`, `linear+train.learning_rate=0.003`; None: the paper's "

@@ -92,7 +92,9 @@ def read_config(path: Path) -> ConfigDict:
 
 
 # Where data is kept, and what is computed at the same time: of these no result depends but by rounding.
-NOT_COMPARED = ("task.cache", "train.eval_batch_size", "train.rates_at_once")
+NOT_COMPARED = (
+    "task.cache", "train.eval_batch_size", "train.rates_at_once", "train.fsdp_devices", "train.sequence_devices",
+)  # fmt: skip
 
 
 def flat_settings(config: ConfigDict) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loglinear_jax.components import Call, find_class, instantiate, parse_call, split_outside
+from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call, split_outside
 from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.mixers.base import DECAY_PARAMS, DT_MAX, DT_MIN, MixerCache, TokenMixer, init_dt_bias, unit
 from loglinear_jax.mixers.delta import DeltaMixer, GatedDeltaMixer, LogLinearDeltaMixer
@@ -56,6 +56,11 @@ def make_mixer(mixer: str, **settings: Any) -> TokenMixer:
     found, call = find_mixer(mixer)
     of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
     return instantiate(found, call, "mixer", settings, **of_linen)
+
+
+def takes_pieces(mixer: str) -> bool:
+    """Whether it takes the pieces of a sequence that is cut over devices."""
+    return "axis_name" in fields_of(find_mixer(mixer)[0])
 
 
 def _parts(pattern: str) -> list[str]:

@@ -40,6 +40,9 @@ class TokenMixer(nn.Module):
     unless the mixer's text sets it: "gated_delta(beta_max=2)".
 
     dtype: that q, k and v are converted to; None leaves them as they are. param_dtype: of the parameters.
+
+    A mixer with a field axis_name takes the piece of a sequence that a device has inside `jax.shard_map`, as
+    `log_linear_attention` does; `mix` reads it as `axis`.
     """
 
     dtype: Dtype | None = None
@@ -69,6 +72,8 @@ class TokenMixer(nn.Module):
             raise ValueError(
                 f"q has shape {q.shape} with T = {q.shape[1]} tokens: expected no more than max_length={max_length}"
             )
+        if self.axis is not None and (cache is not None or max_length is not None):
+            raise ValueError(f"cache or max_length is given: expected None with axis_name = {self.axis!r}")
         if self.dtype is not None:
             q, k, v = (x.astype(self.dtype) for x in (q, k, v))
         packed = {} if segment_ids is None else {"segment_ids": segment_ids}
@@ -77,6 +82,11 @@ class TokenMixer(nn.Module):
     def mix(self, q, k, v, *, cache, max_length, segment_ids=None, **inputs):
         """What a call returns, of q, k and v in the mixer's dtype; the place of its parameters and submodules."""
         raise NotImplementedError(f"{type(self).__name__} has no method mix(q, k, v, *, cache, max_length, ...)")
+
+    @property
+    def axis(self) -> str | None:
+        """The mesh axis that sequences are cut over, if they are; parameters are made outside of `jax.shard_map`."""
+        return None if self.is_initializing() else getattr(self, "axis_name", None)
 
     @property
     def inputs(self) -> dict[str, int]:
@@ -110,6 +120,7 @@ class OneState(TokenMixer):
 
     chunk_size: int | None = None
     implementation: Implementation | None = None
+    axis_name: str | None = None
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
         return heads * key_dim * value_dim
@@ -119,6 +130,7 @@ class OneState(TokenMixer):
         one_token = cache is not None and q.shape[1] == 1
         return {
             "segment_ids": segment_ids,
+            "axis_name": self.axis,
             "initial_state": cache,
             "return_state": cache is not None or max_length is not None,
             "chunk_size": self.chunk_size,

@@ -15,6 +15,7 @@ from loglinear_jax.lam import MlpLam, lam_arguments, lam_traits, make_lam
 from loglinear_jax.mixers.base import DecayingMixer, MixerCache, sow, unit
 from loglinear_jax.ops import Implementation, bucket_scores
 from loglinear_jax.ops.segments import first_read
+from loglinear_jax.ops.sequence_parallel import first_read_in_piece, num_pieces, place_of_piece
 from loglinear_jax.settings import SettingError
 
 
@@ -56,6 +57,7 @@ class LevelMixer(DecayingMixer):
     lam_levels: int | None = None
     chunk_size: int | None = None
     implementation: Implementation | None = None
+    axis_name: str | None = None
 
     has_lam: ClassVar[bool] = True
 
@@ -125,7 +127,7 @@ class LevelMixer(DecayingMixer):
         decoding = cache is not None or max_length is not None
         attended = attention(
             *arrays, lam, segment_ids=segment_ids,
-            initial_state=None if before is None else before.states, return_state=decoding,
+            initial_state=None if before is None else before.states, return_state=decoding, axis_name=self.axis,
             chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
         if not decoding:
@@ -144,7 +146,8 @@ class LevelMixer(DecayingMixer):
         the first of them)."""
         traits = lam_traits(self.lam)
         module = self.lam_module(name="lam")
-        room = q.shape[1] if max_length is None else max_length
+        pieces = 1 if self.axis is None else num_pieces(self.axis)
+        room = pieces * q.shape[1] if max_length is None else max_length
         wanted = num_levels(room) if before is None else before.states.levels.shape[2]
         levels = self.num_levels if traits.has_levels and self.num_levels is not None else wanted
         if room > capacity(levels) and self.lam_levels is None and before is None:
@@ -178,18 +181,23 @@ class LevelMixer(DecayingMixer):
         found = bucket_scores(
             unit(q), unit(k), log_decay, segment_ids=segment_ids,
             num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
+            axis_name=self.axis,
             implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
         )  # fmt: skip
         scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
-        start = jnp.zeros((), jnp.int32)
+        start = jnp.zeros((), jnp.int32) if self.axis is None else place_of_piece(q.shape[1], self.axis)
         position = start if sums is None else sums.position
-        first = start if before is None or before.first is None else before.first
+        first = jnp.zeros((), jnp.int32) if before is None or before.first is None else before.first
         places = position[..., None] + jnp.arange(q.shape[1])
         if segment_ids is None:
             occupied = occupied_levels(places, levels, first[..., None])
         else:
-            of_tokens = first_read(segment_ids, position, first)
+            of_tokens = (
+                first_read(segment_ids, position, first)
+                if self.axis is None
+                else first_read_in_piece(segment_ids, self.axis)
+            )
             occupied, first = occupied_levels(places, levels, of_tokens), of_tokens[:, -1]
         occupied = occupied[..., None, :]
         if sums is not None and key_sums is not None:

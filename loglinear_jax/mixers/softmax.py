@@ -22,6 +22,7 @@ class SoftmaxMixer(TokenMixer):
 
     window: int | None = None
     qk_norm: bool = False
+    axis_name: str | None = None
 
     def check(self) -> None:
         super().check()
@@ -39,5 +40,5 @@ class SoftmaxMixer(TokenMixer):
             q = (q * (jnp.exp(log_scale) * q.shape[-1] ** 0.5)[:, None]).astype(q.dtype)
         if cache is not None:
             return attend_to_cache(cache, q, k, v, self.window, segment_ids)
-        out = softmax_attention(q, k, v, segment_ids=segment_ids, window=self.window)
+        out = softmax_attention(q, k, v, segment_ids=segment_ids, window=self.window, axis_name=self.axis)
         return out if max_length is None else (out, key_value_cache(k, v, max_length, self.window, segment_ids))

@@ -64,6 +64,8 @@ class MixerSettings:
     # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of
     # them. None: all that max_length needs.
     lam_levels: int | None = None
+    # Nor this: training by train.sequence_devices sets it. As axis_name of log_linear_attention.
+    axis_name: str | None = None
 
     def __post_init__(self):
         if isinstance(self.mixer, str):  # each mixer by its present name
@@ -105,6 +107,7 @@ class MixerSettings:
             "implementation": self.implementation,
             "mixer_options": self.mixer_options,
             "dtype": self.dtype,
+            "axis_name": self.axis_name,
         }
 
     @property
@@ -153,7 +156,7 @@ class MixerSettings:
         for text, mixer in zip(self.pattern, self.mixers, strict=True):
             found, call = find_mixer(text)
             read |= set(fields_of(found)) - set(call.arguments) - mixer.unused
-        return settings - read - {"dtype", "lam_levels"}
+        return settings - read - {"dtype", "lam_levels", "axis_name"}
 
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""

@@ -21,7 +21,7 @@ from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.ops.continuation import Past
 from loglinear_jax.ops.decays import decay_to_end
 from loglinear_jax.ops.heads import dot, split_heads
-from loglinear_jax.ops.segments import beginnings, segment_starts
+from loglinear_jax.ops.segments import beginnings, beginnings_in_rows, segment_starts
 
 
 def check_pieces(
@@ -71,6 +71,22 @@ def starts_in_piece(segment_ids: Int[ArrayLike, "B T"] | None, axis_name: str) -
     before = from_piece_before(segment_ids[:, -1:], axis_name)
     at_cut = (segment_ids[:, :1] != before) & (jax.lax.axis_index(axis_name) > 0)
     return segment_starts(segment_ids).at[:, :1].set(at_cut)
+
+
+def place_of_piece(length: int, axis_name: str) -> Int[Array, ""]:
+    """The position of this piece's first token, of so many in each piece."""
+    return jax.lax.axis_index(axis_name) * length
+
+
+def first_read_in_piece(segment_ids: Int[ArrayLike, "B T"], axis_name: str) -> Int[Array, "B T"]:
+    """`segments.first_read` of the whole sequence, for this piece: a segment may have begun in any of those before."""
+    starts = starts_in_piece(segment_ids, axis_name)
+    assert starts is not None
+    begin, place = beginnings_in_rows(starts), place_of_piece(starts.shape[1], axis_name)
+    begin = jnp.where(begin < 0, 0, place + begin)
+    last = jax.lax.all_gather(begin[:, -1:], axis_name)  # 0 where no segment starts in the piece
+    is_before = jnp.arange(len(last), dtype=jnp.int32) < jax.lax.axis_index(axis_name)
+    return jnp.maximum(begin, jnp.max(jnp.where(is_before[:, None, None], last, 0), axis=0))
 
 
 def gathered(arrays: Sequence[Float[Array, "B G R ..."]], axis_name: str) -> list[Float[Array, "N B G R ..."]]:

@@ -27,6 +27,7 @@ from loglinear_jax.runs.live import Live
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.utilisation import utilisation
 from loglinear_jax.runs.wandb_runs import open_run
+from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
 
@@ -231,7 +232,7 @@ class Program:
         if len(states) == 1:
             return states[0]
         joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
-        return jax.device_put(joined, self.many.sharding)
+        return jax.device_put(joined, self.many.state_sharding)
 
     def _joint_records(self, last: int) -> list[dict[str, Any]]:
         """Which seeds of all were active at each evaluation up to a step."""
@@ -335,7 +336,7 @@ class Program:
         """The outcomes of the members, which have all come to their end, with the test of their best parameters."""
         log.info("%s: measuring on the test set", self.name)
         best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(member.end.best_params for member in self.members))
-        tested = self._despite_signal(measure_test, self.many, jax.device_put(best, self.many.sharding))
+        tested = self._despite_signal(measure_test, self.many, jax.device_put(best, self.many.params_sharding))
         return {member.variant: self._outcome(member, of_rows(tested, member.rows)) for member in self.members}
 
     def _outcome(self, member: Trained, tested: dict[str, Any]) -> VariantOutcome:
@@ -364,12 +365,15 @@ def of_rows(tested: Any, rows: slice) -> Any:
 def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sharding.Mesh:
     """The devices that share out the seeds, so many replicas of each, and, of a text, each batch.
 
-    Raises ConfigError if a process would have nothing to do.
+    Raises ConfigError if there are too few devices, or a process would have nothing to do.
     """
     train, seeds = experiment.train, len(experiment.seeds) * replicas
     # A seed's batches are drawn on one device; those that come from the host are shared out over several.
     shared = train.batch_size // train.grad_accumulation if experiment.task.STREAMED else 1
-    mesh = device_mesh(seeds, shared)
+    try:
+        mesh = device_mesh(seeds, shared, fsdp=train.fsdp_devices, sequence=train.sequence_devices)
+    except SettingError as error:
+        raise ConfigError(f"{variant}: {error}") from error
     working = {device.process_index for device in mesh.devices.flat}
     if len(working) < jax.process_count():
         raise ConfigError(

@@ -1,7 +1,8 @@
 """Training: one seed's pure functions, many seeds of them at once, their data, and their test."""
 
 from loglinear_jax.train.data import Data, open_data
-from loglinear_jax.train.many_seeds import DATA_SPECS, ManySeeds, device_mesh
+from loglinear_jax.train.many_seeds import ManySeeds
+from loglinear_jax.train.meshes import DATA_SPECS, check_pieces, device_mesh
 from loglinear_jax.train.seed_trainer import (
     Rates,
     SeedState,
@@ -24,6 +25,7 @@ __all__ = [
     "SeedState",
     "SeedTrainer",
     "TrainSettings",
+    "check_pieces",
     "decayed_matrices",
     "device_mesh",
     "make_optimizer",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from loglinear_jax.train.many_seeds import ManySeeds
+from loglinear_jax.train.meshes import OF_BATCH
 
 BATCH = ("tokens", "targets", "segment_ids")  # of windows; the last where the task has segments
 
@@ -81,7 +83,7 @@ def place_windows(seeds: ManySeeds, windows: tuple[np.ndarray, ...]) -> Any:
 
     Windows in which nothing is scored fill up what the devices could not share evenly.
     """
-    fill = -len(windows[0]) % seeds.mesh.shape["batch"]
+    fill = -len(windows[0]) % math.prod(seeds.mesh.shape[axis] for axis in OF_BATCH)
     padded = (np.pad(x, [(0, fill), (0, 0)], constant_values=v) for x, v in zip(windows, (0, -1, 0), strict=False))
     return seeds.place("validation", tuple(np.broadcast_to(x, (len(seeds.seeds_of_data), *x.shape)) for x in padded))
 

@@ -4,8 +4,7 @@ Everything of a seed follows from its number: initial parameters, batch order, t
 So seed i of a run of many is the same experiment as seed i alone. Seeds that stopped need not cost anything: steps can be
 computed for half of the seeds, a quarter or an eighth alone.
 
-Devices form a mesh with two axes: "seed", whose parts never talk to each other, and "batch", over which the sequences of a
-streamed batch are shared out (data parallelism).
+How seeds, batches, parameters and sequences lie on the devices, `train.meshes` says.
 """
 
 from __future__ import annotations
@@ -22,29 +21,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.distributed import to_host
 from loglinear_jax.tasks.draws import standard_settings
+from loglinear_jax.train.meshes import DATA_SPECS, OF_TOKENS, SEED, cut_axes, device_mesh, own_parts, specs_of
 from loglinear_jax.train.seed_trainer import Rates, SeedState, SeedTrainer, means
 from loglinear_jax.train.settings import PRECISIONS
-
-
-def device_mesh(num_seeds: int, batch_size: int = 1, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """A mesh ("seed", "batch") over as many devices as can share out seeds and batch evenly, the seeds first."""
-    devices = jax.devices() if devices is None else devices
-    count = len(devices)
-    ways = [
-        (s, b) for s in range(1, count + 1) for b in range(1, count // s + 1) if num_seeds % s == batch_size % b == 0
-    ]
-    over_seeds, over_batch = max(ways, key=lambda way: (way[0] * way[1], way[0]))
-    used = np.array(devices[: over_seeds * over_batch]).reshape(over_seeds, over_batch)
-    return jax.sharding.Mesh(used, ("seed", "batch"))
-
-
-_SEED = PartitionSpec("seed")
-# How data is laid out over the mesh: every leaf has a leading seed axis.
-DATA_SPECS = {
-    "train": _SEED,
-    "validation": PartitionSpec("seed", "batch"),
-    "batches": PartitionSpec("seed", None, "batch"),
-}
 
 
 def _over_seeds(function: Callable) -> Callable:
@@ -80,8 +59,7 @@ class ManySeeds:
         rates: Sequence[tuple[float, float]] | None = None,
     ):
         self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
-        self.trainer = trainer if self.mesh.shape["batch"] == 1 else trainer.over("batch")
-        self.sharding = NamedSharding(self.mesh, _SEED)
+        self.sharding = NamedSharding(self.mesh, SEED)
         self.numbers = list(seeds)
         self.seeds = jax.device_put(np.asarray(seeds, np.int32), self.sharding)
         self._rates = None
@@ -93,19 +71,32 @@ class ManySeeds:
             rows = [self.seeds_of_data.index(seed) for seed in seeds]
             self.rows_of_data = jax.device_put(np.asarray(rows, np.int32), self.sharding)
             self._drawn = jax.device_put(np.asarray(self.seeds_of_data, np.int32), self.sharding)
+        init = jax.vmap(trainer.init)
+        self._specs: Any = SEED
+        if self.mesh.shape["fsdp"] > 1:
+            with standard_settings():
+                self._specs = specs_of(jax.eval_shape(init, self.seeds), self.mesh)
+        of_params = self._specs if self._specs is SEED else self._specs.params
+        self.params_sharding, self.state_sharding = map(self._shardings, (of_params, self._specs))
+        axes = tuple(axis for axis in OF_TOKENS if self.mesh.shape[axis] > 1)
+        self.trainer = trainer.over(axes, None if of_params is SEED else cut_axes(of_params)) if axes else trainer
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
-        self.init = self._jit(jax.vmap(trainer.init), _SEED)
+        self.init = self._jit(lambda seeds: own_parts(init(seeds), self._specs), SEED, returns=self._specs)
         self._draw: Callable
         self._draw_test: Callable
         if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
             self._draw, self._draw_test = other._draw, other._draw_test
         else:
-            self._draw = self._jit(jax.vmap(trainer.data), _SEED, returns={name: DATA_SPECS[name] for name in names})
-            self._draw_test = self._jit(jax.vmap(trainer.test_data), _SEED, returns=windows)
-        self._sums_by_position = self._jit(_over_seeds(self.trainer.sums_by_position), _SEED, windows, _SEED)
-        self._sums_of_parts = self._jit(_over_seeds(self.trainer.sums_of_parts), _SEED, windows, _SEED)
-        self._record = self._jit(jax.vmap(self.trainer.record), _SEED, _SEED, donate=True)
+            self._draw = self._jit(jax.vmap(trainer.data), SEED, returns={name: DATA_SPECS[name] for name in names})
+            self._draw_test = self._jit(jax.vmap(trainer.test_data), SEED, returns=windows)
+        self._sums_by_position = self._jit(
+            _over_seeds(self.trainer.sums_by_position), of_params, windows, SEED, returns=PartitionSpec("seed", "sequence")
+        )
+        self._sums_of_parts = self._jit(_over_seeds(self.trainer.sums_of_parts), of_params, windows, SEED)
+        self._record = self._jit(
+            jax.vmap(self.trainer.record), self._specs, SEED, returns=(self._specs, SEED, SEED), donate=True
+        )
         self._train_steps: dict[Any, Callable] = {}
 
     def data(self, seeds: Int[Array, " S"] | None = None) -> dict[str, Any]:
@@ -137,11 +128,11 @@ class ManySeeds:
                 state = state.replace(step=state.step + num_steps, loss_sum=jnp.full_like(state.loss_sum, jnp.nan))
                 return jax.tree.map(lambda old, new: old.at[rows].set(new), state, trained)
 
-            takes = [_SEED, {name: DATA_SPECS[name] for name in data}, _SEED, _SEED]
+            takes = [self._specs, {name: DATA_SPECS[name] for name in data}, SEED, SEED]
             if rows is None:
-                self._train_steps[key] = self._jit(steps, *takes, donate=True)
+                self._train_steps[key] = self._jit(steps, *takes, returns=self._specs, donate=True)
             else:
-                self._train_steps[key] = self._jit(steps_of_rows, *takes, _SEED, donate=True)
+                self._train_steps[key] = self._jit(steps_of_rows, *takes, SEED, returns=self._specs, donate=True)
         return self._train_steps[key](state, data, self._rates, self.rows_of_data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
@@ -175,14 +166,18 @@ class ManySeeds:
     def abstract_state(self) -> SeedState:
         """Shapes, dtypes and shardings of the state, for a checkpoint to be restored into."""
         shapes = jax.eval_shape(self.init, self.seeds)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding), shapes)
+        shardings = jax.tree.broadcast(self.state_sharding, shapes)
+        return jax.tree.map(lambda x, on: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), shapes, shardings)
 
     def place(self, name: str, value: Any) -> Any:
         """Host arrays, the same on every process, as data[name] of all devices together."""
         sharding = NamedSharding(self.mesh, DATA_SPECS[name])
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), value)
 
-    def _jit(self, function: Callable, *takes: Any, returns: Any = _SEED, donate: bool = False) -> Callable:
+    def _shardings(self, specs: Any) -> Any:
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def _jit(self, function: Callable, *takes: Any, returns: Any = SEED, donate: bool = False) -> Callable:
         """function: of the seeds that a device has."""
         sharded = jax.shard_map(function, mesh=self.mesh, in_specs=takes, out_specs=returns, check_vma=False)
         jitted = jax.jit(sharded, donate_argnums=(0,) if donate else ())

@@ -18,6 +18,7 @@ from loglinear_jax.lam import LAM_PARAMS
 from loglinear_jax.mixers import DECAY_PARAMS
 from loglinear_jax.modules.positions import Positions, first_true
 from loglinear_jax.tasks import SOLVED_ACCURACY, BaseTask
+from loglinear_jax.train.meshes import Part, in_pieces
 from loglinear_jax.train.settings import TrainSettings
 
 Batch = tuple[Int[Array, "B T"], ...]  # tokens, targets and, of packed documents, segment_ids
@@ -118,22 +119,35 @@ class Rates:
     weight_decay: Float[Array, "*R"]
 
 
-def make_optimizer(settings: TrainSettings, rates: Rates | None = None) -> optax.GradientTransformation:
-    """Clipping, then Adam or AdamW, with the learning rate's schedule.
+def make_optimizer(
+    settings: TrainSettings, rates: Rates | None = None, norm: Callable[[Any], Array] = optax.tree.norm
+) -> optax.GradientTransformation:
+    """Clipping to a global norm, then Adam or AdamW, with the learning rate's schedule.
 
     rates: of one replica, maybe traced, in place of those of the settings. Whether there is a weight decay at all, the settings
-    say.
+    say. norm: of gradients.
     """
     of = settings if rates is None else rates
     peak: Any = of.learning_rate
     share = schedule_of(settings)
     rate: Any = peak if share is None else lambda step: peak * share(step)
-    clip = optax.identity() if not settings.grad_clip else optax.clip_by_global_norm(settings.grad_clip)
+    clip = optax.identity() if not settings.grad_clip else _clip(settings.grad_clip, norm)
     dtype = settings.moment_dtype
     if not settings.weight_decay:
         return optax.chain(clip, optax.adam(rate, mu_dtype=dtype))
     mask = None if settings.decay_all else decayed_matrices
     return optax.chain(clip, optax.adamw(rate, mu_dtype=dtype, weight_decay=of.weight_decay, mask=mask))
+
+
+def _clip(most: float, norm: Callable[[Any], Array]) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm`, with a norm of one's own."""
+
+    def update(grads, state, params=None):
+        of_all = norm(grads)
+        clipped = lambda x: jnp.where(of_all < most, x, x / of_all.astype(x.dtype) * most)  # noqa: E731
+        return jax.tree.map(clipped, grads), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
 
 
 def schedule_of(settings: TrainSettings) -> optax.Schedule | None:
@@ -177,10 +191,12 @@ class SeedTrainer:
     Where they take a row, the data is that of many seeds, with a leading seed axis, and the row this seed's; None: it is this
     seed's own.
 
-    With a batch_axis they run under shard_map with that axis, each device with its share of the sequences.
+    token_axes: mesh axes over which the tokens of a batch are shared out, where the functions run under `jax.shard_map`. cut: along
+    which axis each parameter is cut over "fsdp", as `meshes.cut_axes`; None if none is.
     """
 
-    batch_axis: str | None = None
+    token_axes: tuple[str, ...] = ()
+    cut: Any = None
 
     def __init__(
         self, model: nn.Module, task: BaseTask, settings: TrainSettings, loss: Callable[..., Array] | None = None
@@ -190,13 +206,33 @@ class SeedTrainer:
             loss or functools.partial(mean_loss, scored=_scored(part), z_loss=settings.z_loss)
             for part in task.trained_on.parts
         ]
-        self.optimizer = make_optimizer(settings)
+        self.optimizer = self._optimizer()
 
-    def over(self, batch_axis: str) -> SeedTrainer:
-        """The same with sequences shared out over a mesh axis."""
+    def over(self, token_axes: tuple[str, ...], cut: Any = None) -> SeedTrainer:
+        """The same with the tokens of a batch shared out over mesh axes, and parameters that are cut."""
         trainer = copy.copy(self)
-        trainer.batch_axis = batch_axis
+        trainer.token_axes, trainer.cut = token_axes, cut
+        trainer.optimizer = trainer._optimizer()
+        if "sequence" in token_axes:
+            trainer.model = in_pieces(self.model)
         return trainer
+
+    def _optimizer(self, rates: Rates | None = None) -> optax.GradientTransformation:
+        return make_optimizer(self.settings, rates, self._norm)
+
+    def _norm(self, grads: Any) -> Float[Array, ""]:
+        """The global norm, also of gradients that the devices have in parts."""
+        if self.cut is None:
+            return optax.tree.norm(grads)
+        cut = jax.tree.map(lambda x, axis: jnp.zeros(()) if axis < 0 else x, grads, self.cut)
+        whole = jax.tree.map(lambda x, axis: x if axis < 0 else jnp.zeros(()), grads, self.cut)
+        return jnp.sqrt(jax.lax.psum(optax.tree.norm(cut, squared=True), "fsdp") + optax.tree.norm(whole, squared=True))
+
+    def _boxed(self, params: Any) -> Any:
+        """The parameters for a model to read."""
+        if self.cut is None:
+            return params
+        return jax.tree.map(lambda x, axis: x if axis < 0 else Part(x, axis), params, self.cut)
 
     def _key(self, seed, purpose: int):
         return jax.random.fold_in(jax.random.key(seed), purpose)
@@ -263,8 +299,8 @@ class SeedTrainer:
 
     def _step(self, state: SeedState, loss: Float[Array, ""], grads: Any, rates: Rates | None) -> SeedState:
         """One optimiser step; a no-op on parameters for a seed that stopped, diverged, or diverges right now."""
-        optimizer = self.optimizer if rates is None else make_optimizer(self.settings, rates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        optimizer = self.optimizer if rates is None else self._optimizer(rates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(self._norm(grads))
         take = state.active & finite
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -283,24 +319,32 @@ class SeedTrainer:
     def _loss_and_gradients(self, params: Any, batch: Batch, part: int = 0) -> tuple[Array, Any]:
         """part: of the task's mixture, of which the batch is."""
 
-        def of(batch):
-            return jax.value_and_grad(lambda params: self.losses[part](self.model, params, batch))(params)
+        def of(batch, share=None):
+            def loss(params):
+                found = self.losses[part](self.model, self._boxed(params), batch)
+                return found if share is None else share * found
+
+            return jax.value_and_grad(loss)(params)
 
         parts = self.settings.grad_accumulation
-        if parts == 1 and self.batch_axis is None:
+        if parts == 1 and not self.token_axes:
             return of(batch)
-        total = _num_scored(batch)
-        if self.batch_axis is not None:
-            total = jax.lax.psum(total, self.batch_axis)
+        total = jax.lax.psum(_num_scored(batch), self.token_axes)
 
         def add(sums, batch):
+            # Inside of what is differentiated, as devices exchange gradients there.
             share = _num_scored(batch) / jnp.maximum(total, 1)
-            return jax.tree.map(lambda sum_, x: sum_ + share * x, sums, of(batch)), None
+            return jax.tree.map(jnp.add, sums, of(batch, share)), None
 
         split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
         zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
-        result, _ = jax.lax.scan(add, zeros, split)
-        return result if self.batch_axis is None else jax.lax.psum(result, self.batch_axis)
+        (loss, grads), _ = jax.lax.scan(add, zeros, split)
+        if self.cut is None:
+            return jax.lax.psum((loss, grads), self.token_axes)
+        # Gradients of parts are summed over "fsdp" already.
+        others = tuple(axis for axis in self.token_axes if axis != "fsdp")
+        summed = lambda x, axis: jax.lax.psum(x, self.token_axes if axis < 0 else others)  # noqa: E731
+        return jax.lax.psum(loss, self.token_axes), jax.tree.map(summed, grads, self.cut)
 
     def train_steps(
         self,
@@ -357,7 +401,7 @@ class SeedTrainer:
         """`scored_sums` of each part of `data`."""
         loss, right, scored = zip(
             *(
-                self._sum_over(batch, row, functools.partial(scored_sums, self.model, params, scored=_scored(part)))
+                self._sum_over(batch, row, functools.partial(scored_sums, self.model, self._boxed(params), scored=_scored(part)))
                 for part, batch in zip(self.task.evaluated_on.parts, data, strict=True)
             ),
             strict=True,
@@ -374,20 +418,28 @@ class SeedTrainer:
         """(summed loss in nats, number of scored sequences) at each position of `data`: whether more context helps."""
 
         def sums(batch):
-            losses, _ = self.model.apply(params, *batch[:2], **_segments(batch), method="token_losses")
+            losses, _ = self.model.apply(self._boxed(params), *batch[:2], **_segments(batch), method="token_losses")
             return jnp.sum(losses, axis=0), jnp.sum(batch[1] >= 0, axis=0)
 
-        return self._sum_over(data, row, sums)
+        axes = tuple(axis for axis in self.token_axes if axis != "sequence")
+        return self._sum_over(data, row, sums, axes)
 
-    def _sum_over(self, data: Sequences, row: Int[Array, ""] | None, function: Callable[[Batch], Any]) -> Any:
-        """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices of the batch axis."""
+    def _sum_over(
+        self,
+        data: Sequences,
+        row: Int[Array, ""] | None,
+        function: Callable[[Batch], Any],
+        axes: tuple[str, ...] | None = None,
+    ) -> Any:
+        """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices along the axes; None: of
+        token_axes."""
         *seeds, count, length = data[0].shape
         size = min(self.settings.eval_batch_size, count)
         num = -(-count // size)
         batches = tuple(x.reshape(*seeds, num, size, length) for x in _padded(data, num * size))
         of_batches = jax.lax.map(lambda index: function(_at(batches, index, row)), jnp.arange(num))
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), of_batches)
-        return sums if self.batch_axis is None else jax.lax.psum(sums, self.batch_axis)
+        return jax.lax.psum(sums, self.token_axes if axes is None else axes)
 
     def record(
         self, state: SeedState, sums: tuple[Float[Array, " parts"], Int[Array, " parts"], Int[Array, " parts"]]

@@ -47,6 +47,15 @@ class TrainSettings:
         "parts of a batch whose gradients are computed one after another, to save memory",
         least=1,
     )
+    fsdp_devices: int = setting(
+        1,
+        "of a text: devices that share out each batch, and each large parameter and what Adam keeps of it (ZeRO, stage 3); the "
+        "other devices, if any, have copies of these, or other seeds",
+        least=1,
+    )
+    sequence_devices: int = setting(
+        1, "of a text: devices that share out each sequence, in pieces of a power of two tokens", least=1
+    )
     stream: bool = setting(False, "draw fresh sequences for ever, instead of num_train fixed ones")
     num_train: int = setting(10_000, "size of each seed's training set", least=1)
     num_validation: int = setting(1_000, "size of each seed's validation set", least=1)
