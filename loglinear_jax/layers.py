@@ -15,8 +15,8 @@ first of them, and the cache that is returned to the last:
 
     y = layer.apply(params, x, segment_ids=segment_ids)
 
-With axis_name a layer is applied inside `jax.shard_map`, to the piece of each sequence that a device has; its parameters are made
-outside.
+With axis_name a layer is applied inside `jax.shard_map`, to the piece of each sequence that a device has; its parameters are
+made outside.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class MixingLayer(nn.Module):
             "axis_name": self.axis_name,
         }
         if self.axis_name is not None and not takes_pieces(self.mixer):
-            raise ValueError(f"axis_name is {self.axis_name!r}: expected None with mixer={self.mixer!r}, which has no such field")
+            raise ValueError(
+                f"axis_name is {self.axis_name!r}: expected None with mixer={self.mixer!r}, which has no such field"
+            )
         return make_mixer(self.mixer, **(settings | dict(self.mixer_options) | more), name="mixer")
 
     def _in_proj(

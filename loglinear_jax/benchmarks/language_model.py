@@ -28,6 +28,26 @@ HELP = "speed of the language model: training, and decoding behind many tokens"
 PARTS = ("training", "decoding")
 
 
+def trained(
+    settings: LanguageSettings,
+    batch: int,
+    length: int,
+    mesh: jax.sharding.Mesh,
+    *,
+    num_seeds: int = 1,
+    precision: str | None = None,
+    warmup_steps: int = 500,
+) -> ManySeeds:
+    """The model with a usual recipe, for batches of so many sequences that are given. precision: as train.precision;
+    settings.dtype if None."""
+    train = TrainSettings(
+        num_steps=100_000, batch_size=batch, learning_rate=3e-4, warmup_steps=warmup_steps, schedule="cosine",
+        weight_decay=0.1, stream=True, stop_at=None, precision=precision or settings.dtype,
+    )  # fmt: skip
+    trainer = SeedTrainer(LanguageModel(settings), Task(length, settings.vocab_size), train)
+    return ManySeeds(trainer, list(range(num_seeds)), mesh)
+
+
 def time_training(
     settings: LanguageSettings,
     batch: int,
@@ -44,14 +64,8 @@ def time_training(
 
     steps: in one dispatch, of which `repeats` are timed. precision: as train.precision; settings.dtype if None.
     """
-    model = LanguageModel(settings)
-    train = TrainSettings(
-        num_steps=100_000, batch_size=batch, learning_rate=3e-4, warmup_steps=500, schedule="cosine", weight_decay=0.1,
-        stream=True, stop_at=None, precision=precision or settings.dtype,
-    )  # fmt: skip
-    seeds = list(range(num_seeds))
-    task = Task(length, settings.vocab_size)  # its batches are given below
-    many = ManySeeds(SeedTrainer(model, task, train), seeds, device_mesh(len(seeds), batch))
+    mesh = device_mesh(num_seeds, batch)
+    many = trained(settings, batch, length, mesh, num_seeds=num_seeds, precision=precision)
     state = many.init(many.seeds)
     flops = matmul_flops_per_token(jax.tree.map(lambda x: x[0], state.params))
     rng = np.random.default_rng(0)

@@ -14,10 +14,10 @@ HELP = "time and memory on this machine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from loglinear_jax.benchmarks import attention, lam, language_model, training
+    from loglinear_jax.benchmarks import attention, lam, language_model, scaling, training
 
     parsers = parser.add_subparsers(metavar="benchmark", required=True)
-    modules = {"attention": attention, "lam": lam, "language": language_model, "training": training}
+    modules = {"attention": attention, "lam": lam, "language": language_model, "training": training, "scaling": scaling}
     for name, module in modules.items():
         own = parsers.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(own)

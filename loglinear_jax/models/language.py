@@ -168,8 +168,8 @@ class LanguageModel(nn.Module):
     segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`: caches belong to the
     first of them, and those that are returned to the last.
 
-    With settings.axis_name it is applied inside `jax.shard_map` to the piece of each sequence that a device has, and losses are of
-    that piece's tokens.
+    With settings.axis_name it is applied inside `jax.shard_map` to the piece of each sequence that a device has, and losses are
+    of that piece's tokens.
     """
 
     settings: LanguageSettings

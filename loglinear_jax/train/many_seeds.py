@@ -91,7 +91,11 @@ class ManySeeds:
             self._draw = self._jit(jax.vmap(trainer.data), SEED, returns={name: DATA_SPECS[name] for name in names})
             self._draw_test = self._jit(jax.vmap(trainer.test_data), SEED, returns=windows)
         self._sums_by_position = self._jit(
-            _over_seeds(self.trainer.sums_by_position), of_params, windows, SEED, returns=PartitionSpec("seed", "sequence")
+            _over_seeds(self.trainer.sums_by_position),
+            of_params,
+            windows,
+            SEED,
+            returns=PartitionSpec("seed", "sequence"),
         )
         self._sums_of_parts = self._jit(_over_seeds(self.trainer.sums_of_parts), of_params, windows, SEED)
         self._record = self._jit(

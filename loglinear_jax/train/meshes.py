@@ -9,7 +9,7 @@ The mesh has four axes. The devices along
                 "ZeRO", 2020, stage 3);
     "sequence"  have a piece of each sequence (see `ops.sequence_parallel`).
 
-All is computed inside `jax.shard_map`, so a program has the collectives that are written here and in the operations, and no other.
+All is computed inside `jax.shard_map`, so a program has the collectives that are written in the package, and no other.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from jaxtyping import Array, PyTree
 
 from loglinear_jax.mixers import takes_pieces
 from loglinear_jax.settings import SettingError
-from loglinear_jax.tasks import BaseTask
 from loglinear_jax.train.settings import TrainSettings
 
 AXES = ("seed", "data", "fsdp", "sequence")
 OF_BATCH = ("data", "fsdp")
 OF_TOKENS = (*OF_BATCH, "sequence")
-SMALLEST_CUT = 1 << 12  # elements of a parameter that is shared out: smaller ones are put together no faster than they are read
+SMALLEST_CUT = (
+    1 << 12
+)  # elements of a parameter that is shared out: smaller ones are put together no faster than they are read
 
 SEED = PartitionSpec("seed")
 # How data is laid out over the mesh: every leaf has a leading seed axis.
@@ -73,7 +74,7 @@ def device_mesh(
     return Mesh(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
 
 
-def check_pieces(settings: TrainSettings, task: BaseTask, model: Any) -> None:
+def check_pieces(settings: TrainSettings, task: Any, model: Any) -> None:
     """Raises SettingError unless the task and the model of these settings can be trained so.
 
     Sequences that the devices draw themselves are only shared out by seed.
@@ -86,7 +87,9 @@ def check_pieces(settings: TrainSettings, task: BaseTask, model: Any) -> None:
         return
     if not hasattr(model, "axis_name") or not all(map(takes_pieces, model.pattern)):
         what = "a model of your own" if not hasattr(model, "axis_name") else f"model.mixer={model.mixer}"
-        raise SettingError(f"train.sequence_devices={pieces} must be 1 with {what}, which takes no pieces of a sequence")
+        raise SettingError(
+            f"train.sequence_devices={pieces} must be 1 with {what}, which takes no pieces of a sequence"
+        )
     piece, rest = divmod(task.seq_len, pieces)
     if rest or piece & (piece - 1) or piece < model.conv_width:
         raise SettingError(

@@ -191,8 +191,8 @@ class SeedTrainer:
     Where they take a row, the data is that of many seeds, with a leading seed axis, and the row this seed's; None: it is this
     seed's own.
 
-    token_axes: mesh axes over which the tokens of a batch are shared out, where the functions run under `jax.shard_map`. cut: along
-    which axis each parameter is cut over "fsdp", as `meshes.cut_axes`; None if none is.
+    token_axes: mesh axes over which the tokens of a batch are shared out, where the functions run under `jax.shard_map`. cut:
+    along which axis each parameter is cut over "fsdp", as `meshes.cut_axes`; None if none is.
     """
 
     token_axes: tuple[str, ...] = ()
@@ -401,7 +401,9 @@ class SeedTrainer:
         """`scored_sums` of each part of `data`."""
         loss, right, scored = zip(
             *(
-                self._sum_over(batch, row, functools.partial(scored_sums, self.model, self._boxed(params), scored=_scored(part)))
+                self._sum_over(
+                    batch, row, functools.partial(scored_sums, self.model, self._boxed(params), scored=_scored(part))
+                )
                 for part, batch in zip(self.task.evaluated_on.parts, data, strict=True)
             ),
             strict=True,

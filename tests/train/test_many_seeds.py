@@ -25,6 +25,7 @@ from loglinear_jax.train import (
     measure_test,
     scored_sums,
 )
+from loglinear_jax.train.meshes import AXES
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
 MODEL = RecallModel(
@@ -392,7 +393,7 @@ def test_replicas_on_one_device_have_their_seeds_data_in_common():
 def test_replicas_have_the_batches_that_come_from_the_host_in_common():
     tokens = np.random.default_rng(0).integers(0, 16, (2, 2, 8, 17), np.int32)
     batches, windows = ((x[..., :-1], x[..., 1:]) for x in (tokens, tokens[:, 0]))
-    mesh = jax.sharding.Mesh(np.array(CPUS[:2]).reshape(1, 2), ("seed", "batch"))
+    mesh = jax.sharding.Mesh(np.array(CPUS[:2]).reshape(1, 2, 1, 1), AXES)
     results = []
     for seeds, rates in (REPLICAS, (REPLICAS[0][:2], REPLICAS[1][:2]), (REPLICAS[0][2:], REPLICAS[1][2:])):
         many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), seeds, mesh, rates=rates)
@@ -492,7 +493,7 @@ def test_parts_of_a_batch_weigh_as_much_as_is_scored_in_them(devices, accumulati
     batches = uneven()
 
     def step(devices, settings):
-        mesh = jax.sharding.Mesh(np.array(CPUS[:devices]).reshape(1, devices), ("seed", "batch"))
+        mesh = jax.sharding.Mesh(np.array(CPUS[:devices]).reshape(1, devices, 1, 1), AXES)
         many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0], mesh)
         state = many.train_steps(many.init(many.seeds), {"batches": many.place("batches", batches)}, 1)
         return jax.device_get((state.loss_sum, state.opt_state[1][0].mu))  # Adam's mean is 0.1 of the gradient
