@@ -7,10 +7,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-import matplotlib.image
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.style import DOTS_PER_INCH, save
+from loglinear_jax.analysis.style import save
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.runs.writing import replace_file
 
@@ -67,7 +66,7 @@ class Report:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
         if isinstance(shown, Table):
-            paths, image, html = shown.write(self.out / stem), None, _unbroken(shown.text("html"))
+            paths, image, html = shown.write(self.out / stem), None, shown.text("html")
             title, note = title or shown.full_title, note or shown.note
         else:
             paths, html = save(shown, self.out / stem), ""
@@ -81,8 +80,7 @@ class Report:
         loader = jinja2.PackageLoader("loglinear_jax.analysis", "")
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["as_data"] = _as_data
-        environment.filters["width"] = _width
-        environment.filters["as_html"] = lambda table: _unbroken(table.text("html"))
+        environment.filters["as_html"] = lambda table: table.text("html")
         parts = [part for part in self.parts if part.items or part.notes]
         html = environment.get_template("report.html.jinja").render(
             title=title, runs=runs, settings=settings, commands=commands, problems=self.problems, parts=parts
@@ -97,16 +95,5 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
 
 
-def _unbroken(html: str) -> str:
-    """HTML whose lines break in no interval, nor beside ±, before % or after ≥."""
-    together = r"\[[^]<>]*\]|[^\s<>]+ ± [^\s<>]+| %|≥ "
-    return re.sub(together, lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), html)
-
-
 def _as_data(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _width(path: Path) -> int:
-    """In CSS pixels, of which an inch has 96."""
-    return round(matplotlib.image.imread(path).shape[1] * 96 / DOTS_PER_INCH)

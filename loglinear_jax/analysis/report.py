@@ -67,7 +67,7 @@ def make_report(
 
     Tracebacks of what failed are in report.log, which is there only if something did.
 
-    Raises ValueError if none of the workdirs can be read, and ConfigError for an unknown section.
+    Raises ConfigError if none of the workdirs can be read, and for an unknown section.
     """
     choices = choices or Choices()
     chosen = chosen_sections(choices.sections)
@@ -78,7 +78,7 @@ def make_report(
         except ConfigError as error:
             problems.append(str(error))
     if not runs:
-        raise ValueError("; ".join(problems) or "workdir: give at least one")
+        raise ConfigError("; ".join(problems) or "workdir: give at least one")
     same = Counter(describe_run(run) for run in runs)
     runs = [dataclasses.replace(run, label=run.name) if same[describe_run(run)] > 1 else run for run in runs]
     report = Report(Path(out))

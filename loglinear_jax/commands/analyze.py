@@ -88,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadInput(error) from error
     workdirs = _matching(args.workdir)
-    _check_any_run(workdirs)
     check_folder(args.out, "--out")
     with _tracebacks_in_the_log_alone():
         try:
@@ -114,22 +113,6 @@ def _tracebacks_in_the_log_alone() -> Iterator[None]:
         yield
     finally:
         package.propagate = propagated
-
-
-def _check_any_run(workdirs: list[str]) -> None:
-    """Raises BadInput, saying what is wrong with each, if none of these can be read."""
-    from loglinear_jax.runs.loading import read_run
-    from loglinear_jax.settings import SettingError
-
-    problems = []
-    for workdir in workdirs:
-        try:
-            read_run(workdir)
-        except SettingError as error:
-            problems.append(str(error))
-        else:
-            return
-    raise BadInput("; ".join(problems))
 
 
 def _matching(patterns: list[str]) -> list[str]:

@@ -68,7 +68,6 @@ def test_links_lead_to_what_is_there(tmp_path):
     assert len(links) == 3 + 5 + 3 * 5
     assert all(link[1:] in anchors if link[0] == "#" else (tmp_path / link).is_file() for link in links)
     assert "No seed converges." in found.text and "Empty" not in found.text
-    assert "1 [0,\N{NO-BREAK SPACE}2]" in found.text and "≥\N{NO-BREAK SPACE}90\N{NO-BREAK SPACE}%" in found.text
 
 
 def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
