@@ -22,7 +22,7 @@ from loglinear_jax.runs.folders import RunFolder
 from loglinear_jax.text.documents import find_documents
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FILE_NAME = re.compile(r"# (\w+)\.py\n")  # the first line of an example that is to be saved
 
 
@@ -130,7 +130,7 @@ def test_a_model_is_trained_on_documents_as_the_page_says(tmp_path, monkeypatch)
     small = ["--config.variants=linear", "--config.task.seq_len=32", "--config.train.precision=float32"]
     small += [f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8")]
     small += [f"--config.train.{name}=2" for name in ("num_steps", "batch_size", "eval_every", "checkpoint_every")]
-    page = (ROOT / "docs/language-model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/language-models.md").read_text(encoding="utf-8")
     section = page.split("## Train on your own documents\n")[1].split("\n## ")[0]
     commands = [
         arguments for _, arguments in commands_in("\n".join(re.findall("```bash\n(.*?)```", section, re.DOTALL)))

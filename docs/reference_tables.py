@@ -1,19 +1,21 @@
-"""Writes the tables in settings.md from the code: python -m docs.settings_table"""
+"""Writes the tables in reference/settings.md and reference/command-line.md from the code: python -m docs.reference_tables"""
 
 from __future__ import annotations
 
+import argparse
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ml_collections import ConfigDict
 from tabulate import tabulate
 
+from loglinear_jax.commands.main import find_commands
 from loglinear_jax.config import Setting, describe_settings
 from loglinear_jax.config.files import get_config, load_config_file
 
-PAGE = Path(__file__).with_name("settings.md")
-BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
+REFERENCE = Path(__file__).parent / "reference"
+BEGIN, END = "<!-- generated -->\n", "<!-- /generated -->\n"
 MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation")
 OWN_TASK = "task:mqar"  # its sections model and train are those of every task:module
 CONFIGS = (
@@ -85,17 +87,56 @@ def presets() -> str:
     return tabulate(rows, ("Preset", "Configs", "What it does"), tablefmt="github")
 
 
-def with_tables(page: str) -> str:
-    """The page with what the code says between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
+def settings() -> str:
     configs = {name: _config(name) for name in CONFIGS}
     parts = {"Presets": presets()} | {
         title: defaults({name: configs[name] for name in shown}, section) for title, section, shown in TABLES
     }
-    tables = "\n".join(f"## {title}\n\n{table}\n" for title, table in parts.items())
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+    return "\n".join(f"## {title}\n\n{table}\n" for title, table in parts.items())
+
+
+def command_line() -> str:
+    """A section for each command: what it does, and a table of its options."""
+    parts = []
+    for name, module in find_commands().items():
+        parser = argparse.ArgumentParser(prog=name, description=module.__doc__)
+        module.add_arguments(parser)
+        for path, one in _with_subcommands(parser):
+            purpose = " ".join(one.description.partition("\n\n")[0].split())
+            options = [row for action in one._actions if (row := _option(one, action))]
+            table = tabulate(options, ("Option", "Meaning"), tablefmt="github", disable_numparse=True)
+            parts.append("\n\n".join([f"## {path}", purpose, *([table] if options else [])]) + "\n")
+    return "\n".join(parts)
+
+
+def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, one in action.choices.items():
+                yield f"{parser.prog} {name}", one
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str] | None:
+    """Its name with what it takes, and its help with the default; None for --help and subcommands."""
+    if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+        return None
+    takes = "" if action.nargs == 0 or not action.option_strings else f"={action.metavar or action.dest.upper()}"
+    name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    return f"`{name}{takes}`", " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+# By page: what is between its markers.
+PAGES = {REFERENCE / "settings.md": settings, REFERENCE / "command-line.md": command_line}
+
+
+def with_tables(page: Path) -> str:
+    """The text of the page with what the code says between its markers."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{PAGES[page]()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page), encoding="utf-8")

@@ -1,0 +1,195 @@
+"""Draws the figures of README.md and docs/ from recorded runs, the tables of performance.md and the Fenwick tree's arithmetic.
+
+python -m docs.figures
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from loglinear_jax.analysis import style
+from loglinear_jax.analysis.pages import Records
+from loglinear_jax.fenwick import fenwick_level
+from loglinear_jax.statistics import mean_interval
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "results"
+RECORDS = Records(RESULTS)
+ONE_STATE = ("mixer=gated_linear", "mixer=delta")
+LEVELS = 8  # of 128 tokens
+BY_WIDTH = {
+    8: "interleaved-pairs24-state8,interleaved-state8-delta",
+    16: "interleaved,interleaved-state16-delta",
+    32: "interleaved-pairs24-state32,interleaved-state32-delta",
+}
+LEVEL_COLORS = ["#BBBBBB", "#882255", "#0072B2", "#009E73", "#E69F00"]
+PEERS = {  # rows of docs/performance.md, with a label and a look
+    "log-linear, kernels for Hopper": ("log-linear, ours", style.LAM_LOOKS["content"]),
+    "log-linear, flash-linear-attention": ("log-linear, flash-linear-attention", style.LAM_LOOKS["mlp_softplus"]),
+    "one state, jax-linear-attention": ("single state, jax-linear-attention", style.MIXERS["gated_linear"][1]),
+    "softmax, cuDNN FlashAttention": ("softmax, cuDNN FlashAttention", style.MIXERS["softmax"][1]),
+}
+
+
+def accuracy_by_size(axis: Axes) -> None:
+    """Test accuracy against recurrent state size, interleaved MQAR with 24 pairs, 64 seeds at one learning rate."""
+    labels = {
+        "mixer=delta": ("DeltaNet\n(single state)", 98), "mixer=gated_linear": ("gated linear\n(single state)", 76),
+        "content": ("content", 44), "mlp_softmax": ("mlp_softmax", 35), "fixed": ("fixed", 26),
+    }  # fmt: skip
+    looks = style.looks_of(labels)
+    for variant, (text, height) in labels.items():
+        points = []
+        for width, runs in BY_WIDTH.items():
+            outcome = next(run.outcomes[variant] for run in RECORDS.matching(runs) if variant in run.outcomes)
+            size = width * width if variant in ONE_STATE else LEVELS * width * width
+            size += LEVELS * width if variant == "content" else 0  # a sum of keys for each level
+            points.append((size, *mean_interval(100 * outcome.accuracy)))
+        style.draw_line(axis, *np.transpose(points), bars=True, **looks[variant]._asdict())
+        axis.annotate(
+            text, (9 if variant in ONE_STATE else 1000, height), color=looks[variant].color, fontsize=9, va="top"
+        )
+    axis.annotate("(state per level)", (1000, 17), color="0.3", fontsize=9, va="top")
+    axis.set_xscale("log")
+    axis.set(
+        xlabel="recurrent state size (numbers per head)", ylabel="test accuracy (%)", xlim=(8, 14000), ylim=(0, 103)
+    )
+    axis.set_title("With less memory, one wider state\nbeats a state for each level", fontsize=10)
+    axis.grid(color="0.92")
+    style.log_ticks(axis.xaxis, 4)
+
+
+def accuracy_by_length(axis: Axes) -> None:
+    """Accuracy on longer sequences after training at 128 tokens, the same task."""
+    with (RESULTS / "interleaved/runs/interleaved-128-to-1024-lengths.csv").open(encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if int(line["length"]) <= 1024]
+    heights = {"content": 65, "fixed": 38, "mlp_softmax": 26, "mlp_softplus": 12}
+    looks = style.looks_of(heights)
+    for variant, look in looks.items():
+        for copied in (False, True):  # λ of untrained levels: as it is, or that of the highest trained level
+            at: dict[int, list[float]] = {}
+            for line in lines:
+                lam, _, how = line["variant"].partition(", ")
+                if lam == variant and bool(how) == copied and int(line["length"]) >= 128:
+                    at.setdefault(int(line["length"]), []).append(float(line["accuracy"]))
+            if at:
+                dashed = {"linestyle": "--", "markerfacecolor": "white"} if copied else {}
+                style.draw_line(axis, list(at), list(map(np.mean, at.values())), **look._asdict(), **dashed)
+    for variant, height in heights.items():
+        axis.annotate(variant, (1120, height), color=looks[variant].color, fontsize=9, va="center")
+    axis.annotate("dashed: untrained levels\nuse the highest trained λ", (128, 3), fontsize=8, color="0.3")
+    style.length_axis(axis, at)
+    axis.set(xlabel="tested length (tokens; trained at 128)", xlim=(115, 3200), ylim=(0, 103))
+    axis.set_title("Content-aware λ keeps more\non longer sequences", fontsize=10)
+    axis.grid(color="0.92")
+
+
+def times(label: str) -> dict[int, float]:
+    """Milliseconds forward and backward by T: the first value that performance.md has of a row at the first shape."""
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    found: dict[int, float] = {}
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    for table in [table for table in tables if "| growth" in table or "T=65536" in table]:
+        head, _, *rows = table.strip().split("\n")
+        for row in rows:
+            if label in row:
+                for title, cell in zip(head.split("|"), row.split("|"), strict=True):
+                    if (length := re.fullmatch(r" *T=([\d,]+) *", title)) and "/" in cell:
+                        found.setdefault(int(length[1].replace(",", "")), float(cell.split("/")[1]))
+    return dict(sorted((length, ms) for length, ms in found.items() if length <= 32768))
+
+
+def time_by_length(axis: Axes) -> None:
+    """Time of one call, forward and backward, on one H200."""
+    places = [(9500, 0.42), (2050, 21), (2500, 0.13), (2050, 150)]
+    for (row, (label, look)), place in zip(PEERS.items(), places, strict=True):
+        at = times(row)
+        style.draw_line(axis, list(at), list(at.values()), **look._asdict())
+        axis.annotate(
+            label if label.startswith("softmax") else label.replace(", ", ",\n"), place, color=look.color, fontsize=9
+        )
+    axis.set_yscale("log")
+    style.length_axis(axis, (2048, 8192, 32768))
+    axis.set(xlabel="T (tokens)", ylabel="ms, forward + backward", ylim=(0.1, 300))
+    axis.set_title("Time grows almost linearly,\nas a single state's does", fontsize=10)
+    axis.grid(color="0.92")
+    style.log_ticks(axis.yaxis, 5)
+
+
+def overview() -> None:
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.6, 1, 3)
+    for axis, draw in zip(axes.flat, (accuracy_by_size, accuracy_by_length, time_by_length), strict=True):
+        draw(axis)
+        style.open_frame(axis)
+    keep(figure, DOCS / "overview")
+
+
+def buckets() -> None:
+    """The buckets of the past for t = 0 … 15, a row for each t."""
+    figure, ((axis,),) = style.new_figure(8.4, 5.4)
+    for t in range(16):
+        levels = fenwick_level(np.full(t + 1, t), np.arange(t + 1))
+        for level in np.unique(levels):
+            (inside,) = np.nonzero(levels == level)
+            first, number = inside[0], len(inside)
+            axis.add_patch(Rectangle((first + 0.05, t + 0.1), number - 0.1, 0.8, facecolor=LEVEL_COLORS[level]))
+            text = dict(ha="center", va="center", fontsize=9, color="black" if level in (0, 4) else "white")
+            axis.text(first + number / 2, t + 0.5, f"{level}", **text)
+        axis.text(17.6, t + 0.5, f"{t:04b}", ha="center", va="center", family="monospace", fontsize=10)
+    axis.text(17.6, -0.35, "t in binary", ha="center", fontsize=9)
+    axis.set(xlim=(0, 18.6), ylim=(16, 0), xlabel="past token s", ylabel="current token t")
+    axis.set_xticks(np.arange(16) + 0.5, range(16))
+    axis.set_yticks(np.arange(16) + 0.5, range(16))
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    style.title(figure, "Each 1 in the binary digits of t is a bucket of the past (the numbers are levels)")
+    keep(figure, DOCS / "explanation/buckets")
+
+
+def mask() -> None:
+    """The mask of levels, and the same with λ and decay."""
+    t, s = np.indices((16, 16))
+    seen = s <= t
+    level = np.where(seen, fenwick_level(np.maximum(t, s), np.minimum(t, s)), -1)
+    lam = np.array([1.0, 0.25, 0.6, 0.9, 0.35])  # an example
+    weight = np.where(seen, lam[level] * np.exp(-0.06 * (t - s)), np.nan)
+    figure, axes = style.new_figure(8.4, 4.2, 1, 3, gridspec_kw={"width_ratios": [1, 1, 0.28]})
+    for row, column in zip(*np.nonzero(seen), strict=True):
+        color = LEVEL_COLORS[level[row, column]]
+        axes[0, 0].add_patch(Rectangle((column + 0.04, row + 0.04), 0.92, 0.92, facecolor=color))
+    axes[0, 1].imshow(weight, extent=(0, 16, 16, 0), cmap="Greys", vmin=0, vmax=1)
+    for axis, title in zip(
+        axes.flat, ("the level of token s, seen from token t", "λ of that level × decay"), strict=False
+    ):
+        axis.set(xlim=(0, 16), ylim=(16, 0), aspect="equal", xlabel="past token s")
+        axis.set_title(title, fontsize=10)
+        axis.set_xticks(np.arange(0, 16, 5) + 0.5, range(0, 16, 5))
+        axis.set_yticks(np.arange(0, 16, 5) + 0.5, range(0, 16, 5))
+    axes[0, 0].set_ylabel("current token t")
+    key = axes[0, 2]
+    for index, color in enumerate(LEVEL_COLORS):
+        key.add_patch(Rectangle((0, index), 0.8, 0.8, facecolor=color))
+        key.text(1.0, index + 0.4, f"level {index}\nλ = {lam[index]:g}", va="center", fontsize=9)
+    key.set(xlim=(0, 3), ylim=(5.2, -0.6))
+    key.set_axis_off()
+    style.title(figure, "The attention's mask: one weight for each level, times the decay")
+    keep(figure, DOCS / "explanation/mask")
+
+
+def keep(figure: Figure, stem: Path) -> None:
+    """Saves the figure as PNG."""
+    _, svg = style.save(figure, stem)
+    svg.unlink()
+
+
+if __name__ == "__main__":
+    overview()
+    buckets()
+    mask()
