@@ -27,13 +27,8 @@ def listed_commands() -> dict[str, list[str]]:
     return found
 
 
-@functools.cache
-def record_of(name):
-    return json.loads(RECORDS[name].read_text(encoding="utf-8"))
-
-
-def differences(name, arguments):
-    found = config_differences(read_config(RECORDS[name]), read_config_arguments(arguments).config)
+def differences(kept, arguments):
+    found = config_differences(kept, read_config_arguments(arguments).config)
     # The tokenizer's folder may be another one on another machine.
     return [line for line in found if not line.startswith("task.tokenizer: ")]
 
@@ -48,27 +43,17 @@ def test_every_run_is_of_a_grid_and_what_is_not_run_yet_can_be_built(monkeypatch
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_results_are_of_the_settings_that_the_grids_give(name, monkeypatch):
+def test_a_record_is_what_its_grid_and_its_command_give(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert not differences(name, listed_commands()[name])
-    kept, variants = read_config(RECORDS[name]), record_of(name)["variants"]
-    assert list(variants) == variant_names(kept)
-    for outcome in variants.values():
+    record, kept = json.loads(RECORDS[name].read_text(encoding="utf-8")), read_config(RECORDS[name])
+    assert not differences(kept, listed_commands()[name])
+    assert list(record["variants"]) == variant_names(kept)
+    for outcome in record["variants"].values():
         assert outcome["seeds"] == list(range(kept.train.first_seed, kept.train.first_seed + kept.train.num_seeds))
         assert len(outcome["best_accuracy"]) == kept.train.num_seeds
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_recorded_command_gives_the_recorded_config(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    record = record_of(name)
     program, script, *arguments = shlex.split(record.get("command_today", record["command"]))
     assert (program, script) == ("python", "run.py")
-    assert not differences(name, arguments)
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_recorded_hash_is_that_of_the_config(name):
-    provenance = record_of(name)["provenance"]
-    assert provenance["config_sha256"] == config_sha256(record_of(name)["config"])
+    assert not differences(kept, arguments)
+    provenance = record["provenance"]
+    assert provenance["config_sha256"] == config_sha256(record["config"])
     assert provenance["commit"] != "not recorded" or provenance["added_by"]
