@@ -129,8 +129,25 @@ def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
-    """One seed, shared out by its batch. (By seed: four devices, in one process.)"""
+def test_a_run_goes_on_over_other_devices(run, corpus, tmp_path):
+    """Eight devices, two along each of the axes seed, fsdp and sequence; from step 4 on, one."""
+    workdir, *_ = run
+    again = tmp_path / "again"
+    over = "--config.train.fsdp_devices=2", "--config.train.sequence_devices=2"
+    process = start(again, *corpus, *over, devices=8)
+    shown = next(line for line in process.stderr if "device(s)" in line)
+    next(line for line in process.stderr if "mlp_softplus:   0%" in line)
+    process.terminate()
+    assert process.wait(240) == 130 and "2 seed(s) on 8 device(s)" in shown
+    finish(start(again, *corpus))
+    np.testing.assert_allclose(curves(again), curves(workdir), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [(), ("--config.train.fsdp_devices=2", "--config.train.sequence_devices=2")], ids=str)
+def test_two_processes_give_the_curve_of_one(over, run, corpus, tmp_path):
+    """One seed, shared out by its batch, or each with a half of its parameters and two devices for each sequence. (By seed: four
+    devices, in one process.)"""
     workdir, *_ = run
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -138,7 +155,7 @@ def test_two_processes_give_the_curve_of_one(run, corpus, tmp_path):
     processes = [
         start(
             tmp_path / "two", *corpus, "--distributed", f"--coordinator=localhost:{port}", "--num_processes=2",
-            f"--process_id={index}", "--config.train.num_seeds=1",
+            f"--process_id={index}", "--config.train.num_seeds=1", *over, devices=2 if over else 1,
         )
         for index in range(2)
     ]  # fmt: skip
