@@ -23,7 +23,7 @@ from loglinear_jax.provenance import device, provenance, versions
 from loglinear_jax.runs.errors import OutOfMemory
 from loglinear_jax.runs.folders import RunFolder, VariantFolder, is_finished
 from loglinear_jax.runs.lock import only_process
-from loglinear_jax.runs.loop import Program
+from loglinear_jax.runs.loop import Program, mesh_for
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
 from loglinear_jax.runs.wandb_runs import check_wandb
 from loglinear_jax.settings import SettingError
@@ -211,6 +211,8 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
         task.check_sequences()
     except SettingError as error:
         raise ConfigError(f"task {config.task.name}: {error}") from error
+    for variant, experiment in experiments.items():
+        mesh_for(variant, experiment)
     first_of_model = {experiment.model: variant for variant, experiment in reversed(experiments.items())}
     sizes = {}
     for variant in sorted(first_of_model.values(), key=list(experiments).index):

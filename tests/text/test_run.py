@@ -146,8 +146,8 @@ def test_a_run_goes_on_over_other_devices(run, corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("over", [(), ("--config.train.fsdp_devices=2", "--config.train.sequence_devices=2")], ids=str)
 def test_two_processes_give_the_curve_of_one(over, run, corpus, tmp_path):
-    """One seed, shared out by its batch, or each with a half of its parameters and two devices for each sequence. (By seed: four
-    devices, in one process.)"""
+    """One seed, shared out by its batch, or each with a half of its parameters and two devices for each sequence. (By seed:
+    four devices, in one process.)"""
     workdir, *_ = run
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -268,6 +268,14 @@ def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe, monkeypatch, capsys):
     assert main(["train", *SMALL, *flags, f"--workdir={tmp_path / 'run'}"]) == 2
     err = capsys.readouterr().err
     assert "none.txt" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_too_few_devices_are_noticed_before_anything_is_written(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    many = f"--config.train.fsdp_devices={2 * jax.device_count()}"
+    assert main(["train", *SMALL, *corpus, many, f"--workdir={tmp_path / 'run'}"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "must be at most the number of devices" in line and not (tmp_path / "run").exists()
 
 
 def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):

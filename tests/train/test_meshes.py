@@ -200,7 +200,7 @@ def test_what_is_sent_of_parameters():
     assert large[:2] == [64 * 64, 64 * VOCAB] and len(large) == 7
     assert sent.pop("all-gather") == large
     assert sent.pop("reduce-scatter") == [size // 4 for size in large]
-    assert list(sent) == ["all-reduce"]  # of small gradients, the loss, how many tokens are scored, and two norms
+    assert list(sent) == ["all-reduce"]  # of small gradients, the loss, how many tokens are scored, and the norm
     assert sent["all-reduce"] == sorted([1] * 3 + [size for size in sizes if size < 4096])
 
     again = many_of(fsdp=4, layers=1, remat="block")
