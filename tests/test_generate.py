@@ -48,12 +48,13 @@ def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     "settings",
     [
         {},
-        pytest.param({"lam": "content", "mixer": "log_linear,softmax", "layers": 2}, marks=pytest.mark.slow),
-        pytest.param({"mixer": "log_linear_delta"}, marks=pytest.mark.slow),
-        pytest.param({"mixer": "gated_delta,softmax(window=4)", "layers": 2}, marks=pytest.mark.slow),
+        {"lam": "content", "mixer": "log_linear,softmax", "layers": 2},
+        {"mixer": "log_linear_delta"},
+        {"mixer": "gated_delta,softmax(window=4)", "layers": 2},
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_prompts_of_different_lengths_go_on_as_alone(settings, monkeypatch):
     model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
     prompts = [np.arange(length) % 23 for length in (7, 1, 2)]
@@ -209,6 +210,7 @@ def test_top_p_takes_the_fewest_tokens_of_a_large_vocabulary(kept):
     assert len(kept(logits, top_p=1.0)) == len(logits)
 
 
+@pytest.mark.slow
 def test_jax_settings_change_no_token(params):
     expected = generate(MODEL, params, PROMPT, 8, temperature=3.0, seed=7)
     with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):

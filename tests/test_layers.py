@@ -16,7 +16,13 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}-{layer.lam}")
+def named(layer):
+    return f"{type(layer).__name__}-{layer.mixer}-{layer.lam}"
+
+
+@pytest.mark.parametrize(
+    "layer", [LAYERS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in LAYERS[1:])], ids=named
+)
 def test_decoding_is_the_full_pass(layer):
     params = jax.jit(layer.init)(jax.random.key(1), X)
     expected = jax.jit(layer.apply)(params, X)
@@ -29,7 +35,7 @@ def test_decoding_is_the_full_pass(layer):
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}-{layer.lam}")
+@pytest.mark.parametrize("layer", LAYERS, ids=named)
 def test_a_document_in_a_pack_sees_no_other(layer):
     segment_ids = jnp.asarray([[1] * 5 + [2] * 7, [1] * 12])
     params = jax.jit(layer.init)(jax.random.key(1), X)

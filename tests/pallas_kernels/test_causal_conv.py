@@ -52,7 +52,7 @@ def check(inputs, tolerance=1e-5):
     return check_against_float64(NAMES, pallas_kernels.causal_conv, plain, inputs, tolerance)
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     batch=st.integers(1, 3),
     length=st.integers(1, 40),

@@ -80,7 +80,7 @@ def test_training_adds_z_loss_whatever_the_model():
         OwnModel(OwnSettings(**sizes, kind=f"{__name__}:Table")),
     ):
         tokens, targets = batch = task.sample(jax.random.key(0), 4)
-        params = model.init(jax.random.key(0), tokens)
+        params = jax.jit(model.init)(jax.random.key(0), tokens)
         plain, more = (
             SeedTrainer(model, task, with_settings(z_loss=z)).losses[0](model, params, batch) for z in (0, 0.1)
         )
