@@ -189,6 +189,7 @@ def test_packs_at_any_alignment(form):
 
 
 @every_form()
+@pytest.mark.slow
 def test_hundreds_of_documents_of_one_token(form):
     length, operation, chunk_size = 300, form.operation, 32 if form.chunk_sizes else None
     inputs = form.inputs(1, 1, length, 1, 2)
