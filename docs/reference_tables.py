@@ -121,7 +121,7 @@ def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[s
     """Its name with what it takes, and its help with the default; None for --help and subcommands."""
     if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
         return None
-    takes = "" if action.nargs == 0 or not action.option_strings else f"={action.metavar or action.dest.upper()}"
+    takes = f"={action.metavar}" if action.metavar and action.option_strings else ""
     name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
     text = parser._get_formatter()._expand_help(action) if action.help else ""
     return f"`{name}{takes}`", " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -391,7 +391,7 @@ def draw(results: dict, copied: dict[int, dict], title: str, path: Path) -> None
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = common.flag_adder(parser)
-    add("preset", "small", "shapes", choices=list(PRESETS))
+    add("preset", "small", "name of the shapes", choices=list(PRESETS))
     lengths = [256 << n for n in range(8)]
     parser.add_argument("--lengths", type=comma_separated(size), default=lengths, help="tokens (default: 256 to 32768)")
     defaults = f"(default: {','.join(DEFAULT_PEERS)}, of the delta rule {','.join(DEFAULT_PEERS_OF_DELTA)})"

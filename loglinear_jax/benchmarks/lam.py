@@ -54,9 +54,11 @@ def time_lam(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = common.flag_adder(parser)
-    add("preset", "small", "shape", choices=PRESETS)
-    add("lengths", "1024", "tokens, comma-separated", type=comma_separated(size))
-    add("lams", "fixed,linear,mlp_softplus,content,content_mlp", "λ", type=comma_separated(one_of(tuple(LAMS))))
+    add("preset", "small", "name of the shape", choices=PRESETS)
+    add("lengths", "1024", "sequence lengths in tokens", type=comma_separated(size))
+    add(
+        "lams", "fixed,linear,mlp_softplus,content,content_mlp", "names of λ", type=comma_separated(one_of(tuple(LAMS)))
+    )
     forms = get_args(Implementation)
     parser.add_argument("--implementation", choices=forms, help="form of the attention (default: the best that works)")
     common.add_kernels(parser)

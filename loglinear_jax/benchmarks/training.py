@@ -102,9 +102,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = common.flag_adder(parser)
-    add("tasks", ",".join(WORKLOADS), "what to train", type=comma_separated(one_of(tuple(WORKLOADS))))
-    add("ways", "float32,tf32,xla", f"how to compute: {', '.join(WAYS)}", type=comma_separated(one_of(tuple(WAYS))))
-    add("variant", "mlp_softplus", "which variant")
+    add("tasks", ",".join(WORKLOADS), "recall tasks to train", type=comma_separated(one_of(tuple(WORKLOADS))))
+    add("ways", "float32,tf32,xla", f"ways to compute: {', '.join(WAYS)}", type=comma_separated(one_of(tuple(WAYS))))
+    add("variant", "mlp_softplus", "variant to train")
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)

@@ -47,29 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=path_pattern,
         required=True,
-        help="a run, a record of one (NAME.json), or a pattern such as 'runs/*'; may be given several times",
+        help="folder or record (NAME.json) of a run, or a pattern such as 'runs/*'; may be given several times",
     )
     parser.add_argument("--out", type=path, required=True, help="folder to write to")
     add(
         "sections",
-        f"of {', '.join(find_sections())}, or import paths of your own (default: all of these); "
-        "without checkpoints: tables,rates,answers, and curves, which need metrics.jsonl",
+        f"sections of the report: {', '.join(find_sections())}, or import paths of your own (default: all); "
+        "without checkpoints: tables,rates,answers, and with metrics.jsonl curves",
         type=comma_separated(),
     )
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
-    add("max_seeds", "how many seeds of each variant are averaged over (default: all)", type=size)
+    add("max_seeds", "most seeds of each variant to average over (default: all)", type=size)
     add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=integer)
-    add("head", "and its head", type=integer)
-    add("example", "which of the drawn sequences", type=whole_number)
+    add("head", "head whose λ and attention rows are drawn", type=integer)
+    add("example", "number of the sequence that is drawn, from 0", type=whole_number)
     add(
         "positions",
-        "tokens whose attention rows are drawn (default: three scored ones)",
+        "positions whose attention rows are drawn (default: three scored ones)",
         type=comma_separated(whole_number),
     )
-    add("sequences", "sequences over which λ is averaged (default: %(default)s)", type=size)
+    add("sequences", "number of sequences over which λ is averaged (default: %(default)s)", type=size)
     add("longest", "longest sequence in length generalisation (default: the run's model.max_length)", type=size)
-    add("evaluated", "sequences of each length in length generalisation (default: %(default)s)", type=size)
-    add("which", "parameters at each seed's best evaluation, or at the end", choices=["best", "last"])
+    add("evaluated", "number of sequences of each length in length generalisation (default: %(default)s)", type=size)
+    add(
+        "which",
+        "parameters of each seed: at its best evaluation, or at the end (default: %(default)s)",
+        choices=["best", "last"],
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""How well language models predict: documents, document by document beside each other, or a text by position.
+"""Loss of language models: compared document by document, or on a text by position.
 
 loglinear_jax evaluate runs/a runs/b --length=16384 --out=compared
 loglinear_jax evaluate hanguo/log-linear-attention/gdn hanguo/log-linear-attention/mamba-2 --corpus=books
@@ -52,31 +52,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=path_pattern,
         metavar="MODEL",
-        help="a run's folder, with all its variants or --variant; or a model that others trained, as in --model. Several are "
+        help="folder of a run (all variants, or --variant), or an external checkpoint as in --model. Several are "
         "compared with the first, document by document",
     )
     add_trained_arguments(parser, required=False)
     parser.add_argument(
         "--corpus",
-        help="the documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
+        help="documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
         "(default: those that the first run was trained on)",
     )
-    parser.add_argument("--text_field", help="where a line of JSON or a row of --corpus has its text (default: text)")
-    parser.add_argument("--end_token", help="the tokenizer's token between documents of --corpus (default: the run's)")
+    parser.add_argument("--text_field", help="field of the text in a line of JSON or a row of --corpus (default: text)")
+    parser.add_argument("--end_token", help="token between documents of --corpus (default: the run's)")
     parser.add_argument(
         "--documents",
         type=size,
-        help=f"documents, from the first of the split (default: all; with --needle the first {NEEDLE_DOCUMENTS} that are long "
-        "enough)",
+        help="number of documents, from the first of the split (default: all; with --needle the first "
+        f"{NEEDLE_DOCUMENTS} that are long enough)",
     )
-    parser.add_argument("--text", type=path, help="a file of UTF-8, which is read in windows, instead of documents")
+    parser.add_argument("--text", type=path, help="UTF-8 file to read in windows, instead of documents")
     parser.add_argument(
         "--length",
         type=size,
-        help="tokens predicted of a document or in a window, each from all before it there (default: all, but no more than "
+        help="tokens predicted in a document or window, each from all before it (default: all, but no more than "
         f"{LONGEST:,}, or than a model's λ has levels for)",
     )
-    parser.add_argument("--windows", type=size, help="how many windows of --text, from its start (default: all)")
+    parser.add_argument("--windows", type=size, help="number of windows of --text, from its start (default: all)")
     parser.add_argument(
         "--needle",
         action="store_true",
@@ -85,15 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         type=comma_separated(size),
-        help=f"tokens of a document with --needle (default: those of {','.join(map(str, NEEDLE_LENGTHS))} that a document has, "
-        "and a model's λ has levels for)",
+        help=f"lengths of a document with --needle, in tokens (default: of {','.join(map(str, NEEDLE_LENGTHS))} "
+        "the ones that a document has, and a model's λ has levels for)",
     )
     parser.add_argument(
         "--depths",
         type=comma_separated(_percent),
-        help="where the sentence is with --needle, in %% of the document (default: 0,25,50,75,100)",
+        help="places of the sentence with --needle, in %% of the document (default: 0,25,50,75,100)",
     )
-    parser.add_argument("--out", type=path, help="a folder for every document's losses as JSON, tables and figures")
+    parser.add_argument("--out", type=path, help="folder for tables, figures and every document's losses as JSON")
 
 
 def _percent(text: str) -> float:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.workdir or args.model:
         each.append(args)
     if not each:
-        raise BadInput("expected a model: a run's folder, or one that others trained")
+        raise BadInput("expected a model: a run's folder, or an external checkpoint")
     if args.text is None:
         return _needle(args, each) if args.needle else _documents(args, each)
     if len(each) > 1:

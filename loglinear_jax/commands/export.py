@@ -1,4 +1,4 @@
-"""A run's language model as a folder of config.json, safetensors and tokenizer, as flash-linear-attention lays it out.
+"""Write a run's language model as config.json, safetensors and tokenizer, in the layout of flash-linear-attention.
 
 loglinear_jax export --workdir=runs/wikitext2 --variant=linear --out=my-model
 """
@@ -17,12 +17,13 @@ EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=path, required=True, help="a run")
+    parser.add_argument("--workdir", type=path, required=True, help="folder of a run")
     add_run_arguments(parser)
     parser.add_argument(
-        "--architecture", help="one that has such models, such as HAttentionForCausalLM (default: the first)"
+        "--architecture",
+        help="target architecture, such as HAttentionForCausalLM (default: the first that has such models)",
     )
-    parser.add_argument("--out", type=path, required=True, help="a folder to write to, which holds no model yet")
+    parser.add_argument("--out", type=path, required=True, help="folder to write to, without a model in it")
 
 
 def run(args: argparse.Namespace) -> int:

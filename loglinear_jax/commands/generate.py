@@ -1,4 +1,4 @@
-"""Text from a trained language model, streamed to standard output; after several prompts, each when all are done.
+"""Generate text with a trained language model, to standard output; after several prompts, when all are done.
 
 loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
 loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The city of" --prompt=" The river"
@@ -29,22 +29,32 @@ EXTRA = "text"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trained_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
+    prompts.add_argument("--prompt", action="append", help="text to continue; may be given several times")
     prompts.add_argument(
-        "--prompt_file", action="append", type=path, help="a file with it, whole; may be given several times"
+        "--prompt_file",
+        action="append",
+        type=path,
+        help="UTF-8 file whose whole text is the prompt; may be given several times",
     )
-    parser.add_argument("--num_tokens", type=size, default=100, help="tokens to add (default: %(default)s)")
     parser.add_argument(
-        "--temperature", type=number, default=1.0, help="logits are divided by it; 0: the likeliest token"
+        "--num_tokens", type=size, default=100, help="number of tokens to generate (default: %(default)s)"
     )
-    parser.add_argument("--top_k", type=size, help="only that many likeliest tokens")
-    parser.add_argument("--top_p", type=number, help="only the fewest tokens with this probability together")
-    parser.add_argument("--seed", type=_sampling_seed, default=0, help="of the sampling")
-    parser.add_argument("--stop", help="end after this token, given as its text")
+    parser.add_argument(
+        "--temperature",
+        type=number,
+        default=1.0,
+        help="divisor of the logits; 0 takes the likeliest token (default: 1)",
+    )
+    parser.add_argument("--top_k", type=size, help="sample from this many of the likeliest tokens (default: all)")
+    parser.add_argument(
+        "--top_p", type=number, help="sample from the fewest tokens whose probabilities sum to this (default: all)"
+    )
+    parser.add_argument("--seed", type=_sampling_seed, default=0, help="seed of the sampling (default: 0)")
+    parser.add_argument("--stop", help="text of the token that ends a text")
     parser.add_argument(
         "--go_on",
         action="store_true",
-        help="of --model: do not end where its config says that a text does, eos_token_id",
+        help="do not end at eos_token_id of the config.json of --model",
     )
 
 

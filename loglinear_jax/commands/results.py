@@ -1,7 +1,7 @@
-"""Make the tables of the pages about results from the runs, or check tables and numbers against them.
+"""Write the tables of the results pages from the records of runs, or check them.
 
   loglinear_jax results --check
-  loglinear_jax results --write --all
+  loglinear_jax results --write
 
 A page (README.md, in docs and results) names its tables in comments, and results/tables.toml says what each is made from;
 loglinear_jax/analysis/pages.py says how.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from loglinear_jax.command_line import FAILED, BadInput, path
 
-HELP = "check the tables of the pages against the runs they are made from, or make them again"
+HELP = "check the tables of the pages against the records of runs, or write them again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check", action="store_true", help="print one line for each difference; exit code 1 if there is one"
     )
-    what.add_argument("--write", action="store_true", help="make the tables of the pages again")
+    what.add_argument("--write", action="store_true", help="write the tables of the pages again")
     parser.add_argument(
         "--folder",
         type=path,
         default=Path("."),
-        help="a folder with README.md, docs, and results with tables.toml and STUDY/runs/NAME.json (default: this one)",
+        help="folder with README.md, docs/ and results/ (default: this one)",
     )
 
 

@@ -1,11 +1,11 @@
-"""Train every cell of a grid file, on this machine's GPUs or under SLURM, or go on with them.
+"""Train or resume every job of a grid file, on this machine's GPUs or under SLURM.
 
   loglinear_jax sweep results/mqar/grid.toml --list
   loglinear_jax sweep results/mqar/grid.toml --only='mqar-seq128-*'
   loglinear_jax sweep grid.toml --out=shared/runs --cluster=slurm --partition=gpu --time=240
 
-Each cell is what `loglinear_jax train` would run with its arguments; its variants are trained each in a process of its own.
-What is finished is skipped, what was interrupted goes on. --config.section.setting=value changes a setting of every cell.
+Each job is a call of `loglinear_jax train`; each of its variants is trained in a process of its own. Finished variants are
+skipped, interrupted ones are resumed. --config.section.setting=value changes a setting of every job.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, check_folder, comma_separated, path, size
 
-HELP = "train every cell of a grid file, here or under SLURM"
+HELP = "train every job of a grid file, here or under SLURM"
 EXTRA = "sweep"
 TAKES_CONFIG = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=path, help="a grid file, in TOML")
-    parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every cell")
+    parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
     parser.add_argument("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
     parser.add_argument("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
     parser.add_argument(
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="settings",
         choices=["settings", "commands"],
-        help="print each variant's state, name, and the settings in which cells differ, and start nothing; or its command",
+        help="print each variant's state, name, and the settings in which jobs differ, and start nothing; or its command",
     )
     parser.add_argument(
-        "--report", type=path, help="folder for tables and figures of the finished cells (see analyze), made at the end"
+        "--report", type=path, help="folder for tables and figures of the finished jobs (see analyze), made at the end"
     )
     parser.add_argument(
         "--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)"
@@ -48,10 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", type=size, help="GPUs of each variant (default: 1)")
     slurm = parser.add_argument_group("under SLURM, for each variant")
-    slurm.add_argument("--partition")
-    slurm.add_argument("--time", type=size, help="minutes; a variant that needs more goes on after them (default: 60)")
+    slurm.add_argument("--partition", help="partition to submit to")
     slurm.add_argument(
-        "--slurm", action="append", metavar="KEY=VALUE", help="any of sbatch's, such as account=ours or cpus_per_task=8"
+        "--time", type=size, help="minutes; a variant that needs more is queued again and resumed (default: 60)"
+    )
+    slurm.add_argument(
+        "--slurm",
+        action="append",
+        metavar="KEY=VALUE",
+        help="further option of sbatch, such as account=ours or cpus_per_task=8; may be given several times",
     )
 
 

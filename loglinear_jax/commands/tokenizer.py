@@ -1,4 +1,4 @@
-"""A tokenizer of your own: a byte-level BPE, learned from the training documents of a corpus.
+"""Train a byte-level BPE tokenizer on the training documents of a corpus.
 
 loglinear_jax tokenizer --corpus=books --vocab_size=16384 --out=tok
 """
@@ -15,11 +15,19 @@ EXTRA = "text"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--corpus", required=True, help="a folder of documents, a .jsonl file, or a data set on the Hugging Face hub"
+        "--corpus",
+        required=True,
+        help="corpus: a folder of documents, a .jsonl file, or a data set on the Hugging Face hub",
     )
-    parser.add_argument("--text_field", default="text", help="where a line of JSON or a row of a data set has its text")
-    parser.add_argument("--vocab_size", type=size, default=16_384, help="tokens, at least 257 (default: 16384)")
-    parser.add_argument("--out", type=path, required=True, help="a folder to write tokenizer.json to")
+    parser.add_argument(
+        "--text_field",
+        default="text",
+        help="field of the text in a line of JSON or a row of a data set (default: text)",
+    )
+    parser.add_argument(
+        "--vocab_size", type=size, default=16_384, help="number of tokens, at least 257 (default: 16384)"
+    )
+    parser.add_argument("--out", type=path, required=True, help="folder to write tokenizer.json to")
 
 
 def run(args: argparse.Namespace) -> int:

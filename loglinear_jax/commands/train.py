@@ -1,9 +1,9 @@
-"""Train what a config says, or go on with it.
+"""Train a configuration, or resume a run.
 
   loglinear_jax train --config=selective_copy:smoke
   loglinear_jax train --config=mqar:kv=32 --config.train.num_seeds=64 --workdir=runs/mqar-32
 
---config is a file, or the name of one of the configs below, then a colon and presets joined by commas. Every setting can
+--config is a file, or the name of a configuration below, then a colon and presets joined by commas. Every setting can
 be changed as --config.section.setting=value. With --config=NAME, --help lists the config's presets and settings.
 """
 
@@ -23,18 +23,24 @@ from loglinear_jax.settings import SettingError
 if TYPE_CHECKING:
     from loglinear_jax.runs.folders import RunFolder
 
-HELP = "train what a config says, or go on with it"
+HELP = "train a configuration, or resume a run"
 TAKES_CONFIG = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="what to train")
+    parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="configuration, by name or file, and presets")
     parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
     parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="VARIANT", help="train this variant only, at all its rates"
+        "--only",
+        action="append",
+        default=[],
+        metavar="VARIANT",
+        help="train only this variant, at all its learning rates; may be given several times",
     )
-    parser.add_argument("--wandb", default="", metavar="PROJECT", help="also show the curves in this project of W&B")
+    parser.add_argument(
+        "--wandb", default="", metavar="PROJECT", help="Weights & Biases project that also gets the curves"
+    )
     parser.add_argument(
         "--distributed",
         action="store_true",

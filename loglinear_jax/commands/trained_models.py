@@ -1,4 +1,4 @@
-"""The language model that a command is to use: of a run, or one that others trained."""
+"""The language model that a command uses: of a run, or an external checkpoint."""
 
 from __future__ import annotations
 
@@ -33,24 +33,26 @@ class Trained(NamedTuple):
 def add_trained_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """What `load_trained` reads. required: whether a model must be named by one of them."""
     trained = parser.add_mutually_exclusive_group(required=required)
-    trained.add_argument("--workdir", type=path, help="a run")
+    trained.add_argument("--workdir", type=path, help="folder of a run")
     trained.add_argument(
         "--model",
-        help="a model that others trained: a folder with config.json, safetensors and tokenizer, or its name on the hub",
+        help="external checkpoint: a folder with config.json, safetensors and tokenizer, or its name on the hub",
     )
-    parser.add_argument("--tokenizer", help="of --model: a folder, or a name on the hub, if it has none of its own")
+    parser.add_argument(
+        "--tokenizer", help="tokenizer of --model, if it has none of its own: a folder, or a name on the hub"
+    )
     add_run_arguments(parser)
     parser.add_argument(
         "--extend_lam",
         action="store_true",
-        help="go beyond the tokens that λ has levels for: higher levels take the λ of the last",
+        help="go beyond the levels of λ: higher levels take the λ of the last one",
     )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """What `trained_of_run` reads, beside --workdir."""
-    parser.add_argument("--variant", help="which variant of the run; needed if it has several")
-    parser.add_argument("--model_seed", type=whole_number, help="which seed's parameters (default: the first)")
+    parser.add_argument("--variant", help="variant of the run; needed if it has several")
+    parser.add_argument("--model_seed", type=whole_number, help="seed whose parameters are used (default: the first)")
 
 
 def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:

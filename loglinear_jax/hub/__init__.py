@@ -1,4 +1,4 @@
-"""Models that others trained, as ours and back."""
+"""External checkpoints: loading and saving models of flash-linear-attention and of Guo et al."""
 
 from loglinear_jax.hub.folders import load_model, save_model
 from loglinear_jax.hub.layouts import LAYOUTS

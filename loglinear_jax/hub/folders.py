@@ -1,4 +1,4 @@
-"""Models that others trained, from a folder or the model hub: config.json and safetensors, in one file or several."""
+"""External checkpoints in a folder or on the model hub: config.json and safetensors, in one file or several."""
 
 from __future__ import annotations
 

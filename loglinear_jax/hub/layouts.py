@@ -1,4 +1,4 @@
-"""How the models that others trained are laid out: their configs as our settings, and their arrays as our parameters.
+"""Layouts of external checkpoints: their configs as our settings, and their arrays as our parameters.
 
 One `Layout` for each architecture, by the name that its config.json has: those of flash-linear-attention 0.6.0, and of Guo et
 al. (HanGuo97/log-linear-attention).
@@ -307,9 +307,7 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
     """
     for name, values in layout.only.items():
         if name in config and not is_one_of(config[name], values):
-            raise ValueError(
-                f"config has {name}={shown(config[name])}: expected {values[0]!r}, as our model has nothing else"
-            )
+            raise ValueError(f"config has {name}={shown(config[name])}: expected {values[0]!r}, the only value implemented")
     found = {setting: field.read(config, setting) for setting, field in layout.fields.items()}
     found |= layout.sizes(config, found)
     heads, groups = (f"{layout.fields[name].name}={found[name]}" for name in ("heads", "key_groups"))

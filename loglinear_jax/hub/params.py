@@ -1,4 +1,4 @@
-"""Parameters of models that others trained, as ours and back."""
+"""Parameters of external checkpoints, converted to ours and back."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def import_params(
     if unknown := sorted(state_dict.keys() - expected.keys(), key=str):
         [near] = difflib.get_close_matches(str(unknown[0]), expected, n=1, cutoff=0.0)
         raise ValueError(
-            f"{where(unknown[0])} is not a parameter of a {architecture} with this config, but has shape "
-            f"{np.shape(state_dict[unknown[0]])}: expected its {len(expected)} parameters alone, the nearest of which is {near}"
+            f"Unexpected parameter {where(unknown[0])} of shape {np.shape(state_dict[unknown[0]])}: expected the "
+            f"{len(expected)} parameters of a {architecture} with this config; the closest is {near}"
         )
     ours = {}
     for path, place in places.items():

@@ -35,7 +35,7 @@ def books(tmp_path):
 
 @pytest.fixture
 def models(tmp_path):
-    """Two models that others trained, with a tokenizer of w0 to w18 and of an end token."""
+    """Two external checkpoints, with a tokenizer of w0 to w18 and of an end token."""
     names = {"a": "HGatedDeltaNetForCausalLM", "b": "GatedDeltaNetForCausalLM"}
     for name, architecture in names.items():
         write(tmp_path / name, architecture)
@@ -100,7 +100,7 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a model: a run's folder, or one that others trained"),
+        ([], "expected a model: a run's folder, or an external checkpoint"),
         (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
         (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
         (["{a}", "--windows=2"], "--windows has no meaning here: see --help"),

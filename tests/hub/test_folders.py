@@ -142,7 +142,7 @@ THIRD = "model-00003-of-00003.safetensors"
         ),
         (
             lambda f: with_array(f, "model.layers.0.attn.extra", np.zeros(3, np.float32)),
-            r"model.layers.0.attn.extra is not a parameter .* has shape \(3,\): expected its \d+ parameters alone, the nearest",
+            r"Unexpected parameter .*model.layers.0.attn.extra of shape \(3,\): expected the \d+ parameters of .*; the closest",
         ),
     ],
 )
