@@ -91,24 +91,15 @@ def experiment_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
 
 
-def changed_settings(
-    runs: Sequence[Run], groups: Sequence[str] | None = None, unnamed: Collection[str] = ()
-) -> list[str]:
+def changed_settings(runs: Sequence[Run], unnamed: Collection[str] = ()) -> list[str]:
     """For each run the settings of model and training in which the runs differ, where they are not the default:
     "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
 
-    groups: the name of each run's group. The one setting in which the runs of a group differ is named at its default too.
     unnamed: settings that are left out, by their dotted names.
     """
     settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
     differing = [name for name in differing_names(settings) if not name.startswith("task.") and name not in unnamed]
-    changes = []
-    for index, setting in enumerate(settings):
-        group = [] if groups is None else [s for s, name in zip(settings, groups, strict=True) if name == groups[index]]
-        in_group = differing_names(group)
-        unsaid = {name: value for name, value in default.items() if in_group != [name]}
-        changes.append(_changes({name: setting[name] for name in differing if name in setting}, unsaid))
-    return changes
+    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
 
 
 def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from loglinear_jax.runs.loading import TrainedVariant
 Which = Literal["best", "last"]
 
 
-def layers_that(trained: TrainedVariant, trait: Literal["has_lam", "has_states", "has_decays"]) -> list[int]:
+def layers_that(trained: TrainedVariant, trait: Literal["has_lam", "has_states"]) -> list[int]:
     """The layers whose mixer has this: all or none, but in a model of several mixers, and none in a model of one's own."""
     mixers = getattr(trained.model.settings, "mixers", ())
     return (

@@ -22,15 +22,15 @@ from loglinear_jax.tasks import CONVERGED_ACCURACY, SOLVED_ACCURACY
 MANY_RUNS = 5  # from which their own tables are folded
 
 
-def outcome_table(outcomes: Mapping[str, VariantOutcome], style: str = "github") -> str:
-    """The outcomes of several variants of a task, in one of tabulate's styles."""
+def outcome_table(outcomes: Mapping[str, VariantOutcome]) -> str:
+    """The outcomes of several variants of a task, as a table of Markdown."""
     outcomes = on_one_set(outcomes)
     any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
     rows = []
     for name, outcome in outcomes.items():
         diverged = {"diverged": outcome.num_diverged} if any_diverged else {}
         rows.append({"variant": name, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome) | diverged)
-    return tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True)
+    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
 
 
 def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:

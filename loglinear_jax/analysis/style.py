@@ -209,9 +209,9 @@ def title(figure: Figure, text: str) -> None:
     figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, 11), fontsize=11)
 
 
-def legend_below(figure: Figure, handles: Mapping[str, Any], size: int = 9) -> None:
+def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
     """Under the whole figure, which grows by it, in as many columns as fit; handles: by label."""
-    width = figure.get_figwidth() - 0.4
+    width, size = figure.get_figwidth() - 0.4, 9
     labels = [wrap(label, width - 0.6, size) for label in handles]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
     columns = max(1, min(len(labels), int(width / ((longest * CHARACTER + 4.5) * size / 72))))

@@ -48,10 +48,9 @@ class TokenMixer(nn.Module):
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
 
-    # Whether λ weighs levels and is sown as "lam_value"; whether states decay; whether the mixer remembers states, and sows
+    # Whether λ weighs levels and is sown as "lam_value"; whether the mixer remembers states, and sows
     # "queries", "keys", "log_decay" and, with the delta rule, "beta".
     has_lam: ClassVar[bool] = False
-    has_decays: ClassVar[bool] = False
     has_states: ClassVar[bool] = False
     # The layer of a language model that it belongs in, one of `loglinear_jax.layers.LAYERS`.
     layer: ClassVar[str] = "attention"
@@ -148,7 +147,6 @@ class DecayingMixer(TokenMixer):
     dt_min: float = DT_MIN
     dt_max: float = DT_MAX
 
-    has_decays: ClassVar[bool] = True
     has_states: ClassVar[bool] = True
 
     @property

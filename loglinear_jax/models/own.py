@@ -26,7 +26,7 @@ class OwnSettings:
     dtype: str = "float32"
 
     # What nothing is known of: λ, states and the form of an attention.
-    has_lam = has_decays = has_states = takes_pallas = False
+    has_lam = has_states = takes_pallas = False
     longest = implementation = lam_levels = None
     unread = frozenset()
 

@@ -116,11 +116,6 @@ class MixerSettings:
         return all(mixer.has_lam for mixer in self.mixers)
 
     @property
-    def has_decays(self) -> bool:
-        """Whether every layer's mixer has step sizes and decays."""
-        return all(mixer.has_decays for mixer in self.mixers)
-
-    @property
     def has_states(self) -> bool:
         """Whether every layer's mixer remembers states, and sows queries, keys, log decays and, with the delta rule, β."""
         return all(mixer.has_states for mixer in self.mixers)

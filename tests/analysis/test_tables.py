@@ -132,15 +132,6 @@ def test_presets_are_named_among_changes(tmp_path):
     assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
 
 
-def test_the_one_setting_that_differs_in_a_group_is_named_at_its_default_too(tmp_path):
-    runs = [made_run(tmp_path / name) for name in "abc"]
-    runs[0].config.model.hidden = 32
-    assert changed_settings(runs) == ["hidden=32", "", ""]
-    assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32", "hidden=64", ""]
-    runs[0].config.model.norm = "pre"  # with several, names of defaults would be long
-    assert changed_settings(runs, ["one", "one", "other"]) == ["hidden=32, norm=pre", "", ""]
-
-
 def of_states(folder, width, accuracy, seeds=3, **train):
     """A run of MQAR of length 128, with two heads of so wide keys and values."""
     variants = ("mixer=linear", "fixed", "content", "mixer=softmax")
