@@ -17,9 +17,15 @@ from jaxtyping import Array, Float, Int
 
 
 def num_levels(length: int) -> int:
-    """Levels needed for positions 0 .. length-1: ceil(log2 length) + 1.
+    """Number of levels that `length` tokens need: ceil(log2 length) + 1.
 
-    Raises ValueError if `length` is not a positive integer.
+    Raises:
+      ValueError: if `length` is not a positive integer.
+
+    Examples:
+      >>> from loglinear_jax import num_levels
+      >>> num_levels(128), num_levels(1_000_000)
+      (8, 21)
     """
     _check_positive("length", length)
     return int(length - 1).bit_length() + 1
@@ -44,13 +50,23 @@ def capacity(levels: int) -> int:
 
 
 def occupied_levels(position, num_levels: int, first=0):
-    """Whether the bucket of each of the first `num_levels` levels holds tokens at a position: level 0 always, level ℓ ≥ 1 where
-    bit ℓ - 1 of the position is set and the bucket reaches to tokens from `first` on.
+    """Which levels have a bucket at a position: level 0 always, level ℓ ≥ 1 where bit ℓ - 1 of the position is set.
 
-    position: integers of any shape [...], at least 0. first: the position of the first token that there is, integers that
-    broadcast. Returns bool [..., num_levels]; plain NumPy in, NumPy out.
+    Args:
+      position: integers of any shape [...], at least 0.
+      num_levels: number of levels to tell of.
+      first: position of the first token that exists, integers that broadcast; buckets wholly before it are empty.
 
-    Raises ValueError for positions that are not integers, or known to be negative, and a num_levels below 1.
+    Returns:
+      bool [..., num_levels]; NumPy for NumPy.
+
+    Raises:
+      ValueError: for positions that are not integers, or known to be negative, and a num_levels below 1.
+
+    Examples:
+      >>> from loglinear_jax import occupied_levels
+      >>> print(occupied_levels(5, 4))  # 5 is 101 in binary
+      [ True  True False  True]
     """
     _check_positive("num_levels", num_levels)
     _check_positions("position", position)
@@ -77,12 +93,21 @@ def bit_length(x):
 
 
 def fenwick_level(t, s):
-    """Level of the bucket of token t's past that holds token s: bit_length(t XOR s).
+    """Level at which token t reads token s: bit_length(t XOR s).
 
-    t, s: integers or integer arrays that broadcast, t ≥ s ≥ 0. Returns an int32 array of the broadcast shape: 0 where
-    t == s, otherwise one plus the index of the highest bit in which they differ.
+    Args:
+      t, s: integers or integer arrays that broadcast, t ≥ s ≥ 0.
 
-    Raises ValueError for what is not of integers, or known to be negative.
+    Returns:
+      int32 array of the broadcast shape: 0 where t == s, else one plus the index of the highest bit in which they differ.
+
+    Raises:
+      ValueError: for arrays that are not of integers, or known to be negative.
+
+    Examples:
+      >>> from loglinear_jax import fenwick_level
+      >>> [int(fenwick_level(6, s)) for s in range(7)]
+      [3, 3, 3, 3, 2, 2, 0]
     """
     for name, x in (("t", t), ("s", s)):
         _check_positions(name, x)
@@ -161,7 +186,7 @@ def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
 
 
 class FenwickState(flax.struct.PyTreeNode):
-    """What decoding remembers: one linear-attention state per level.
+    """State of log-linear attention between tokens: one K × V matrix for each level, and the position.
 
     levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
               partition, decayed up to that token; zero where the partition has no bucket.
@@ -176,10 +201,18 @@ class FenwickState(flax.struct.PyTreeNode):
 def init_fenwick_state(
     batch: int, heads: int, key_dim: int, value_dim: int, max_length: int, dtype=jnp.float32
 ) -> FenwickState:
-    """Empty state for sequences of up to `max_length` tokens: levels [batch, heads, num_levels(max_length), key_dim,
-    value_dim].
+    """Empty state, before the first of up to `max_length` tokens.
 
-    Raises ValueError for a size below 1 or a dtype that is not floating, of 16 bits or more.
+    Returns:
+      FenwickState with levels [batch, heads, num_levels(max_length), key_dim, value_dim], at position 0.
+
+    Raises:
+      ValueError: for a size below 1, or a dtype that is not floating of 16 bits or more.
+
+    Examples:
+      >>> from loglinear_jax import init_fenwick_state
+      >>> init_fenwick_state(batch=2, heads=4, key_dim=16, value_dim=32, max_length=100).levels.shape
+      (2, 4, 8, 16, 32)
     """
     sizes = dict(batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim, max_length=max_length)
     for name, size in sizes.items():

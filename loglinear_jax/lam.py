@@ -6,7 +6,7 @@ such a class in any module, named as "my_module:MyLam". Its fields are its argum
 properties that depend on its fields, say more:
 
   needs_input = False   it only gets d's shape
-  needs_scores = True   it looks into the buckets: it is called with (d, scores, occupied), scores [..., H, L] the
+  needs_scores = True   it is content-aware: it is called with (d, scores, occupied), scores [..., H, L] the
                         `bucket_scores` of unit queries and keys, occupied [..., 1, L] where a level has a bucket
   has_levels = False    nothing in it is indexed by level: it returns as many levels as the sequence has, those of scores, so
                         there is no longest one; d, if it needs any, has those of model.max_length
@@ -66,9 +66,9 @@ class LinearLam(nn.Module):
 
 
 class ContentLam(nn.Module):
-    """λ = softmax over the occupied levels of γ_h s[ℓ], s the bucket scores of unit queries and keys, γ_h > 0 learned.
+    """Content-aware λ: softmax over the occupied levels of γ_h s[ℓ], s the bucket scores of unit q and k, γ_h > 0 learned.
 
-    Where the decayed sum of a bucket's keys matches the query, λ is large: it sees what its bucket holds. One parameter a head.
+    Where the decayed sum of a bucket's keys matches the query, λ is large. One parameter a head.
 
     implementation: with None on a GPU, and with "pallas", one kernel for sequences of MANY_ROWS tokens times heads or more. It
     takes float32 and L to 31. Where it cannot run, and with other forms of log_linear_attention, it is plain JAX, with one
@@ -104,7 +104,7 @@ def _sharpness(module: nn.Module, heads: int) -> Float[Array, " H"]:
 
 
 def softmax_of_occupied(logits: Float[Array, "... H L"], occupied: Bool[Array, "... 1 L"]) -> Float[Array, "... H L"]:
-    """softmax over the occupied levels, 0 for the others."""
+    """Softmax of logits over the occupied levels, with 0 at the other levels."""
     return nn.softmax(jnp.where(occupied, logits, -jnp.inf), axis=-1)
 
 
@@ -157,7 +157,7 @@ class MlpLam(nn.Module):
 
 
 class ContentMlpLam(nn.Module):
-    """`ContentLam` with the paper's MLP of the token added to the logits: does it add anything to what λ sees?
+    """Content-aware λ with the paper's MLP of the token added to the logits of `ContentLam`.
 
     With init_scheme "text" the MLP's last weights and biases start at 0, so it starts as `ContentLam`.
     """
@@ -268,8 +268,9 @@ def find_lam(lam: str) -> tuple[Callable[..., nn.Module], Call]:
 
 
 def make_lam(lam: str, **settings: Any) -> nn.Module:
-    """The λ module that `find_lam` finds for `lam`, with its keyword arguments, and with those of these settings that it has
-    other fields for.
+    """Make a λ module by name or import path, such as "mlp_softplus(hidden=32)" or "my_lam:MyLam".
+
+    Settings for which the module has no field are ignored.
 
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
     implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.

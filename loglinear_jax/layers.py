@@ -52,7 +52,7 @@ Output = Float[Array, "B P F"] | tuple[Float[Array, "B P F"], LayerCache]
 
 
 class MixingLayer(nn.Module):
-    """What the layers below share.
+    """Base of the layers: arguments and methods that all of them have.
 
     Args:
       features: D of the output.
@@ -175,7 +175,7 @@ class MixingLayer(nn.Module):
 
 
 class AttentionLayer(MixingLayer):
-    """W_o of a mixer over queries, keys and values that are linear maps of x, with a convolution over them or none.
+    """Projections to queries, keys and values, an optional short convolution, a mixer, and the output projection.
 
     order: in which the projection has queries, keys and values.
     """
@@ -209,7 +209,19 @@ class AttentionLayer(MixingLayer):
 
 
 class LogLinearAttention(AttentionLayer):
-    """Log-linear attention (or another mixer) with its projections: an `AttentionLayer`."""
+    """Log-linear attention with its projections, as a layer from [B, T, D] to [B, T, features]; other mixers by `mixer`.
+
+    Arguments: see `MixingLayer`.
+
+    Examples:
+      >>> import jax
+      >>> from loglinear_jax import LogLinearAttention
+      >>> x = jax.numpy.ones((2, 100, 64))  # [B, T, D]
+      >>> layer = LogLinearAttention(64, heads=4, max_length=128)
+      >>> y, params = layer.init_with_output(jax.random.key(0), x)
+      >>> y.shape
+      (2, 100, 64)
+    """
 
 
 class _GatedLayer(MixingLayer):
@@ -236,10 +248,21 @@ class _GatedLayer(MixingLayer):
 
 
 class LogLinearMamba2Block(_GatedLayer):
-    """Mamba-2's mixer: one projection to gate z, x, B, C, Δ and λ's input d; a short convolution over x, B, C; attention of
-    queries C to keys B and values Δ x; D ⊙ x added; RMSNorm of it times silu(z); W_o.
+    """Log-linear Mamba-2 block, without residual: convolution, log-linear attention, skip D ⊙ x, gated RMSNorm.
 
-    norm_groups: parts of the features that the norm takes by themselves; None: key_groups.
+    (Guo et al. 2026.) One projection gives the gate z, x, B, C, Δ and λ's input d. Queries are C, keys B, values Δ x.
+    `mixer="gated_linear"` makes it Mamba-2's (Dao & Gu 2024). Further arguments: see `MixingLayer`.
+
+    norm_groups: number of groups of features that are normalised separately; None: key_groups.
+
+    Examples:
+      >>> import jax
+      >>> from loglinear_jax import LogLinearMamba2Block
+      >>> x = jax.numpy.ones((2, 100, 64))  # [B, T, D]
+      >>> layer = LogLinearMamba2Block(64, heads=4, max_length=128)
+      >>> y, params = layer.init_with_output(jax.random.key(0), x)
+      >>> y.shape
+      (2, 100, 64)
     """
 
     norm_groups: int | None = None
@@ -260,9 +283,20 @@ class LogLinearMamba2Block(_GatedLayer):
 
 
 class GatedDeltaNetBlock(_GatedLayer):
-    """Gated DeltaNet's mixer: Mamba-2's projection and convolution; the delta rule with unit queries C, unit keys B and values
-    x; RMSNorm of each head times silu(z); W_o. Queries of one state are divided by √K (Guo et al. divide λ by the same
-    again)."""
+    """Gated DeltaNet block, without residual: convolution, the delta rule with unit queries and keys, gated RMSNorm.
+
+    (Yang, Kautz and Hatamizadeh 2025.) `mixer="log_linear_delta"` gives it a state for each level. Queries of one state are
+    divided by √K. Arguments: see `MixingLayer`.
+
+    Examples:
+      >>> import jax
+      >>> from loglinear_jax import GatedDeltaNetBlock
+      >>> x = jax.numpy.ones((2, 100, 64))  # [B, T, D]
+      >>> layer = GatedDeltaNetBlock(64, heads=4, max_length=128)
+      >>> y, params = layer.init_with_output(jax.random.key(0), x)
+      >>> y.shape
+      (2, 100, 64)
+    """
 
     mixer: str = "gated_delta"
 

@@ -307,7 +307,9 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
     """
     for name, values in layout.only.items():
         if name in config and not is_one_of(config[name], values):
-            raise ValueError(f"config has {name}={shown(config[name])}: expected {values[0]!r}, the only value implemented")
+            raise ValueError(
+                f"config has {name}={shown(config[name])}: expected {values[0]!r}, the only value implemented"
+            )
     found = {setting: field.read(config, setting) for setting, field in layout.fields.items()}
     found |= layout.sizes(config, found)
     heads, groups = (f"{layout.fields[name].name}={found[name]}" for name in ("heads", "key_groups"))

@@ -73,14 +73,14 @@ def bucket_scores(
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H L"] | tuple[Float[Array, "B T H L"], FenwickState]:
-    """How well each token's query matches the decayed sum of the keys in each bucket of its past: what a λ can look at.
+    """Score of each query against each bucket of its past: q times the decayed sum of the bucket's keys.
 
         s_t[ℓ] = Σ over s in bucket ℓ of t of exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s)
 
     with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s), s in t's segment. 0 where a bucket has no
-    such tokens; `occupied_levels` says where. It is the derivative of that attention by λ, for values of 1. O(T log T), with
-    one sum of keys a level to remember. Differentiable in q, k, log_decay and the initial state. What is not finite reaches as
-    far as it does there.
+    such tokens; `occupied_levels` says where. A content-aware λ is computed from these scores. They are the derivative of
+    `log_linear_attention` by λ, for values of 1. O(T log T) time. Differentiable in q, k, log_decay and the initial state. NaN
+    and inf spread as in `log_linear_attention`.
 
     Args:
       q, k, log_decay, segment_ids, first_position, return_state, axis_name, precision: as in `log_linear_attention`.
@@ -101,6 +101,13 @@ def bucket_scores(
 
     Raises:
       ValueError: as in `log_linear_attention`, and for a num_levels that is too small.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import bucket_scores
+      >>> q = k = jnp.ones((1, 4, 1, 16)) / 4  # unit vectors, [B, T, G, K]
+      >>> print(bucket_scores(q, k, jnp.zeros((1, 4, 1)))[0, 3, 0])  # token 3 has buckets of 1, 1 and 2 tokens
+      [1. 1. 2.]
     """
     check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), log_decay=(log_decay, "B T H"))
     check_attention_settings(chunk_size, implementation)

@@ -72,18 +72,17 @@ def log_linear_delta_attention(
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
-    """Log-linear Gated DeltaNet (Guo et al. 2026): log-linear attention whose states forget what they held under a key before
-    they write there (the gated delta rule, Yang, Kautz and Hatamizadeh 2025).
+    """Log-linear Gated DeltaNet: log-linear attention whose states overwrite what they hold under a key (Guo et al. 2026).
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(log_decay_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ
 
-    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment, and later factors of the product on the left.
-    With λ ≡ 1 it is `gated_delta_attention`. Keys are to have length 1 at most: with β |k|² above 2 the states grow without
-    bound. A λ that looks into its buckets takes its `bucket_scores` from the decayed sums of keys, which the delta rule does
-    not change.
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment, and later factors of the product on the left
+    (the gated delta rule, Yang, Kautz and Hatamizadeh 2025). With λ ≡ 1 it is `gated_delta_attention`. Keys must have length 1
+    at most: with β |k|² above 2 the states grow without bound. A content-aware λ takes its `bucket_scores` from the decayed
+    sums of keys, which the delta rule does not change.
 
-    Differentiable in every array and in the initial state. NaN and inf reach what they reach in `log_linear_attention`, from
-    beta and log_decay as from k.
+    Differentiable in every array and in the initial state. NaN and inf spread as in `log_linear_attention`, from beta and
+    log_decay as from k.
 
     Args:
       q, k, v, log_decay, lam, segment_ids, first_position, return_state, axis_name, chunk_size, precision: as in
@@ -95,11 +94,22 @@ def log_linear_delta_attention(
         O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
         gradients only), or None: on a GPU "pallas" in bfloat16 and TF32 for such K and V; "xla" elsewhere.
 
-    Returns o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that
-    has more).
+    Returns:
+      o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that has
+      more).
 
     Raises:
       ValueError: as `log_linear_attention`; also for a beta that does not fit.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import log_linear_delta_attention, num_levels
+      >>> q = k = jnp.ones((2, 100, 1, 16)) / 4  # unit vectors, [B, T, G, K]
+      >>> v = jnp.ones((2, 100, 4, 32))  # [B, T, H, V]
+      >>> log_decay, beta = jnp.full((2, 100, 4), -0.1), jnp.full((2, 100, 4), 0.5)
+      >>> lam = jnp.ones((2, 100, 4, num_levels(100)))
+      >>> log_linear_delta_attention(q, k, v, log_decay, beta, lam).shape
+      (2, 100, 4, 32)
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     check_shapes(**arrays, beta=(beta, "B T H"), lam=(lam, "B T H L"))
@@ -178,10 +188,30 @@ def log_linear_delta_step(
     beta: Float[Array, "B H"],
     lam: Float[Array, "B H L"],
 ) -> tuple[Float[Array, "B H V"], FenwickState]:
-    """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
+    """Decode one token of log-linear Gated DeltaNet: its output and the next state, in O(log T) time and memory.
 
-    Merges the buckets that the new token's partition merges, takes every level S to exp(log_decay) (I - β k kᵀ) S, puts β k vᵀ
-    at level 0 and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. Everything else is as in `fenwick_step`.
+    Buckets that merge at this token are added, every level S becomes exp(log_decay) (I - β k kᵀ) S, β k vᵀ is written to
+    level 0, and o = qᵀ Σ_ℓ lam[ℓ] S_ℓ.
+
+    Args:
+      state, q, k, v, log_decay, lam: as in `fenwick_step`.
+      beta: β, [B, H], as in `log_linear_delta_attention`.
+
+    Returns:
+      (o [B, H, V] in v's dtype, the next state).
+
+    Raises:
+      ValueError: as `fenwick_step`; also for a beta that does not fit.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import init_fenwick_state, log_linear_delta_step
+      >>> state = init_fenwick_state(batch=2, heads=4, key_dim=16, value_dim=32, max_length=100)
+      >>> q = k = jnp.ones((2, 1, 16)) / 4  # unit vectors, [B, G, K]
+      >>> v, log_decay, beta = jnp.ones((2, 4, 32)), jnp.full((2, 4), -0.1), jnp.full((2, 4), 0.5)
+      >>> o, state = log_linear_delta_step(state, q, k, v, log_decay, beta, jnp.ones((2, 4, 8)))
+      >>> o.shape
+      (2, 4, 32)
     """
     arrays = dict(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"))
     check_shapes(**arrays, beta=(beta, "B H"), lam=(lam, "B H L"))
@@ -232,18 +262,33 @@ def gated_delta_attention(
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2025): S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, and
-    o_t = q_tᵀ S_t. With log_decay 0 it is DeltaNet (Yang et al. 2024). O(T).
+    """Gated DeltaNet: linear attention whose single state overwrites what it holds under a key.
 
-    Args: as in `log_linear_delta_attention`, without first_position. initial_state: the state after earlier tokens, one matrix
-    a head, [B, H, K, V], in float32 or wider.
+        S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,    o_t = q_tᵀ S_t
 
-    Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
+    (Yang, Kautz and Hatamizadeh 2025.) With log_decay 0 it is DeltaNet (Yang et al. 2024). O(T) time.
+
+    Args:
+      q, k, v, log_decay, beta, segment_ids, return_state, axis_name, chunk_size, implementation, precision: as in
+        `log_linear_delta_attention`.
+      initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
+
+    Returns:
+      o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
         not a power of two, or an unknown implementation; UnsupportedError (a ValueError) where the kernels are asked for and
         cannot run.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import gated_delta_attention
+      >>> q = k = jnp.ones((2, 100, 1, 16)) / 4  # unit vectors, [B, T, G, K]
+      >>> v = jnp.ones((2, 100, 4, 32))  # [B, T, H, V]
+      >>> log_decay, beta = jnp.full((2, 100, 4), -0.1), jnp.full((2, 100, 4), 0.5)
+      >>> gated_delta_attention(q, k, v, log_decay, beta).shape
+      (2, 100, 4, 32)
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     arrays["beta"] = (beta, "B T H")

@@ -65,10 +65,12 @@ def gated_linear_attention(
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s (Mamba-2's SSD, Dao & Gu 2024): a baseline.
+    """Gated linear attention with a single state for each head, as in Mamba-2 (SSD, Dao & Gu 2024).
 
-    It is log-linear attention with λ ≡ 1, at the cost of a single level. Differentiable in every array. NaN and inf reach what
-    they reach there.
+        o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s
+
+    It equals `log_linear_attention` with λ ≡ 1, in O(T) time. Differentiable in every array. NaN and inf spread as in
+    `log_linear_attention`.
 
     Args:
       q, k, v, log_decay, segment_ids, return_state, axis_name, chunk_size, precision: as in `log_linear_attention`.
@@ -77,12 +79,21 @@ def gated_linear_attention(
         backend), "pallas" (the GPU kernels of `log_linear_attention`, O(T log T)), or None: "pallas" on a GPU that can run it,
         else "xla".
 
-    Returns o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
+    Returns:
+      o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
         not a power of two, an unknown implementation, with axis_name a T that is not a power of two or an argument that it
         excludes, or, for "pallas", what its kernels cannot run.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import gated_linear_attention
+      >>> q = k = jnp.ones((2, 100, 1, 16)) / 4  # [B, T, G, K]
+      >>> v = jnp.ones((2, 100, 4, 32))  # [B, T, H, V]
+      >>> gated_linear_attention(q, k, v, jnp.full((2, 100, 4), -0.1)).shape
+      (2, 100, 4, 32)
     """
     arrays = dict(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"))
     if initial_state is not None:

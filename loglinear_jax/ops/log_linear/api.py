@@ -71,12 +71,13 @@ def log_linear_attention(
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
-    """Log-linear attention over a Fenwick tree of the past (Guo et al. 2026; λ as in "Adaptive Memory Decay").
+    """Log-linear attention: linear attention whose past is split into buckets, each with a weight λ of its own.
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} log_decay_r) · (q_t · k_s) · v_s
 
-    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment. Nothing is scaled or normalised: divide q by √K
-    beforehand if you want that. Differentiable in every array and in the initial state.
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment (Guo et al. 2026, arXiv 2506.04761). O(T log T).
+    Nothing is scaled or normalised: divide q by √K beforehand if you want that. Differentiable in every array and in the
+    initial state.
 
     NaN or inf in a token's arguments shows in the outputs that depend on it. Where matrices are multiplied it also reaches
     earlier tokens, for 0 · NaN is NaN, as in softmax attention: from k or v, the tokens of its chunk (with "parallel", of the
@@ -124,6 +125,16 @@ def log_linear_attention(
         a chunk_size that is not a power of two, an unknown implementation, a first_position beside an initial_state, with
         axis_name a T that is not a power of two or an argument that it excludes, or, for "pallas", what its kernels cannot run
         (pallas_kernels.UnsupportedError).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import log_linear_attention, num_levels
+      >>> q = k = jnp.ones((2, 100, 1, 16)) / 4  # [B, T, G, K]
+      >>> v = jnp.ones((2, 100, 4, 32))  # [B, T, H, V]
+      >>> log_decay = jnp.full((2, 100, 4), -0.1)
+      >>> lam = jnp.ones((2, 100, 4, num_levels(100)))
+      >>> log_linear_attention(q, k, v, log_decay, lam).shape
+      (2, 100, 4, 32)
     """
     check_shapes(
         q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"), log_decay=(log_decay, "B T H"), lam=(lam, "B T H L")
@@ -197,22 +208,34 @@ def fenwick_step(
     *,
     implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "B H V"], FenwickState]:
-    """One token of the recurrent form: what decoding runs, in O(log T) time and memory.
+    """Decode one token of log-linear attention: its output and the next state, in O(log T) time and memory.
 
-    Merges the buckets that the new token's partition merges, decays every level by exp(log_decay), puts k vᵀ at level 0
-    and reads o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. The arguments are those of `log_linear_attention` without their time axis.
+    Buckets that merge at this token are added, every level is multiplied by exp(log_decay), k vᵀ is written to level 0, and
+    o = qᵀ Σ_ℓ lam[ℓ] S_ℓ. Computed in the state's dtype: give init_fenwick_state dtype=float64 for float64.
 
-    implementation: that of `log_linear_attention`. With None and "pallas" a kernel updates the states in one pass where it can
-      run: on a GPU, for float32 and K and V that are powers of two. With any other, and elsewhere, it is plain JAX.
+    Args:
+      state: the state after the earlier tokens, from init_fenwick_state, log_linear_attention or this function.
+      q, k, v, log_decay, lam: as in `log_linear_attention`, without the time axis.
+      implementation: as in `log_linear_attention`. With None and "pallas" a kernel updates the states in one pass where it
+        can run (on a GPU, float32, K and V powers of two); otherwise it is plain JAX.
 
-    Computed in the state's dtype, whatever the inputs': give init_fenwick_state dtype=float64 for float64.
-
-    Returns (o [B, H, V] in v's dtype, the next state, of the same shape and dtype as `state`).
+    Returns:
+      (o [B, H, V] in v's dtype, the next state, of the same shape and dtype as `state`).
 
     Raises:
       ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
         lam's. A traced position can't be refused: then o is NaN, and stays so for every later token of a state that has
         outgrown its levels. Size the state by init_fenwick_state's max_length.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from loglinear_jax import fenwick_step, init_fenwick_state
+      >>> state = init_fenwick_state(batch=2, heads=4, key_dim=16, value_dim=32, max_length=100)
+      >>> q = k = jnp.ones((2, 1, 16)) / 4  # [B, G, K]
+      >>> v, log_decay, lam = jnp.ones((2, 4, 32)), jnp.full((2, 4), -0.1), jnp.ones((2, 4, 8))
+      >>> o, state = fenwick_step(state, q, k, v, log_decay, lam)
+      >>> o.shape, int(state.position)
+      ((2, 4, 32), 1)
     """
     check_shapes(q=(q, "B G K"), k=(k, "B G K"), v=(v, "B H V"), log_decay=(log_decay, "B H"), lam=(lam, "B H L"))
     batch, heads, value_dim = v.shape
