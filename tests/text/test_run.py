@@ -149,16 +149,16 @@ def test_two_processes_give_the_curve_of_one(over, run, corpus, tmp_path):
     """One seed, shared out by its batch, or each with a half of its parameters and two devices for each sequence. (By seed:
     four devices, in one process.)"""
     workdir, *_ = run
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    processes = [
-        start(
-            tmp_path / "two", *corpus, "--distributed", f"--coordinator=localhost:{port}", "--num_processes=2",
-            f"--process_id={index}", "--config.train.num_seeds=1", *over, devices=2 if over else 1,
-        )
-        for index in range(2)
-    ]  # fmt: skip
+    flags = *corpus, *over, "--distributed", "--config.train.num_seeds=1"
+    if over:  # as SLURM starts them; the port follows from the job's number
+        slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+        places = [slurm | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)} for index in range(2)]
+        processes = [start(tmp_path / "two", *flags, devices=2, **place) for place in places]
+    else:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            by_hand = f"--coordinator=localhost:{free.getsockname()[1]}", "--num_processes=2"
+        processes = [start(tmp_path / "two", *flags, *by_hand, f"--process_id={index}") for index in range(2)]
     out, _ = finish(*processes)
     assert "validation perplexity" in out
     np.testing.assert_allclose(curves(tmp_path / "two"), curves(workdir)[..., :1], rtol=1e-5)

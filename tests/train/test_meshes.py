@@ -191,6 +191,7 @@ def test_what_is_sent_of_sequences():
     assert sent["all-reduce"] == sorted([1, 1, *params])
 
 
+@pytest.mark.slow
 def test_what_is_sent_of_parameters():
     """Each large one is put together forward, and once more backward where remat computes its layer again."""
     many = many_of(fsdp=4, layers=1)
@@ -212,14 +213,15 @@ def test_what_is_sent_of_parameters():
     assert text.count("stablehlo.all_gather") == 2 * 5 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [
         LogLinearAttention(12, heads=2, lam="content_mlp", conv_width=3, max_length=32),
-        pytest.param(LogLinearAttention(12, heads=2, mixer="softmax", max_length=32), marks=pytest.mark.slow),
-        pytest.param(LogLinearMamba2Block(12, heads=2, key_groups=1, max_length=32), marks=pytest.mark.slow),
-        pytest.param(GatedDeltaNetBlock(12, heads=2, mixer="log_linear_delta", max_length=32), marks=pytest.mark.slow),
-        pytest.param(GatedDeltaNetBlock(12, heads=2, max_length=32), marks=pytest.mark.slow),
+        LogLinearAttention(12, heads=2, mixer="softmax", max_length=32),
+        LogLinearMamba2Block(12, heads=2, key_groups=1, max_length=32),
+        GatedDeltaNetBlock(12, heads=2, mixer="log_linear_delta", max_length=32),
+        GatedDeltaNetBlock(12, heads=2, max_length=32),
     ],
     ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}",
 )
