@@ -238,6 +238,8 @@ def test_a_layer_of_pieces_is_the_layer(layer):
         apply = jax.shard_map(
             lambda params, x, segments: cut.apply(params, x, segment_ids=segments),
             mesh=mesh, in_specs=(PartitionSpec(), pieces, pieces), out_specs=pieces,
+            # JAX 0.12.0's gradient of erfc does not pass the check.
+            check_vma=jax.__version_info__ < (0, 12),
         )  # fmt: skip
 
         def both(function):
@@ -246,8 +248,9 @@ def test_a_layer_of_pieces_is_the_layer(layer):
 
         found = jax.jit(lambda: both(apply))()
         expected = jax.jit(lambda: both(lambda params, x, segments: layer.apply(params, x, segment_ids=segments)))()
+        tolerance = 1e-6 if layer.mixer == "softmax" else 1e-10  # JAX's own attention is float32 inside
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert np.abs(x - y).max() <= 1e-10 * max(np.abs(y).max(), 1)
+            assert np.abs(x - y).max() <= tolerance * max(np.abs(y).max(), 1)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
