@@ -112,16 +112,18 @@ def test_pieces_shorter_than_a_kernel_s_chunk(form):
         assert relative_error(jax.jit(over_pieces(form))(*arrays), whole(form, *arrays)) < 1e-5
 
 
+@pytest.mark.parametrize("capability", [(8, 0), pytest.param((9, 0), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("form", BY_KERNELS)
-def test_kernels_on_gpus_are_traced(form, monkeypatch):
+def test_kernels_on_gpus_are_traced(form, capability, monkeypatch):
     """With JAX's check of what varies over the devices, which the interpreter does without; the batch is sharded, too."""
     monkeypatch.setattr(support, "why_no_device", lambda: None)
-    monkeypatch.setattr(support, "compute_capability", lambda: (8, 0))
-    arrays = (*form.operation.inputs(0, 2, 128, 2, 4, 16, 16, dtype=np.float32), segments_of(2, 128))
+    monkeypatch.setattr(support, "compute_capability", lambda: capability)
+    shape, dtype = ((2, 128, 2, 4, 16, 16), np.float32) if capability < (9, 0) else ((2, 512, 1, 4, 64, 64), "bfloat16")
+    arrays = (*form.operation.inputs(0, *shape, dtype=dtype), segments_of(2, shape[1]))
     mesh = jax.make_mesh((2, 2), ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
 
     def run(*arrays):
-        return form(arrays[:-1], segment_ids=arrays[-1], axis_name="sequence")
+        return form(arrays[:-1], segment_ids=arrays[-1], axis_name="sequence", chunk_size=None)
 
     spec = PartitionSpec("data", "sequence")
     with pallas_kernels.interpret(False):

@@ -85,7 +85,8 @@ def for_states_read(ref, sizes: AttentionSizes, sequence, chunk, body, carry):
     if sizes.heights:
         carry = read(ref.states, 0, chunk, True, carry)
     if sizes.upper:
-        carry = read(ref.initial, sizes.heights, ref.above[sequence], False, carry)
+        # In jax.shard_map what is read of `above` varies over devices, but what is computed in a kernel does not.
+        carry = read(ref.initial, sizes.heights, ref.above[sequence] + 0, False, carry)
     return carry
 
 
