@@ -1,9 +1,11 @@
-"""Writes the tables in reference/settings.md and reference/command-line.md from the code: python -m docs.reference_tables"""
+"""Writes the tables in reference/{settings,command-line,api}.md from the code: python -m docs.reference_tables"""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +24,7 @@ CONFIGS = (
     *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", *MAD, "state_tracking", OWN_TASK),
     *("wikitext103", "wikitext2", "books"),
 )
+API_PAGES = ("operations", "layers", "models", "training", "analysis", "kernels")
 # A heading, the section of the config, and the configs of which it shows the defaults.
 TABLES = (
     ("Variants", "variants", CONFIGS),
@@ -127,8 +130,31 @@ def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[s
     return f"`{name}{takes}`", " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def api() -> str:
+    """A table for each page of the API: its names, each with the first sentence of its docstring."""
+    parts = []
+    for page in API_PAGES:
+        text = (REFERENCE / f"api/{page}.md").read_text(encoding="utf-8")
+        names = []
+        for name, members in re.findall(r"^::: (\S+)\n(?:    options:\n      members: \[(.*)\])?", text, re.MULTILINE):
+            names += [f"{name}.{member}" for member in members.split(", ")] if members else [name]
+        rows = [(f"`{name}`", _first_sentence(name)) for name in names]
+        title = text.partition("\n")[0].removeprefix("# ")
+        table = tabulate(rows, ("Name", "What it is"), tablefmt="github")
+        parts.append(f"## [{title}](api/{page}.md)\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _first_sentence(name: str) -> str:
+    found = pkgutil.resolve_name(name)
+    if isinstance(found, dict):
+        return "the kernels by name"
+    text = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).replace("|", "\\|").replace("<", "&lt;")
+    return re.split(r"(?<=[^.]\.) (?=[A-Z])", text, maxsplit=1)[0]
+
+
 # By page: what is between its markers.
-PAGES = {REFERENCE / "settings.md": settings, REFERENCE / "command-line.md": command_line}
+PAGES = {REFERENCE / "settings.md": settings, REFERENCE / "command-line.md": command_line, REFERENCE / "api.md": api}
 
 
 def with_tables(page: Path) -> str:

@@ -43,8 +43,9 @@ def generate(
     max_length: int | None = None,
     num_ids: int | None = None,
 ) -> Int[np.ndarray, "B N"]:
-    """What `stream` yields, together: up to num_tokens tokens, fewer if every sequence has stopped. Arguments and errors as
-    there."""
+    """Generate up to num_tokens tokens after each prompt; fewer if every sequence has stopped.
+
+    Arguments and errors: see `stream`."""
     tokens = stream(
         model, params, prompt, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         stop_token=stop_token, max_length=max_length, num_ids=num_ids,
@@ -66,8 +67,8 @@ def stream(
     max_length: int | None = None,
     num_ids: int | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
-    """The tokens after a prompt, one step of all B sequences at a time. Prompts of different lengths are a list with the token
-    ids of each; at temperature 0 every sequence goes on as it would alone.
+    """Generate tokens after prompts, and yield one step of all B sequences at a time. Prompts of different lengths are a
+    list with the token ids of each; at temperature 0 every sequence goes on as it would alone.
 
     temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
     fewest likeliest tokens that together have this probability (Holtzman et al. 2020). Of equally likely tokens, those with the

@@ -317,7 +317,7 @@ def lam_arguments(lam: str) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class LamTraits:
-    """What a λ says of itself: see the top of this module."""
+    """What a λ needs: its input d, bucket scores, and parameters by level."""
 
     needs_input: bool = True
     needs_scores: bool = False
@@ -325,7 +325,8 @@ class LamTraits:
 
 
 def lam_traits(lam: str) -> LamTraits:
-    """The traits of the λ called `lam`. Raises SettingError as `make_lam` does."""
+    """What the λ named `lam` needs: whether it uses its input, bucket scores and levels. Raises SettingError as `make_lam`
+    does."""
     module = make_lam(lam, parent=None)  # inside another module it would become a part of it
     own = {
         trait.name: getattr(module, trait.name)
@@ -339,7 +340,7 @@ LAM_PARAMS = ("lam", "lam_log_scale")  # λ's module in a model, and the paramet
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:
-    """(parameters of λ, all other parameters) of a model's parameter tree. The projection of the token to d, where λ needs
+    """Count the parameters of λ, and all others, in a model's parameter tree. The projection of the token to d, where λ needs
     one, counts among the others, as in the paper's share for λ."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):

@@ -22,7 +22,7 @@ KERNEL_COLUMNS = 2048
 def token_losses(
     logits: Float[Array | np.ndarray, "*B vocab"], targets: Int[Array | np.ndarray, "*B"], z_loss: float = 0.0
 ) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
-    """(cross-entropy in nats, whether argmax is right) at each position; 0 and False where the target is < 0.
+    """Cross-entropy in nats at each position, and whether the argmax is right; 0 and False where the target is < 0.
 
     z_loss: weight of (log Σ exp logits)², which is added to the cross-entropy (Chowdhery et al., "PaLM", 2022, section 5).
     """

@@ -54,7 +54,8 @@ def attention_row(
     position: int,
     which: Which = "best",
 ) -> AttentionRow:
-    """The row of one sequence's token at `position`. layer, head, position count from 0, or from the end if negative.
+    """Row of the attention matrix for one token of a sequence, with the level of each past token. layer, head, position
+    count from 0, or from the end if negative.
 
     Raises ValueError for a layer of softmax attention, and for a layer, head or position that is not there.
     """

@@ -70,7 +70,7 @@ def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -
 
 
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
-    """`by_variant`, only of variants with several rates."""
+    """Group a run's outcomes by variant and learning rate, for variants with several rates."""
     return {variant: group for variant, group in by_variant(run).items() if len(group) > 1}
 
 

@@ -38,7 +38,8 @@ def _layers(trained: TrainedVariant, trait: str, what: str) -> list[int]:
 def sample_tokens(
     trained: TrainedVariant, num: int, seq_len: int | None = None
 ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
-    """(tokens, targets) of the run's task to look at: see `TrainedVariant.inspection_sequences`."""
+    """Sequences of the run's task, (tokens, targets), that no seed was trained on: see
+    `TrainedVariant.inspection_sequences`."""
     return trained.inspection_sequences(num, seq_len)
 
 
@@ -75,8 +76,8 @@ def mixer_values(
 def lam_values(
     trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Which = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
-    """λ at each of these tokens, in the layers that have λ. L: the levels of the model, or of T tokens for a λ of which nothing
-    is indexed by level.
+    """Values of λ at each of these tokens, in the layers that have λ. L: the levels of the model, or of T tokens for a λ
+    of which nothing is indexed by level.
 
     Raises ValueError for a model without λ, or more tokens than it has levels for.
     """

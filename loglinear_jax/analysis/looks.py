@@ -24,7 +24,8 @@ BySeed = Mapping[int, Mapping[str, np.ndarray]]
 def looks_at_answers(
     lam: Float[np.ndarray, "layers num T H L"], levels: Int[np.ndarray, "num T"]
 ) -> dict[str, Float[np.ndarray, "layers H"]]:
-    """How often λ finds the answers, for each layer and head, over the scored positions: "largest", the share of them at which
+    """How often λ is largest at the answer's bucket, for each layer and head, over the scored positions: "largest", the
+    share of them at which
     λ of the answer's bucket is larger than that of every other occupied level; and "weight", the mean of λ there / Σ λ over
     the occupied levels. nan for a head whose λ is not finite.
 

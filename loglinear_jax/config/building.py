@@ -64,7 +64,7 @@ class CheckedSettings:
 
 
 def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
-    """The task, model and training settings of one variant.
+    """Build the task, model and training settings of one variant.
 
     vocab_size: of a text that need not be opened; None opens what the task reads from, after all settings are checked.
     Raises ConfigError naming an impossible setting, or what is wrong with the corpus.

@@ -27,7 +27,7 @@ VARIANTS_MEANING = (
 
 
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
-    """Every setting of an experiment with its default; a file in configs/ changes some of them.
+    """Configuration with every setting of an experiment at its default; a file in configs/ changes some of them.
 
     kind: of model, "recall", "language" or a class by import path. task: a name for `find_task`, whose settings are added. A
     setting whose default is None is chosen for the user.
@@ -50,7 +50,7 @@ def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
 
 
 def language_config() -> ConfigDict:
-    """The paper's language model, on the next token of WikiText-103.
+    """Configuration of the paper's language model, on the next token of WikiText-103.
 
     Heads are hidden / 64, as in the released code; the paper's text says 4 of 64 at either width.
     """

@@ -50,7 +50,8 @@ class Measure:
 def mean_of_tokens(
     sums: Float[np.ndarray, " documents"], counts: Int[np.ndarray, " documents"]
 ) -> tuple[float, float, float]:
-    """(mean over all tokens, low, high) with a 95 % interval over documents, from each document's sum and number of tokens.
+    """Mean over all tokens with a 95 % interval over documents, (mean, low, high), from each document's sum and number of
+    tokens.
 
     The mean is a ratio of two sums over documents. The interval is `mean_interval` of the ratio's linear terms, one for each
     document (Cochran, "Sampling Techniques", 1977, section 6.4); nan for fewer than 10 documents with tokens. Documents of

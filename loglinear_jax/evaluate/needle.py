@@ -67,7 +67,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def needle_scores(
     model: LanguageModel, params: Any, needles: Needles, tick: Callable[[int], Any] = lambda tokens: None
 ) -> tuple[Float[np.ndarray, "documents depths"], Bool[np.ndarray, "documents depths"]]:
-    """(summed cross-entropy of the value's tokens in nats, whether greedy decoding gives all of them). tick and errors as in
+    """Summed cross-entropy in nats of the value's tokens, and whether greedy decoding gives all of them. tick and errors as in
     `window_scores`."""
     losses, right = window_scores(model, params, needles.windows.reshape(-1, needles.windows.shape[-1]), tick)
     is_value = np.arange(losses.shape[1]) >= losses.shape[1] - needles.values[:, None, None]

@@ -35,7 +35,7 @@ def window_losses(
     windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> Float[np.ndarray, "N T"]:
-    """The losses of `window_scores`. Arguments and errors as there."""
+    """Cross-entropy of every token of a window but the first. Arguments and errors: see `window_scores`."""
     return window_scores(model, params, windows, tick)[0]
 
 
@@ -45,8 +45,8 @@ def window_scores(
     windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> tuple[Float[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
-    """(cross-entropy in nats, whether it is the likeliest) of every token of a window but the first, from all before it in the
-    window; T = S - 1.
+    """Cross-entropy in nats of every token of a window but the first, and whether it is the likeliest, from all before it
+    in the window; T = S - 1.
 
     In parts of bounded memory: windows of any length need no more than the activations of `tokens_at_a_time`, and the states.
     tick: called with the number of tokens that were done.
@@ -101,7 +101,7 @@ def _scores_of(params, tokens, targets, caches, *, model, room):
 
 
 def perplexity_by_position(losses: Float[np.ndarray, "N T"]) -> list[Span]:
-    """Of positions 1, 2-3, 4-7 and so on: from each power of two to the next."""
+    """Perplexity at positions 1, 2-3, 4-7 and so on, from each power of two to the next."""
     return [_span(losses, first, last) for first, last in doubling(losses.shape[1])]
 
 
@@ -111,7 +111,7 @@ def doubling(most: int) -> list[tuple[int, int]]:
 
 
 def perplexity(losses: Float[np.ndarray, "N T"]) -> Span:
-    """Of all positions."""
+    """Perplexity over all positions."""
     return _span(losses, 1, losses.shape[1])
 
 

@@ -24,7 +24,7 @@ FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors calls them
 
 
 def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSettings, dict[str, Any]]:
-    """(settings, params) of a LanguageModel that computes what the model in a folder does.
+    """Load an external checkpoint: (settings, params) of a LanguageModel that computes the same.
 
     model: a folder with config.json and model.safetensors, or its shards and their index; or the name of one on the model hub,
     owner/name or, for a folder inside, owner/name/folder. dtype: of the activations; params are in float32.
@@ -67,7 +67,7 @@ def save_model(
     *,
     eos_token_id: int | Sequence[int] | None = None,
 ) -> None:
-    """Writes config.json and model.safetensors, in float32, what `load_model` undoes.
+    """Save a language model as config.json and model.safetensors in float32, which `load_model` reads.
 
     folder: made if it is not there; files of these names in it are replaced. eos_token_id: the tokens that end a text, as
     config.json is to say; none if None, where the code of others would take an id of its own. Other arguments and errors as in

@@ -38,7 +38,7 @@ def import_params(
     dtype: str = "float32",
     where: Callable[[str], str] = str,
 ) -> tuple[LanguageSettings, dict[str, Any]]:
-    """(settings, params) of a LanguageModel that computes what another's model does.
+    """Convert a state dict and config of an external model to (settings, params) of a LanguageModel that computes the same.
 
     state_dict: names to arrays (NumPy, JAX or torch). config: the model's config.json as a mapping; its `architectures` or
     `model_type` say which of `loglinear_jax.hub.layouts.LAYOUTS` it is. dtype: of the activations; logits are in float32.
@@ -119,8 +119,9 @@ def _count_levels(layout: Layout, state_dict: Mapping[str, Any], architecture: s
 def export_params(
     settings: LanguageSettings, params: Mapping[str, Any], architecture: str | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(config, state_dict) of a LanguageModel and one seed's parameters, in float32, in the layout of an architecture (if None,
-    of the first that has such models); what `import_params` undoes.
+    """Convert a LanguageModel's parameters to (config, state_dict) of an external architecture, in float32.
+
+    architecture: None is the first that has such models. `import_params` is the inverse.
 
     Guo et al.'s models, and flash-linear-attention's log-linear one, always have λ for 16,384 positions; ours must have been
     built with max_length=16384 to be loaded there.

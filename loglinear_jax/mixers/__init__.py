@@ -51,8 +51,9 @@ def find_mixer(mixer: str) -> tuple[Callable[..., TokenMixer], Call]:
 
 
 def make_mixer(mixer: str, **settings: Any) -> TokenMixer:
-    """The mixer that `find_mixer` finds, with its keyword arguments, and with those of these settings that it has other fields
-    for. Raises SettingError for an argument that it has no field for."""
+    """Make a mixer by name or import path, such as "gated_delta(beta_max=2)".
+
+    Settings for which it has no field are ignored. Raises SettingError for an argument that it has no field for."""
     found, call = find_mixer(mixer)
     of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
     return instantiate(found, call, "mixer", settings, **of_linen)

@@ -23,7 +23,7 @@ MixerCache = Any
 
 
 class TokenMixer(nn.Module):
-    """Mixes tokens by attention, after the projections. The base of all mixers; a mixer of one's own is a subclass, with a
+    """Base of all mixers, which combine tokens after the projections; a mixer of one's own is a subclass, with a
     `mix` of its own.
 
     A mixer is called as

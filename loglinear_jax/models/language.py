@@ -163,7 +163,7 @@ def _residual_init(m: LanguageSettings):
 
 
 class LanguageModel(nn.Module):
-    """Token ids to the next token's logits: embedding, blocks, RMSNorm, untied head.
+    """Language model, from token ids to the next token's logits: embedding, blocks, RMSNorm, untied head.
 
     segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`: caches belong to the
     first of them, and those that are returned to the last.

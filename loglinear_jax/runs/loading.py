@@ -65,7 +65,7 @@ class Run:
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """What a run wrote besides checkpoints, from its workdir or from the record that a sweep keeps of it. Raises ConfigError if
+    """Read what a run wrote besides checkpoints, from its workdir or its record. Raises ConfigError if
     there is none, or a file of it can't be read."""
     folder = RunFolder(workdir, writes=False)
     config = _read_config(folder)
@@ -121,7 +121,7 @@ def read_curves(
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVariant:
-    """One variant of a run.
+    """Trained variant of a run: its task, model, parameters and metrics.
 
     config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
     step: of the newest checkpoint that was read; an unreadable one leaves the one before.
@@ -168,7 +168,7 @@ class TrainedVariant:
 
 
 def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedVariant:
-    """One variant of a run from its workdir, on whatever devices this machine has.
+    """Load one variant of a run, with its parameters, on whatever devices this machine has.
 
     variant: its name in config.variants; may be left out if there is only one. Seeds that have no checkpoint yet are left out.
 

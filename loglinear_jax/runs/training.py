@@ -61,7 +61,7 @@ def run(
     only: Collection[str] = (),
     wandb: str = "",
 ) -> RunResult:
-    """Trains what is missing of the config's variants, each with the same seeds and data; goes on from where an earlier call
+    """Train what is missing of a configuration's variants, with the same seeds and data; resume where an earlier call
     stopped.
 
     command: the command line that asked for it, to be recorded. only: names in config.variants, to train no others. wandb: the

@@ -61,7 +61,8 @@ PERPLEXITY = Score("perplexity", "loss", "", 1, ())
 
 
 class BaseTask:
-    """What training and analysis ask of every task, whether its sequences are drawn (`Task`) or read from a text (`Text`).
+    """Base of all tasks: what training and analysis ask of it, whether its sequences are drawn (`Task`) or read from a
+    text (`Text`).
 
     A frozen dataclass with seq_len and vocab_size, and its own settings as fields.
     """
@@ -179,7 +180,8 @@ class BaseTask:
 
 @dataclasses.dataclass(frozen=True)
 class Task(BaseTask):
-    """Synthetic sequences to learn. A subclass adds its settings as fields with defaults, and the method `sample`; it may
+    """Base of synthetic tasks, which draw sequences to learn. A subclass adds its settings as fields with defaults, and
+    the method `sample`; it may
     have a `check`."""
 
     seq_len: int = setting(128, "tokens in a sequence", least=1)
@@ -235,7 +237,7 @@ def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_task(name: str) -> type[BaseTask]:
-    """The Task subclass TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
+    """Find a task's class by name: TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
     Raises SettingError if there is no such module, or its TASK is not a task whose settings are fields. What the import of the
     module raises is not caught.
@@ -283,7 +285,7 @@ def _check_fields_are_settings(task_class: type[BaseTask], path: str) -> None:
 
 
 def load_task(name: str, **settings: Any) -> BaseTask:
-    """The task of that name (see `find_task`) with these settings.
+    """Make a task by its name (see `find_task`), with these settings.
 
     Raises SettingError if they are unknown or impossible. What else its `check` raises is not caught.
     """

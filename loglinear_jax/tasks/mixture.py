@@ -22,7 +22,7 @@ MOST_PIECES = 32  # where a set is cut; each takes a call of its own
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Parts, each a task of its own, and how much of each there is.
+    """Mixture of tasks, such as several lengths, each with a weight.
 
     weights: whole numbers from 1 on; parts come in proportion to them. names: of the parts, in tables.
     """

@@ -186,7 +186,8 @@ def _padded(data: Sequences, count: int) -> Sequences:
 
 
 class SeedTrainer:
-    """The pure functions of one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where the task scores.
+    """Pure functions that train and evaluate one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where
+    the task scores.
 
     Where they take a row, the data is that of many seeds, with a leading seed axis, and the row this seed's; None: it is this
     seed's own.

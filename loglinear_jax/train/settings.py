@@ -13,7 +13,8 @@ PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensor
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """How to train one variant. Which validation value is best, the task's score says."""
+    """Settings of training: seeds, steps, optimiser, data sets, precision. Which validation value is best, the task's
+    score says."""
 
     num_seeds: int = setting(5, "seeds trained at once", least=1)
     first_seed: int = setting(0, "the first of them; the others follow")

@@ -35,7 +35,7 @@ _interpreting: contextvars.ContextVar[bool | None] = contextvars.ContextVar("int
 
 
 class UnsupportedError(ValueError):
-    """The kernels cannot run this: the message says what, what came, and what can be run."""
+    """Raised where kernels cannot run a problem; the message says what came, and what can be run."""
 
 
 @contextlib.contextmanager

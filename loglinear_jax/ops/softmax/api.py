@@ -30,7 +30,7 @@ def softmax_attention(
     axis_name: str | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T H V"]:
-    """o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, where ~ rotates by the token's position (Su et al. 2021): a baseline.
+    """Softmax attention with rotary positions (Su et al. 2021): o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, ~ for rotated.
 
     As only differences of positions count, a document in a pack equals the document alone.
 
