@@ -1,4 +1,4 @@
-"""Checks what the pages say, as far as nothing must be run: links, figures, sizes, and the tables that are made from the code.
+"""Checks what the pages say, as far as nothing must be run: links, figures, sizes, wording, and what is made from code.
 
     python -m docs.check_pages
 
@@ -19,6 +19,24 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.gl
 FIGURES = sorted([*ROOT.glob("docs/**/*.png"), *ROOT.glob("results/**/*.png")])
 MOST_BYTES = {"README.md": 7_000, "docs/tutorials/look-inside-lam.ipynb": 200_000}
 MOST_BYTES_OF_FIGURE = 300_000
+GENERATED = re.compile(r"<!-- generated -->.*?<!-- /generated -->", re.DOTALL)
+# Words and turns of phrase that read as coined or translated, and what to write in their place.
+WORDS = {
+    r"λ that looks|looks into (its|the) buckets|the look\b": "content-aware λ",
+    r"models of others|models? that others trained": "external checkpoints",
+    r"numbers that a layer keeps": "recurrent state size",
+    r"(the )?setting (text|released)\b": "paper-text or released-code configuration",
+    r"\bseeds? collapse": "fails to train",
+    r"\bharms?\b": "hurts",
+    r"\bstands? (in|at) (a |the )?(level|bucket)": "is in",
+    r"\bin place of\b": "instead of",
+    r"\bbut for\b": "except",
+    r"\btells? [^.]{0,40} from (another|each other)": "are indistinguishable",
+    r"\bwithout a word\b": "silently",
+    r"\b(interval|difference)s? holds? 0\b": "includes 0",
+    r"\b(seeds|runs) (choose|chose|tell)\b": "say who does what: we chose on tuning seeds",
+    r"\bas there[.,;:]": "name what is the same",
+}
 LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -69,6 +87,16 @@ def old_tables() -> Iterator[str]:
             yield f"{page}: its tables are not those of the code: python -m docs.reference_tables writes them"
 
 
+def wording() -> Iterator[str]:
+    """Coined words and turns of phrase in pages for readers; code, tables that are made and the log of kernels are left out."""
+    logs = {ROOT / "docs/kernels.md", ROOT / "docs/performance.md"}
+    for page in (page for page in PAGES if page not in logs and page.parent.name != "runs"):
+        text = re.sub(r"`[^`\n]*`", "", GENERATED.sub("", prose(page)))
+        for pattern, better in WORDS.items():
+            for found in re.finditer(pattern, text, re.IGNORECASE):
+                yield f"{page}: {found[0]!r}: write {better!r}"
+
+
 def layout() -> Iterator[str]:
     """Modules that docs/development/layout.md does not name, and names of none."""
     page = ROOT / "docs/development/layout.md"
@@ -83,8 +111,10 @@ def layout() -> Iterator[str]:
 
 
 def main() -> int:
-    problems = [problem for check in (broken_links, sizes, unused_figures, old_tables, layout) for problem in check()]
-    print("\n".join(problems) or f"{len(PAGES)} pages and {len(FIGURES)} figures: nothing to mend")
+    problems = [
+        problem for check in (broken_links, sizes, unused_figures, old_tables, wording, layout) for problem in check()
+    ]
+    print("\n".join(problems) or f"{len(PAGES)} pages and {len(FIGURES)} figures: no problems")
     return int(bool(problems))
 
 
