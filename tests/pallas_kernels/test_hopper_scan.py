@@ -127,6 +127,25 @@ def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch, mapped):
     assert [gradients[name].shape for name in ARGUMENTS] == [x.shape for x in inputs]
 
 
+def test_a_mesh_may_have_any_axes(compiling_for_a_gpu, monkeypatch):
+    """Where it has one that is called as an axis of a kernel's grid, the kernel does not ask on which device it is."""
+    monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(support, "triton", None)
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(700, 64))
+    inputs = inputs_of("bf16", 1, 700, 1, 2, 64, 64)
+    names = ("sequence", "chunk", "block", "head", "node", "program", "worker")
+    mesh = Mesh(np.array(jax.devices("cpu")[:1]).reshape((1,) * len(names)), names)
+    shared = jax.shard_map(attend, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    texts = [
+        jax.jit(functools.partial(output_and_gradients, run))
+        .trace(inputs)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+        for run in (attend, shared)
+    ]
+    assert [text.count("nvshmem") for text in texts] == [0, 0]
+
+
 def test_what_kernels_change_in_place_is_not_collected_as_such(compiling_for_a_gpu, monkeypatch):
     """A loop's collection of states has a barrier before it: see `changed_in_place`. `test_on_gpu.py` runs such a loop."""
     monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: None)

@@ -39,6 +39,7 @@ from pallas_kernels.attention.hopper.parts import (
     program_index,
     rowwise,
     tiled,
+    worker_index,
     write,
     zeros,
     zeros_by_row,
@@ -92,7 +93,7 @@ def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, t
     )
 
     def body(ref, shared):
-        index, worker = program_index("chunk"), lax.axis_index("worker")
+        index, worker = program_index("chunk"), worker_index()
         program = _Program(ref, shared, sizes, heads, lams, depth, index, worker, heads.sequence, heads.first)
 
         @pl.when(program.worker == rows)

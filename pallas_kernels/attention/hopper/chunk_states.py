@@ -23,6 +23,7 @@ from pallas_kernels.attention.hopper.parts import (
     rowwise,
     states_type,
     tiled,
+    worker_index,
 )
 from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes
@@ -51,7 +52,7 @@ def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
     depth = most_slots(num_bytes(once), num_bytes(slots(1)), 2)
 
     def body(ref, shared):
-        block, worker = program_index("chunk"), lax.axis_index("worker") if workers > 1 else 0
+        block, worker = program_index("chunk"), worker_index() if workers > 1 else 0
         sequence, first, own_out = heads.sequence, heads.first + worker * worker_heads, shared.out.at[worker]
 
         def tokens(part, row):

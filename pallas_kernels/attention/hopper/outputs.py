@@ -32,6 +32,7 @@ from pallas_kernels.attention.hopper.parts import (
     program_index,
     rowwise,
     tiled,
+    worker_index,
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
@@ -74,7 +75,7 @@ def outputs(
     def body(ref, shared):
         arrived, head_full, head_empty, state_full, state_empty = shared.barriers
         of_heads, of_states = Ring(head_full, head_empty, head_depth), Ring(state_full, state_empty, depth)
-        index, worker = ref.order[program_index("chunk")], lax.axis_index("worker")
+        index, worker = ref.order[program_index("chunk")], worker_index()
         sequence, first = heads.sequence, heads.first
 
         def tokens(row):

@@ -148,6 +148,7 @@ def write(ref, x, sizes: AttentionSizes) -> None:
 # --- Launching ----------------------------------------------------------------------------------------------------------
 
 MOST_OF_AXIS = 2**16 - 1  # programs that a GPU has on any but the last axis of a grid
+GRID = "axis of the grid: "  # before the names of a kernel's own axes: one that a mesh has, too, would be taken for the mesh's
 _folded: contextvars.ContextVar[Mapping[str, int] | None] = contextvars.ContextVar("folded", default=None)
 
 
@@ -164,10 +165,15 @@ def program_index(axis: str):
     """Where on this axis of the grid a program is."""
     grid = _folded.get()
     if grid is None:
-        return lax.axis_index(axis)
+        return lax.axis_index(GRID + axis)
     sizes = list(grid.values())
     behind = math.prod(sizes[list(grid).index(axis) + 1 :])
-    return lax.rem(lax.div(lax.axis_index("program"), behind), grid[axis])
+    return lax.rem(lax.div(lax.axis_index(GRID + "program"), behind), grid[axis])
+
+
+def worker_index():
+    """Which warpgroup of its program this is."""
+    return lax.axis_index(GRID + "worker")
 
 
 def launch(
@@ -187,7 +193,7 @@ def launch(
     inputs: arrays, or references to arrays that are changed in place.
     refs: global memory of the inputs and outputs, by name; None for what is None here. shared: shared memory, by name.
     grid: sizes by name, the last changes fastest; `program_index` tells where a program is.
-    warpgroups: of a program, which the axis "worker" numbers; with several the body itself has to put a barrier, `commit_smem`,
+    warpgroups: of a program, which `worker_index` numbers; with several the body itself has to put a barrier, `commit_smem`,
     wherever threads use shared memory after others of their warpgroup.
     column_sums: bytes of shared memory for sums over rows.
     """
@@ -208,9 +214,9 @@ def launch(
         out_type=tuple(results.values()),
         scratch_types=dict(shared),
         grid=tuple(grid.values()),
-        grid_names=tuple(grid),
+        grid_names=tuple(GRID + axis for axis in grid),
         num_threads=warpgroups if warpgroups > 1 else None,
-        thread_name="worker" if warpgroups > 1 else None,
+        thread_name=GRID + "worker" if warpgroups > 1 else None,
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,

@@ -24,6 +24,7 @@ from pallas_kernels.attention.hopper.parts import (
     program_index,
     rowwise,
     tiled,
+    worker_index,
     write,
     zeros,
     zeros_by_row,
@@ -55,7 +56,7 @@ def query_gradients(q, do, weight, states, initial, above, dq, sizes: AttentionS
     def body(ref, shared):
         arrived, do_full, do_empty, state_full, state_empty = shared.barriers
         of_heads, of_states = Ring(do_full, do_empty, HEAD_DEPTH), Ring(state_full, state_empty, depth)
-        index, worker = ref.order[program_index("chunk")], lax.axis_index("worker")
+        index, worker = ref.order[program_index("chunk")], worker_index()
         sequence, first = heads.sequence, heads.first
 
         def tokens(row):

@@ -24,6 +24,7 @@ from pallas_kernels.attention.hopper.parts import (
     rowwise,
     states_type,
     tiled,
+    worker_index,
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
@@ -59,7 +60,7 @@ def state_gradients(q, do, weight, above, sizes: AttentionSizes, tiles: HopperTi
         ring = Ring(shared.full, shared.empty, depth)
         program = program_index("node")
         sequence, group, first = heads.sequence, heads.group(), heads.first
-        worker, in_tree = lax.axis_index("worker"), program < nodes
+        worker, in_tree = worker_index(), program < nodes
         # Nodes are numbered from the top of the tree down, so that those with the most readers start first.
         number = jnp.where(in_tree, program + 1, 1)
         level = highest_bit(number)
