@@ -9,8 +9,8 @@ The paper, accuracy in %, mean ± std of 5 seeds (3 at 1024; its baseline is `li
     mlp_softplus        53.1 ± 2.2     51.9 ± 0.8     54.8 ± 2.3
     mlp_softmax         54.3 ± 5.8     50.3 ± 0.8     52.6 ± 2.5
 
-At 256 the preset released gives the same (linear 52.8, mlp_softplus 52.7); the setting text gives 95, 92.7 ± 7.6 and
-92.2 ± 6.7 at 512, and at 1024 linear 93.7 ± 1.0, mlp_softplus 87.6 ± 18.3 (8 seeds; results/copying).
+At 256 the preset released gives the same (linear 52.8, mlp_softplus 52.7); the paper-text configuration gives 95, 92.7 ± 7.6
+and 92.2 ± 6.7 at 512, and at 1024 linear 93.7 ± 1.0, mlp_softplus 87.6 ± 18.3 (8 seeds; results/copying).
 
 Time, measured: one H200 takes 1.5 ms a seed and step at 1024 (8 seeds; 0.97 with --config.train.precision=tf32), so with
 5 seeds about 4 min for each λ; at 256 it takes 0.25 to 0.28 ms in TF32 (16 seeds). Two CPU cores take 0.95 s a step for 5
@@ -40,7 +40,7 @@ def get_config(preset=None):
 
 
 def released(config):
-    """The setting released: the released code's model, initial values and vocabulary."""
+    """Released-code configuration: the released code's model, initial values and vocabulary."""
     released_config(config)
     config.task.vocab_size = 128
 

@@ -11,7 +11,7 @@ The paper, validation perplexity, 40,000 steps of 8 x 512 tokens (its baseline i
     mlp_softplus        218.57     256.82 ± 0.20
 
 These are perplexities of the token after the next: the paper's released code shifts its labels twice. The default here is
-the next token; the preset `released` is the setting released: two ahead, λ for 16,384 positions, weight decay on everything.
+the next token; the preset `released` is the released-code one: two ahead, λ for 16,384 positions, weight decay on everything.
 
 Presets, joined by commas: hidden=N, released.
 """

@@ -1,4 +1,4 @@
-"""Forms of a λ that looks into its buckets, which results/interleaved tries beside `content`, and controls (Sharp, Uniform).
+"""Forms of a content-aware λ, which results/interleaved tries beside `content`, and controls (Sharp, Uniform).
 
 Each is a variant, from the repository's root: --config.variants='lam=examples.content_forms:Sum(total=4)'
 """

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
 from loglinear_jax.analysis.best_rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
-from loglinear_jax.analysis.experiments import changed_settings, experiment_of, setting_of
+from loglinear_jax.analysis.experiments import RELEASED, changed_settings, experiment_of, setting_of
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config.building import checked_settings
@@ -103,7 +103,7 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
         notes.append(f"in its text the paper has another run at kv=32: {again}")
-    setting = "" if "setting released" in changes else setting_of(runs[0].config)
+    setting = "" if RELEASED in changes else setting_of(runs[0].config)
     title = f"{runs[0].task.TITLE}{setting and f', setting {setting}'}: {outcome.shown_as}, by {words}"
     title += f", length {runs[0].config.task.seq_len}" if shown == "kv" else ""
     return Table(title + (changes and f" ({changes})"), rows, "; ".join([first, *notes]) + ".")

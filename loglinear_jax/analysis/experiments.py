@@ -21,7 +21,7 @@ from loglinear_jax.config import (
 )
 from loglinear_jax.runs.loading import Run
 
-# By the kind of model, how the setting text is made, and how the setting released is made from it.
+# By the kind of model, how the paper-text configuration is made, and how the released-code one is made from it.
 SETTINGS = {
     "recall": (default_config, released_config),
     "language": (language_config, released_language_config),
@@ -41,12 +41,13 @@ NOT_OF_AN_EXPERIMENT = {
     "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
     "train.num_test",
 }  # fmt: skip
-PRESETS = {"setting released": released_config, "robust": robust_config}  # by what they are called among changes
+RELEASED = "released-code configuration"
+PRESETS = {RELEASED: released_config, "robust": robust_config}  # by what they are called among changes
 
 
 def describe_run(run: Run) -> str:
     """The task, the setting if it is released, and the label if there is one."""
-    shown = ", setting released" if setting_of(run.config) == "released" else ""
+    shown = f", {RELEASED}" if setting_of(run.config) == "released" else ""
     return run.task.describe() + shown + (f" ({run.label})" if run.label else "")
 
 

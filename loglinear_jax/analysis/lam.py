@@ -205,8 +205,8 @@ class Static(Heatmaps):
     NAME, TITLE = "lam", "λ by head and level"
     WHAT, STEM = "static part of λ", "lam-static"
     NOTE = (
-        "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A λ "
-        "that looks into its buckets has no such part."
+        "For linear (the paper's baseline): the weights Λ, as the paper's figures show; otherwise λ where its input is 0. A "
+        "content-aware λ has no such part."
     )
 
     def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:

@@ -93,14 +93,14 @@ def static_lam(
     for `linear` (what the paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no
     trained sequence reached.
 
-    Raises ValueError for a model without λ, and for a λ that looks into its buckets, which has no such part.
+    Raises ValueError for a model without λ, and for a content-aware λ, which has no such part.
     """
     layers, settings = _layers(trained, "has_lam", "λ"), trained.model.settings
     mixer = settings.mixers[layers[0] % len(settings.mixers)]
     traits = lam_traits(mixer.lam)
     if traits.needs_scores:
         raise ValueError(
-            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={mixer.lam} looks into its buckets"
+            f"{trained.variant} of {trained.workdir} has no static part of λ: lam={mixer.lam} is content-aware"
         )
     levels = num_levels(settings.max_length)
     reached = np.arange(levels) < num_levels(trained.task.trained_on.longest)

@@ -42,7 +42,7 @@ def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
 def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None:
     """The same parameters, with every level that no trained sequence reached taking the λ of the highest that one did.
 
-    None where λ has no levels of its own, or looks into its buckets.
+    None where λ has no levels of its own, or is content-aware.
     """
     settings = trained.model.settings
     mixers = getattr(settings, "mixers", ())

@@ -45,19 +45,19 @@ def smoke_config(config: ConfigDict) -> None:
 
 
 def released_config(config: ConfigDict) -> None:
-    """The setting released: the released code's model and initial values, where they differ from the paper's text."""
+    """Released-code configuration: the released code's model and initial values, where they differ from the paper's text."""
     config.model.update(heads=1, head_dim=64, key_dim=64, init_scheme="released")
 
 
 def robust_config(config: ConfigDict) -> None:
-    """A model that nearly every seed learns with: convolution, pre-norm, unit q and k, slow decays, larger initial weights."""
+    """Tuned recipe: convolution, pre-norm, unit q and k, slow decays, larger initial weights."""
     # 64 seeds reach 99 % in MQAR in 1,022 of 1,024 runs (results/mqar/robust.md). Without slow decays a tenth fails at 4 pairs,
     # those with the fastest decays; without larger weights a quarter stops short of 99 % at 8 pairs, 44 % at 16.
     config.model.update(conv_width=4, norm="pre", qk_norm=True, dt_max=0.01, weight_std=0.125, embed_std=1.0)
 
 
 def released_language_config(config: ConfigDict) -> None:
-    """The setting released: predict the token after the next, λ for 16,384 positions, weight decay on everything."""
+    """Released-code configuration: predict the token after the next, λ for 16,384 positions, weight decay on everything."""
     config.task.target_offset = 2
     config.model.max_length = 16_384
     config.train.decay_all = True

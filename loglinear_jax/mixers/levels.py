@@ -21,7 +21,7 @@ from loglinear_jax.settings import SettingError
 
 @flax.struct.dataclass
 class LookingCache:
-    """What log-linear attention remembers with a λ that looks into its buckets.
+    """What log-linear attention remembers with a content-aware λ.
 
     states: the attention's, [B, H, L, K, V]. key_sums: those of `bucket_scores`, [B, H, L, K, 1], at the same position. first:
     the position of the first token that they hold, 0 or [B].
@@ -87,7 +87,7 @@ class LevelMixer(DecayingMixer):
         traits = lam_traits(self.lam)
         if self.lam_levels is not None and (self.lam_levels < 1 or traits.needs_scores):
             raise SettingError(
-                "lam_levels must be None or at least 1, and None for a λ that looks into its buckets, got "
+                "lam_levels must be None or at least 1, and None for a content-aware λ, got "
                 f"{self.lam_levels} with lam={self.lam}"
             )
         if self.lam_head_slope and not traits.has_levels:

@@ -127,14 +127,14 @@ class MixerSettings:
 
     def numbers_kept(self, length: int) -> int:
         """How many numbers a layer's mixer keeps of a sequence of `length` tokens when it decodes, the mean over the pattern:
-        its states and, if λ looks into its buckets, sums of keys; or all keys and values. What a short convolution keeps is not
+        its states and, with a content-aware λ, sums of keys; or all keys and values. What a short convolution keeps is not
         in it."""
         sizes = self.heads, self.groups, self.key_dim, self.head_dim
         return sum(mixer.numbers_kept(length, *sizes) for mixer in self.mixers) // len(self.mixers)
 
     def extended(self):
         """The same for sequences of any length: levels that λ was not trained for take the λ of the last that it was. As they
-        are if there is no longest sequence. `check` refuses it for a λ that has levels and looks into its buckets."""
+        are if there is no longest sequence. `check` refuses it for a content-aware λ that has levels."""
         return self if self.longest is None else dataclasses.replace(self, lam_levels=num_levels(self.max_length))
 
     @property

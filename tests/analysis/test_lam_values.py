@@ -95,7 +95,7 @@ def test_static_lam_is_what_no_token_changes(make_trained, lam):
 
 def test_a_lam_that_looks_into_its_buckets(make_trained):
     """It has no static part; one without levels takes sequences of any length, and has the levels of their tokens."""
-    with pytest.raises(ValueError, match="has no static part of λ: lam=content_mlp looks into its buckets"):
+    with pytest.raises(ValueError, match="has no static part of λ: lam=content_mlp is content-aware"):
         static_lam(make_trained("content_mlp"), 0)
     trained = make_trained("content")
     tokens, _ = sample_tokens(trained, 2, 64)

@@ -12,7 +12,7 @@ def test_settings_are_called_text_and_released(tmp_path):
     run.config.model.max_length = 256  # for evaluation at other lengths, and no other model
     assert setting_of(run.config) == "text"
     released_config(run.config)
-    assert setting_of(run.config) == "released" and describe_run(run).endswith(", setting released")
+    assert setting_of(run.config) == "released" and describe_run(run).endswith(", released-code configuration")
     run.config.model.dt_max = 0.01
     assert setting_of(run.config) == ""
 

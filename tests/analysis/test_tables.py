@@ -129,7 +129,7 @@ def test_presets_are_named_among_changes(tmp_path):
     released_config(runs[1].config)
     runs[1].config.model.dt_max = 0.01
     robust_config(runs[2].config)
-    assert changed_settings(runs) == ["", "setting released, dt_max=0.01", "robust"]
+    assert changed_settings(runs) == ["", "released-code configuration, dt_max=0.01", "robust"]
 
 
 def of_states(folder, width, accuracy, seeds=3, **train):
