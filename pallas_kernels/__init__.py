@@ -12,6 +12,7 @@ from pallas_kernels.common.support import UnsupportedError, interpret, interpret
 from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.delta.carry import carry_state
 from pallas_kernels.delta.chunks import delta_chunks
+from pallas_kernels.delta.one_state import delta_scan
 from pallas_kernels.delta.tiles import delta_chunk
 from pallas_kernels.delta.tree import join_tree, read_tree
 from pallas_kernels.pointwise.causal_conv import causal_conv
@@ -37,6 +38,7 @@ __all__ = [
     "cross_entropy",
     "delta_chunk",
     "delta_chunks",
+    "delta_scan",
     "fenwick_attention",
     "fenwick_step",
     "interpret",

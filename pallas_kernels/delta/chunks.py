@@ -181,7 +181,7 @@ def _differentiable(sizes: ChunkSizes):
 # --- Launching ------------------------------------------------------------------------------------------------------
 
 
-class _ChunkSpecs(Specs):
+class ChunkSpecs(Specs):
     """With one head a program."""
 
     sizes: ChunkSizes
@@ -210,7 +210,7 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
     sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch = sizes.launch()
-    specs = _ChunkSpecs(sizes, launch)
+    specs = ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     by_chunk = (chunk, keys), (keys, keys), (keys, values), *[(chunk, chunk)] * 3
     return call(
@@ -233,7 +233,7 @@ def _backward(
 ):
     sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
     launch, pipelined = sizes.launch(gradients=True), sizes.launch(gradients=True, pipelined=True)
-    specs = _ChunkSpecs(sizes, launch)
+    specs = ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     pairs, by_keys, by_values = (specs.by_chunk(chunk, columns) for columns in (chunk, keys, values))
@@ -300,13 +300,13 @@ def _decay_parts(decay_ref, sizes: ChunkSizes):
     return decay_parts(decay_ref, 0, slice(None), sizes)
 
 
-def _decays_of_ends(decay_ref, sizes: ChunkSizes):
+def decays_of_ends(decay_ref, sizes: ChunkSizes):
     """(of each token since the chunk's start, until its end), [C, 1]."""
     parts, last = _decay_parts(decay_ref, sizes), decay_parts(decay_ref, 0, sizes.chunk - 1, sizes)
     return jnp.exp2(sum(parts))[:, None], decay_until_end(parts, last)[:, None]
 
 
-class _Chunk:
+class ChunkTiles:
     """What kernels make of their inputs. Triangles: [query's or later token, key's or earlier], 0 elsewhere."""
 
     def __init__(self, k_ref, decay_ref, sizes: ChunkSizes):
@@ -314,7 +314,7 @@ class _Chunk:
         self.dtype = self.k.dtype
         self.level = level_tile(sizes.chunk)
         self.between = decay_tile(_decay_parts(decay_ref, sizes))  # [C, C], decay from one token to another
-        self.since_start, self.until_end = _decays_of_ends(decay_ref, sizes)
+        self.since_start, self.until_end = decays_of_ends(decay_ref, sizes)
 
     def similar(self):
         """[C, C], float32: K Kᵀ ∘ Γ below the diagonal."""
@@ -355,7 +355,7 @@ def _chunk_kernel(
     *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref, products_ref, weights_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     value_blocks, key_blocks = column_blocks(sizes.value_dim), column_blocks(sizes.key_dim)
-    chunk, beta = _Chunk(k_ref, decay_ref, sizes), beta_ref[0, :]
+    chunk, beta = ChunkTiles(k_ref, decay_ref, sizes), beta_ref[0, :]
     dtype = chunk.dtype
     loaded = load_ahead(
         lambda: q_ref[:, :],
@@ -368,7 +368,7 @@ def _chunk_kernel(
     q = next(loaded)
     products = chunk.products(q)
     products_ref[:, :] = products
-    inverse = _inverse(beta[:, None] * chunk.similar(), sizes)
+    inverse = inverse_of(beta[:, None] * chunk.similar(), sizes)
     inverse_ref[:, :] = inverse.astype(dtype)
     inner = (inverse * beta[None, :]).astype(dtype)
     to_end = chunk.keys_to_end()
@@ -401,7 +401,7 @@ def _value_gradients_kernel(
     inverse_ref, products_ref, weights_ref, do_ref, d_states_ref, dv_ref, *refs = refs
     *d_lam_refs, d_inner_ref, d_products_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(k_ref, decay_ref, sizes)
+    chunk = ChunkTiles(k_ref, decay_ref, sizes)
     inverse, beta, weights, lam = inverse_ref[:, :], beta_ref[0, :], weights_ref[:, :], chunk.lam(lam_refs)
     dtype, to_end = chunk.dtype, chunk.keys_to_end()
     inner = (inverse * beta[None, :]).astype(dtype)
@@ -454,7 +454,7 @@ def _pair_gradients_kernel(
     (d_similar, stored with its transpose added, as K is on both sides), Q Kᵀ (d_dots), β and decays between tokens. Also W
     itself."""
     times = functools.partial(multiply, sizes=sizes)
-    chunk = _Chunk(k_ref, decay_ref, sizes)
+    chunk = ChunkTiles(k_ref, decay_ref, sizes)
     products, inverse, beta = products_ref[:, :], inverse_ref[:, :], beta_ref[0, :]
     dtype, to_end = chunk.dtype, chunk.keys_to_end()
     inner = (inverse * beta[None, :]).astype(dtype)
@@ -476,7 +476,7 @@ def _pair_gradients_kernel(
 
     # M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal. What was made or read above is so again,
     # rather than held in registers meanwhile.
-    chunk = _Chunk(k_ref, decay_ref, sizes)
+    chunk = ChunkTiles(k_ref, decay_ref, sizes)
     beta, inverse, products = beta_ref[0, :], inverse_ref[:, :], products_ref[:, :]
     similar = chunk.similar()
     d_system = times(inverse, (d_inner * beta[None, :]).astype(dtype), transpose_x=True).astype(dtype)
@@ -515,7 +515,7 @@ def _key_gradients_kernel(
 ):
     """Of queries and keys, from those of their products and of what is read and erased. d_between: that of decays so far."""
     times = functools.partial(multiply, sizes=sizes)
-    since, until = _decays_of_ends(decay_ref, sizes)
+    since, until = decays_of_ends(decay_ref, sizes)
     dtype = k_ref.dtype
     inner = (inverse_ref[:, :] * beta_ref[0, :][None, :]).astype(dtype)
     d_similar, d_dots, written, erase = d_similar_ref[:, :], d_dots_ref[:, :], written_ref[:, :], erase_ref[:, :]
@@ -550,12 +550,25 @@ def _key_gradients_kernel(
     d_until_ref[0, :] = d_until * until[:, 0]
 
 
+def system_gradient(chunk: ChunkTiles, d_inner, inverse, beta):
+    """From that of M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal: those of K Kᵀ [C, C], of the decays since the
+    chunk's start [C], by their logarithms, and of β [C]."""
+    times = functools.partial(multiply, sizes=chunk.sizes)
+    similar = chunk.similar()
+    d_system = times(inverse, (d_inner * beta[None, :]).astype(chunk.dtype), transpose_x=True).astype(chunk.dtype)
+    d_system = jnp.where(chunk.level > 0, -times(d_system, inverse, transpose_y=True), 0.0)
+    d_beta = jnp.sum(d_inner * inverse, axis=0) + jnp.sum(d_system * similar, axis=1)
+    d_similar = beta[:, None] * d_system
+    d_between = d_similar * similar
+    return d_similar * chunk.between, jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0), d_beta
+
+
 def _multiply_float32(x, y, sizes: ChunkSizes, **transposes):
     """In TF32, or more exactly where everything is."""
     return dot(x, y, "tf32" if sizes.precision == "bf16" else sizes.precision, sizes.interpret, **transposes)
 
 
-def _inverse(lower, sizes: ChunkSizes):
+def inverse_of(lower, sizes: ChunkSizes):
     """(I + lower)⁻¹ of a strictly lower matrix [C, C].
 
     By blocks D on the diagonal and the rest R: D⁻¹ and D⁻¹ R by substitution, row after row of all blocks at once, exact

@@ -53,6 +53,23 @@ def for_maps(launch: Launch, *tile: int) -> Launch:
     return dataclasses.replace(launch, warps=8) if max(tile) > 64 and not _is_hopper() else launch
 
 
+def scan_columns(sequences: int, value_dim: int) -> int:
+    """Columns of V a program of the kernels that go over all chunks: each reads all keys of its sequence again, so that more
+    programs than fill the multiprocessors would only wait for memory."""
+    columns = value_dim
+    while columns > 32 and sequences * (value_dim // columns) * 4 < 3 * gpu().multiprocessors:
+        columns //= 2
+    return columns
+
+
+def scan_launch(chunk: int, key_dim: int, columns: int, dtype, back: bool = False) -> Launch:
+    """As many stages as find room, of the chunk × K tiles that a step multiplies: two forward, three backward."""
+    tiles = (3 if back else 2) * chunk * key_dim * jnp.dtype(dtype).itemsize
+    room = gpu().shared_memory - (key_dim + 2 * chunk) * columns * 4
+    warps = 8 if key_dim * columns > 128 * 32 else 4
+    return Launch(1, warps, min(max(room // tiles, 1), 3))
+
+
 def carry_columns(sequences: int, value_dim: int) -> int:
     """Columns of V a program of the kernels that carry a state over the chunks of all heads' sequences.
 
