@@ -29,7 +29,8 @@ MOST_SHOWN = 1000  # characters of an error
 EXTRAS = {
     "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
     "hub": ("huggingface_hub", "safetensors"),
-    "text": ("datasets", "filelock", "grain", "requests", "tokenizers"),
+    "text": ("filelock", "grain", "requests", "tensorflow_datasets", "tokenizers"),
+    "datasets": ("datasets",),
     "analysis": ("jinja2",),
     "sweep": ("submitit",),
     "wandb": ("wandb",),

@@ -62,10 +62,10 @@ class Corpus:
 def open_corpus(corpus: str, *, tokenizer: str = "gpt2", cache: str = "~/.cache/loglinear_jax") -> Corpus:
     """The tokens of a corpus; the text is tokenised if that was not done before. The lines' order is kept.
 
-    corpus: one of WIKITEXT, from the Hugging Face hub; or a text file (UTF-8), of which the last 5 % of the bytes are the
-    test split, the 5 % before them validation, all by whole lines; or a folder with a text file for each, such as train.txt,
-    valid.txt, test.txt. A file that is called like a WikiText is given as ./wikitext-2.
-    tokenizer: see `load_tokenizer`. cache: the folder for tokens.
+    corpus: one of WIKITEXT, which is downloaded; or a text file (UTF-8), of which the last 5 % of the bytes are the test
+    split, the 5 % before them validation, all by whole lines; or a folder with a text file for each, such as train.txt,
+    valid.txt, test.txt, or WikiText's unpacked files. A file that is called like a WikiText is given as ./wikitext-2.
+    tokenizer: see `load_tokenizer`. cache: the folder for downloads and tokens.
 
     Blank lines are dropped, and each line is tokenised by itself, with its newline. Every line must come back when its
     tokens are decoded. Memory does not grow with the text, only with its longest line.
@@ -74,7 +74,7 @@ def open_corpus(corpus: str, *, tokenizer: str = "gpt2", cache: str = "~/.cache/
     """
     root = _cache_folder(cache)
     with _reading(corpus):
-        text = find_source(corpus)
+        text = find_source(corpus, root / "downloads")
     return _open(text, load_tokenizer(tokenizer), tokenizer, root)
 
 

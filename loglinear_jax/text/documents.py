@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import file_sha256, local_path
 from loglinear_jax.text.files import SPLITS, CorpusError, check_text_file, decode
-from loglinear_jax.text.sources import SPLIT_NAMES, Source, hub_data_set
+from loglinear_jax.text.sources import SPLIT_NAMES, Source
 
 SUFFIXES = (".txt", ".jsonl")
 SPLIT_PERCENT = 5  # of a corpus without splits: what validation gets, and what test gets
@@ -118,8 +119,23 @@ def _split_of(text: str) -> str:
 
 
 def _data_set(name: str, text_field: str) -> Source:
-    """A data set of the hub; one without validation or test is split as a folder without splits."""
-    splits, sha256 = hub_data_set(name)
+    """A data set of the hub, "owner/name" or "owner/name:configuration", through the library `datasets`; one without
+    validation or test is split as a folder without splits."""
+    with needs_extra("datasets"):
+        import datasets  # takes seconds
+    repository, _, configuration = name.partition(":")
+    try:
+        loaded = datasets.load_dataset(repository, configuration or None)
+    except Exception as error:  # of many types, by what is missing
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CorpusError(
+            f"corpus: the data set {name!r} can't be had from the hub ({reason}): expected its name, or a local folder"
+        ) from error
+    splits = {split: loaded[own] for split, names in SPLIT_NAMES.items() for own in names if own in loaded}
+    if "train" not in splits:
+        raise CorpusError(f"corpus: the data set {name} has the splits {', '.join(loaded)}: expected train")
+    of_files = {split: [file_sha256(Path(f["filename"])) for f in own.cache_files] for split, own in splits.items()}
+    sha256 = {split: hashlib.sha256("".join(of).encode()).hexdigest() for split, of in of_files.items()}
     pooled = len(splits) < len(SPLITS)
 
     def documents(split: str) -> Iterator[str]:

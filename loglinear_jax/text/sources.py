@@ -1,4 +1,4 @@
-"""Where a corpus's text comes from: a file, a folder with a file for each split, or a data set of the Hugging Face hub.
+"""Where a corpus's text comes from: a file, a folder with a file for each split, or WikiText.
 
 WikiText-103 and WikiText-2 (Merity et al., "Pointer Sentinel Mixture Models", 2016) come raw and word-level, with rare words
 as <unk>.
@@ -7,18 +7,18 @@ as <unk>.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import file_sha256, local_path
+from loglinear_jax.text.downloads import WIKITEXT_ARCHIVES, wikitext_archive
 from loglinear_jax.text.files import SPLITS, CorpusError, check_text_file, read_blocks, share_bounds
 
-WIKITEXT = ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2")
+WIKITEXT = tuple(WIKITEXT_ARCHIVES)
 SPLIT_NAMES = {"train": ("train",), "validation": ("valid", "validation", "val", "dev"), "test": ("test",)}
 
 
@@ -31,10 +31,11 @@ class Source:
     blocks: Callable[[str], Iterator[str]]
 
 
-def find_source(corpus: str) -> Source:
-    """The text that `open_corpus` is asked for. Raises CorpusError if it is missing or can't be split."""
+def find_source(corpus: str, downloads: Path) -> Source:
+    """The text that `open_corpus` is asked for. downloads: the folder for WikiText's zip. Raises CorpusError for a text that is
+    missing or can't be split."""
     if corpus in WIKITEXT:
-        return _wikitext(corpus)
+        return _wikitext(corpus, downloads)
     path = local_path(corpus, "corpus")
     if not corpus or not (path.is_symlink() or path.exists()):
         raise CorpusError(f"corpus: {corpus!r} is none of {', '.join(WIKITEXT)}, and there is no such file or folder")
@@ -69,38 +70,19 @@ def split_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def hub_data_set(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """(A data set of the hub by split, through the library `datasets`; the SHA-256 of each split's files). Raises CorpusError
-    if it can't be had.
-
-    name: "owner/name", or "owner/name:configuration". A split that the data set has not is not there.
-    """
-    with needs_extra("text"):
-        import datasets  # takes seconds
-    repository, _, configuration = name.partition(":")
-    try:
-        loaded = datasets.load_dataset(repository, configuration or None)
-    except Exception as error:  # of many types, by what is missing
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CorpusError(
-            f"corpus: the data set {name!r} can't be had from the hub ({reason}): expected its name, or a local folder"
-        ) from error
-    found = {split: loaded[own] for split, names in SPLIT_NAMES.items() for own in names if own in loaded}
-    if "train" not in found:
-        raise CorpusError(f"corpus: the data set {name} has the splits {', '.join(loaded)}: expected train")
-    of_files = {split: [file_sha256(Path(f["filename"])) for f in own.cache_files] for split, own in found.items()}
-    return found, {split: hashlib.sha256("".join(of).encode()).hexdigest() for split, of in of_files.items()}
-
-
-def _wikitext(name: str) -> Source:
-    """The hub's rows are lines with their newline, except that a blank line is an empty row."""
-    splits, sha256 = hub_data_set(f"Salesforce/wikitext:{name}-v1")
+def _wikitext(name: str, downloads: Path) -> Source:
+    """WikiText's zip, downloaded when its text is first read, and read as a stream: nothing is unpacked."""
 
     def blocks(split: str) -> Iterator[str]:
-        for batch in splits[split].iter(batch_size=4096):
-            yield "".join(row or "\n" for row in batch["text"])
+        path = wikitext_archive(name, downloads)
+        member = f"{name}/wiki.{SPLIT_NAMES[split][0]}.{'raw' if name.endswith('raw') else 'tokens'}"
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+                yield from read_blocks(file, f"{path}:{member}", archive.getinfo(member).file_size)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise CorpusError(f"corpus: {path} is damaged ({error}): delete it, and it is downloaded again") from error
 
-    return Source(name, sha256, blocks)
+    return Source(name, {f"{name}-v1.zip": WIKITEXT_ARCHIVES[name][1]}, blocks)
 
 
 def _read_file(path: Path, start: int, stop: int) -> Iterator[str]:

@@ -131,7 +131,7 @@ def test_an_import_that_needs_an_extra_names_it():
 
 def test_every_dependency_of_an_extra_is_known_to_the_command_line():
     """By the names that are imported, where they differ from those that are installed."""
-    imported = {"absl-py": "absl", "ml-collections": "ml_collections"}
+    imported = {"absl-py": "absl", "ml-collections": "ml_collections", "tensorflow-datasets": "tensorflow_datasets"}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {re.split(r"[\[<>=]", requirement)[0] for requirement in extras[extra]} - {"loglinear_jax"}

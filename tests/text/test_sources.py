@@ -1,12 +1,21 @@
-"""Texts from files, and WikiText and documents from the hub, for which a data set of this machine stands."""
+"""WikiText from a server on this machine, and documents of the hub from a data set on this machine."""
 
+import contextlib
+import functools
 import hashlib
+import http.server
 import itertools
 import json
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
 
+import numpy as np
 import pytest
 
-from loglinear_jax.text import CorpusError, open_corpus, open_documents
+from loglinear_jax.text import CorpusError, downloads, open_corpus, open_documents
 from loglinear_jax.text.files import SPLITS
 from tests.text.conftest import without_blank
 
@@ -31,21 +40,95 @@ def hub(tmp_path, monkeypatch):
     return offer
 
 
-def test_wikitext_is_read_by_its_lines(hub, texts, bpe, tmp_path):
-    """A blank line is an empty row there."""
-    names = dict(zip(SPLITS, texts, strict=True))
-    rows = {
-        split: [line if line.strip() else "" for line in texts[part].splitlines(keepends=True)]
-        for split, part in names.items()
-    }
-    asked = hub(rows)
-    corpus = open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
-    assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
-    for split, part in names.items():
-        assert corpus.tokenizer.decode(getattr(corpus, split)) == without_blank(texts[part])
-    (arrow,) = (tmp_path / "hub").rglob("*test*.arrow")
-    digest = hashlib.sha256(arrow.read_bytes()).hexdigest()
-    assert corpus.manifest["source_sha256"]["test"] == hashlib.sha256(digest.encode()).hexdigest()
+@contextlib.contextmanager
+def server(folder):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def write_zip(folder, texts, name="wikitext-2", suffix="tokens"):
+    """WikiText's zip as released; its bytes."""
+    path = folder / f"{name}-v1.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}/", "")
+        for part, text in texts.items():
+            archive.writestr(f"{name}/wiki.{part}.{suffix}", text)
+    return path.read_bytes()
+
+
+def use_server(monkeypatch, address, data, name="wikitext-2"):
+    """The published size and SHA-256 become those of the data; the SHA-256."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    monkeypatch.setattr(downloads, "WIKITEXT_SITE", address)
+    monkeypatch.setitem(downloads.WIKITEXT_ARCHIVES, name, (len(data), sha256))
+    return sha256
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("wikitext-2", "tokens"), ("wikitext-103-raw", "raw")])
+def test_wikitext_is_downloaded_once_and_read_from_its_zip(tmp_path, texts, bpe, monkeypatch, name, suffix):
+    data = write_zip(tmp_path, texts, name, suffix)
+    open_wikitext = functools.partial(open_corpus, name, tokenizer=bpe, cache=str(tmp_path / "cache"))
+    with server(tmp_path) as address:
+        sha256 = use_server(monkeypatch, address, data, name)
+        corpus = open_wikitext()
+    assert corpus.manifest["source_sha256"] == {f"{name}-v1.zip": sha256}
+    with zipfile.ZipFile(tmp_path / f"{name}-v1.zip") as archive:
+        archive.extractall(tmp_path)
+    unpacked = open_corpus(str(tmp_path / name), tokenizer=bpe, cache=str(tmp_path / "cache"))
+    for split, text in zip(SPLITS, texts.values(), strict=True):
+        assert corpus.tokenizer.decode(getattr(corpus, split)) == without_blank(text)
+        np.testing.assert_array_equal(getattr(unpacked, split), getattr(corpus, split))
+    manifest = corpus.train.filename.parent / "manifest.json"
+    manifest.unlink()
+    assert open_wikitext().manifest == corpus.manifest  # from the zip that is here, without the server
+    manifest.unlink()
+    (path,) = (tmp_path / "cache" / "downloads").glob("*.zip")
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CorpusError, match=f"{path.name} is damaged .*: delete it, and it is downloaded again$"):
+        open_wikitext()
+
+
+def test_a_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeypatch):
+    write_zip(tmp_path, texts)
+    with server(tmp_path) as address, pytest.raises(CorpusError, match="another checksum than the published SHA-256"):
+        use_server(monkeypatch, address, b"what it should be")
+        open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache").glob("wikitext-2-*/manifest.json"))
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
+def test_without_a_network_the_zip_can_be_fetched_elsewhere(tmp_path, bpe, monkeypatch, silent):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        if silent:
+            bound.listen()
+            monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.1)
+        use_server(monkeypatch, f"http://127.0.0.1:{bound.getsockname()[1]}", b"")
+        wanted = "fetch wikitext-2-v1.zip elsewhere, unpack it, and give the folder as task.corpus$"
+        with pytest.raises(CorpusError, match=wanted):
+            open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+def test_no_tensorflow():
+    code = "import sys, loglinear_jax.text, tensorflow_datasets; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_documents_of_the_hub_need_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs datasets: pip install -e '.\[datasets\]'"):
+        open_documents("someone/birds", tokenizer="bytes", cache=str(tmp_path))
 
 
 @pytest.mark.parametrize("splits", [SPLITS, SPLITS[:1]])

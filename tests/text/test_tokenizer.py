@@ -8,7 +8,7 @@ import huggingface_hub.constants
 import pytest
 import tokenizers
 
-from loglinear_jax.text import CorpusError, load_tokenizer
+from loglinear_jax.text import CorpusError, downloads, load_tokenizer
 from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, tokenizer_size
 
 LINE = " The heron , é 東京\t = \n"
@@ -150,7 +150,7 @@ def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
 @pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
 def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, silent, caplog, capfd):
     """The hub's library tries seven times, and logs each."""
-    monkeypatch.setattr("loglinear_jax.text.tokenizer.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.2)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         if silent:
