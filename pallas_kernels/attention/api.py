@@ -8,7 +8,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Float, Int
 
@@ -314,10 +313,11 @@ def _backward(
         gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
         if d_end is not None:
-            for height, node in enumerate(_ends_read(last_chunk, sizes)):
-                if node is not None:
-                    of_node = gradients[:, :, node] + d_states[:, :, height].astype(gradients.dtype)
-                    gradients = lax.dynamic_update_index_in_dim(gradients, of_node, node, axis=2)
+            # In one pass over all nodes: XLA would copy them all for each that it updates.
+            ends = _ends_read(last_chunk, sizes)
+            height = np.array([ends.index(node) if node in ends else -1 for node in range(sizes.num_chunks)])
+            added = jnp.where((height >= 0)[:, None, None], jnp.take(d_states, np.maximum(height, 0), axis=2), 0.0)
+            gradients += added.astype(gradients.dtype)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
     if sizes.read_heights:

@@ -551,8 +551,8 @@ def _key_gradients_kernel(
 
 
 def system_gradient(chunk: ChunkTiles, d_inner, inverse, beta):
-    """From that of M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal: those of K Kᵀ [C, C], of the decays since the
-    chunk's start [C], by their logarithms, and of β [C]."""
+    """From the gradient of M = (I + A)⁻¹ diag(β), A = diag(β) (K Kᵀ ∘ Γ) below the diagonal: those of K Kᵀ [C, C], of the
+    decays since the chunk's start [C], by their logarithms, and of β [C]."""
     times = functools.partial(multiply, sizes=chunk.sizes)
     similar = chunk.similar()
     d_system = times(inverse, (d_inner * beta[None, :]).astype(chunk.dtype), transpose_x=True).astype(chunk.dtype)
