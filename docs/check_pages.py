@@ -89,7 +89,7 @@ def old_tables() -> Iterator[str]:
 
 def wording() -> Iterator[str]:
     """Coined words and turns of phrase in pages for readers; code, tables that are made and the log of kernels are left out."""
-    logs = {ROOT / "docs/kernels.md", ROOT / "docs/performance.md"}
+    logs = {ROOT / "docs/development/kernel-log.md", ROOT / "docs/reference/performance.md"}
     for page in (page for page in PAGES if page not in logs and page.parent.name != "runs"):
         text = re.sub(r"`[^`\n]*`", "", GENERATED.sub("", prose(page)))
         for pattern, better in WORDS.items():

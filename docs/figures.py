@@ -30,7 +30,7 @@ BY_WIDTH = {
     32: "interleaved-pairs24-state32,interleaved-state32-delta",
 }
 LEVEL_COLORS = ["#BBBBBB", "#882255", "#0072B2", "#009E73", "#E69F00"]
-PEERS = {  # rows of docs/performance.md, with a label and a look
+PEERS = {  # rows of docs/reference/performance.md, with a label and a look
     "log-linear, kernels for Hopper": ("log-linear, ours", style.LAM_LOOKS["content"]),
     "log-linear, flash-linear-attention": ("log-linear, flash-linear-attention", style.LAM_LOOKS["mlp_softplus"]),
     "one state, jax-linear-attention": ("single state, jax-linear-attention", style.MIXERS["gated_linear"][1]),
@@ -93,7 +93,7 @@ def accuracy_by_length(axis: Axes) -> None:
 
 def times(label: str) -> dict[int, float]:
     """Milliseconds forward and backward by T: the first value that performance.md has of a row at the first shape."""
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "performance.md").read_text(encoding="utf-8")
     found: dict[int, float] = {}
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
     for table in [table for table in tables if "| growth" in table or "T=65536" in table]:
