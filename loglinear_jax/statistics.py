@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 RESAMPLES = 10_000
+SPLITS = 20  # ways in which seeds are parted into a half that chooses and one that reports
 FEWEST_FOR_INTERVAL = 10
 
 
@@ -69,42 +70,50 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 class CrossFit(NamedTuple):
     """What seeds have at settings that were chosen without them.
 
-    chosen: the row that the first, third, fifth seed and so on choose, which the others report; and the row that the others
-    choose, which the first, third, fifth report. values: each seed's value at the row that it reports; empty for one seed.
+    chosen: the rows that halves of the seeds choose, the most frequent first. values: each seed's mean over the rows that the
+    halves without it choose; empty for one seed.
     """
 
-    chosen: tuple[int, int]
+    chosen: tuple[int, ...]
     values: Float[np.ndarray, " seeds"]
 
 
 def cross_fit(values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True) -> CrossFit:
-    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse.
+    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse; on average
+    over SPLITS random halvings, which are the same in every call.
 
     No seed's value is selected by itself, so the mean over all seeds is not too good, as the best row's mean on the seeds that
-    chose it would be. It is the mean of what half as many seeds choose: where the halves choose different rows it belongs to
-    neither of them, and if the choice is hard it is below the best row's true mean. A row with nan among the choosing seeds is
-    worse than all others.
+    chose it would be. It is the mean of what half as many seeds choose: where halves choose different rows it belongs to none
+    of them, and if the choice is hard it is below the best row's true mean. A row with nan among the choosing seeds is worse
+    than all others; a value that is nan is left out of its seed's mean.
     """
-    first = np.arange(values.shape[1]) % 2 == 0
-    if len(first) < 2:
-        only = _best_rows(values[None].mean(2), higher_is_better)[0]
-        return CrossFit((int(only), int(only)), np.zeros(0))
-    by_first, by_others = _best_rows(
-        np.stack([values[:, first].mean(1), values[:, ~first].mean(1)]), higher_is_better
-    ).tolist()
-    return CrossFit((by_first, by_others), np.where(first, values[by_others], values[by_first]))
+    if values.shape[1] < 2:
+        return CrossFit((int(_best_rows(values.T, higher_is_better)[0]),), np.zeros(0))
+    reported, choices = [], []
+    for first in _first_halves(values.shape[1]):
+        means = np.stack([values[:, first].mean(1), values[:, ~first].mean(1)])
+        by_first, by_others = _best_rows(means, higher_is_better)
+        reported.append(np.where(first, values[by_others], values[by_first]))
+        choices += [by_first, by_others]
+    rows, times = np.unique(choices, return_counts=True)
+    return CrossFit(tuple(rows[np.argsort(-times, kind="stable")].tolist()), _mean_of_finite(np.stack(reported)))
 
 
 def cross_fit_resamples(
     values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
 ) -> Float[np.ndarray, " resamples"]:
-    """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choice made again in each.
+    """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choices made again in each.
 
-    A seed keeps its half, so that none of them chooses and reports in the same resample; one whose value at the row that it
-    reports is nan is left out of the mean. The resamples of a number of seeds are
-    the same in every call, so that what they give for two variants may be subtracted.
+    A seed keeps its half of a halving, so that none of them chooses and reports in the same resample; one whose value at the
+    row that it reports is nan is left out of the mean. The resamples of a number of seeds are the same in every call, so that
+    what they give for two variants may be subtracted.
     """
-    first = np.arange(values.shape[1]) % 2 == 0
+    halvings = _first_halves(values.shape[1])
+    return _mean_of_finite(np.stack([_resampled(values, first, higher_is_better) for first in halvings]))
+
+
+def _resampled(values: Float[np.ndarray, "rows seeds"], first, higher_is_better: bool):
+    """The resamples of one halving."""
     missing = ~np.isfinite(values)
     filled = np.where(missing, 0.0, values)
     totals, rows = [], []
@@ -120,6 +129,19 @@ def cross_fit_resamples(
         num_first[each, rows[1]] + num_others[each, rows[0]],
     )
     return np.where(num > 0, total / np.maximum(num, 1), np.nan)
+
+
+@functools.lru_cache(maxsize=4)
+def _first_halves(seeds: int) -> np.ndarray:
+    """Which seeds are in the first half, in each of SPLITS halvings."""
+    places = np.random.default_rng(0).permuted(np.tile(np.arange(seeds), (SPLITS, 1)), axis=1)
+    return places < (seeds + 1) // 2
+
+
+def _mean_of_finite(values: Float[np.ndarray, "splits others"]) -> Float[np.ndarray, " others"]:
+    """The mean over the splits that have a value; nan where none has."""
+    finite = np.isfinite(values)
+    return np.where(finite.any(0), np.where(finite, values, 0.0).sum(0) / np.maximum(finite.sum(0), 1), np.nan)
 
 
 def cross_fit_interval(

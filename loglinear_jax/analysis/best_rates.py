@@ -88,7 +88,7 @@ class AtBest(NamedTuple):
 
 
 def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
-    """What a variant has at the rate that the other half of the seeds chose; at its only rate if there is one."""
+    """What a variant has at the rates that other halves of the seeds chose; at its only rate if there is one."""
     if len(group) > 1:
         return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
     shown = group[0].outcome.shown
@@ -128,8 +128,8 @@ def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> lis
 
 
 class Chosen(NamedTuple):
-    """rates: those that the two halves of the seeds choose, one if they agree. shown: what each seed has at the rate that the
-    other half chose, in the order of the seeds; empty for one seed."""
+    """rates: those that halves of the seeds choose, the most frequent first, one if they agree. shown: what each seed has on
+    average at the rates that halves without it chose, in the order of the seeds; empty for one seed."""
 
     rates: tuple[AtRate, ...]
     shown: Float[np.ndarray, " seeds"]
@@ -138,13 +138,13 @@ class Chosen(NamedTuple):
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
     """The best of a variant's rates, chosen on one half of the seeds and reported on the other, and the reverse.
 
-    Every seed counts once, at a rate that was chosen without it (`cross_fit`): nothing is selected on what is reported. It is
-    the outcome of choosing with half of the seeds, not of one rate: the halves may choose different ones, and then `rates` has
-    both. For the mean with an interval that holds the choice's uncertainty take `chosen_interval`, as `mean_interval(shown)`
-    takes the choice as given.
+    Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): nothing is
+    selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate: halves may choose
+    different ones, and then `rates` has them all. For the mean with an interval that holds the choice's uncertainty take
+    `chosen_interval`, as `mean_interval(shown)` takes the choice as given.
     """
-    (by_first, by_others), shown = cross_fit(_shown(group), score.higher_is_better)
-    return Chosen(tuple(group[row] for row in dict.fromkeys((by_first, by_others))), shown)
+    chosen, shown = cross_fit(_shown(group), score.higher_is_better)
+    return Chosen(tuple(group[row] for row in chosen), shown)
 
 
 def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
@@ -154,8 +154,8 @@ def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float
 
 
 def converged_at_chosen(chosen: Chosen) -> tuple[float, float, float]:
-    """(share of the seeds that reached 90 % at the rate that the other half chose, low, high) with Wilson's interval, which
-    takes the choice as given; nan for one seed."""
+    """(share of the seeds that reached 90 % on average at the rates that other halves chose, low, high) with Wilson's interval,
+    which takes the choice as given; nan for one seed."""
     if not len(chosen.shown):
         return np.nan, np.nan, np.nan
     reached = int((chosen.shown >= 100 * float(np.float32(CONVERGED_ACCURACY))).sum())
