@@ -16,6 +16,7 @@ TIMES = ("forward_ms", "both_ms", "forward_bytes", "both_bytes")
 SMALL = dict(batch=1, heads=1, groups=1, key_dim=16, value_dim=16, dtype="float32")
 
 
+@pytest.mark.slow
 def test_what_can_run_is_measured_and_the_rest_named(capsys):
     found, well = attention.measure(SMALL, [32], ["xla", "parallel", "flash"], repeats=1, max_scores=100)
     assert found["xla"][32]["forward_ms"] > 0 and found["xla"][32]["both_ms"] > 0

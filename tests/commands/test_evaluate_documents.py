@@ -49,6 +49,7 @@ def options(books, tmp_path, monkeypatch):
     return [f"--corpus={books}", "--end_token=w18"]
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_document_by_document(models, options, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["evaluate", *models, *options, "--length=33", f"--out={out}"]) == 0

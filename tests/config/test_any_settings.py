@@ -124,6 +124,7 @@ def test_variants_are_refused_by_name_or_those_that_were_asked_for(pieces, joint
     assert not text or list(accepted[1]) == [name.strip() for name in text.removesuffix(",").split(",")]
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(st.sampled_from(PRESETS), min_size=1, max_size=3))
 def test_presets_are_refused_by_name_or_accepted(presets):

@@ -15,6 +15,7 @@ RNG = np.random.default_rng(0)
 DOCUMENTS = [RNG.integers(0, 23, size).astype(np.int32) for size in (2, 31, 65, 66, 100, 7)]
 
 
+@pytest.mark.slow
 def test_a_document_has_the_losses_that_it_has_alone():
     settings = LanguageSettings(23, 128, hidden=16, layers=1, heads=2, head_dim=8, key_dim=16, dtype="float32")
     model = LanguageModel(settings)

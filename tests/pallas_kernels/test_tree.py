@@ -11,6 +11,7 @@ from pallas_kernels.common.chunks import since_block_start
 from tests.ops.inputs import in_float64
 
 
+@pytest.mark.slow
 @in_float64
 @settings(max_examples=30)
 @given(num_chunks=st.integers(2, 300), seed=st.integers(0, 2**32 - 1))

@@ -25,6 +25,7 @@ def longer(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_from_the_last_checkpoint(tmp_path):
     whole, extended = tmp_path / "whole", tmp_path / "extended"
     train(whole, "--config.train.num_steps=40")

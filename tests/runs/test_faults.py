@@ -29,6 +29,7 @@ def is_one_line(text):
     return text.count("\n") == 1 and "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_the_checkpoint_before_an_unreadable_one_is_used_and_named(undisturbed, copied, train):
     truncate(copied / "mlp_softplus" / "checkpoints" / "60")
     (copied / "mlp_softplus" / "outcome.json").unlink()

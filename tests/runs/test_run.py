@@ -50,6 +50,7 @@ def test_what_a_run_writes(undisturbed):
     assert not list(workdir.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     workdir, *_ = undisturbed
     run = load_run(workdir, "mlp_softplus")

@@ -60,6 +60,7 @@ def assert_equal_trees(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_seed_of_many_is_the_seed_alone(stream):
     settings = dataclasses.replace(SETTINGS, stream=True) if stream else SETTINGS
@@ -204,6 +205,7 @@ def test_a_seed_that_diverges_at_once_is_scored_as_it_started():
     assert_equal_trees(state.best_params, fresh.params)
 
 
+@pytest.mark.slow
 def test_early_stopping_and_the_records_of_a_seed():
     """With a bar that one seed passes at its first evaluation, that seed stops there; another goes on."""
     _, _, accuracies, _ = train([0, 1, 2, 3], periods=(2, 2, 2))

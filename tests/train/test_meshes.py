@@ -77,6 +77,7 @@ def test_fifty_steps_are_those_of_one_device(mesh):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_few_steps_over_every_axis():
     """Documents in a pack go on from device to device, each of which has another number of scored tokens."""
     expected, _ = on_one_device(2, 2, segmented=True, layers=1)

@@ -72,6 +72,7 @@ class Table(nn.Module):
         return nn.Embed(self.vocab_size, self.vocab_size)(tokens)
 
 
+@pytest.mark.slow
 def test_training_adds_z_loss_whatever_the_model():
     task = load_task("mqar", seq_len=16, num_pairs=2, vocab_size=16)
     sizes = dict(vocab_size=16, max_length=16)
