@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -145,6 +146,16 @@ class Shape(NamedTuple):
         return f"{self.batch}x{self.length}"
 
 
+def add_model(add: Callable[..., None]) -> None:
+    """The flags of a language model that is trained."""
+    add("lam", "mlp_softplus", "λ of log_linear")
+    add("hidden", 512, "width of the model, in heads of 64", type=size)
+    add("layers", 6, "number of blocks", type=size)
+    add("vocab", 50_257, "size of the vocabulary", type=size)
+    add("precision", "bfloat16", "precision of matrix products, as train.precision", choices=tuple(PRECISIONS))
+    add("remat", "none", "what is recomputed in the backward pass, as model.remat")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = common.flag_adder(parser)
 
@@ -153,14 +164,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_list("what", ",".join(PARTS), "what to time", one_of(PARTS))
     add_list("mixers", "log_linear,softmax", f"of {', '.join(MIXERS)}", one_of((*MIXERS, *FORMER_NAMES)))
-    add("lam", "mlp_softplus", "λ of log_linear")
-    add("hidden", 512, "width of the model, in heads of 64", type=size)
-    add("layers", 6, "number of blocks", type=size)
-    add("vocab", 50_257, "size of the vocabulary", type=size)
-    add("precision", "bfloat16", "precision of matrix products, as train.precision", choices=tuple(PRECISIONS))
+    add_model(add)
     add("seeds", 1, "seeds trained at once", type=size)
     add_list("shapes", "8x512,64x512,4x8192", "batch x length of training steps", Shape.read)
-    add("remat", "none", "what is recomputed in the backward pass, as model.remat")
     add("steps", 20, "training steps in one dispatch, of which three are timed", type=size)
     add_list("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
     add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)

@@ -1,6 +1,6 @@
 """Several devices: one attention whose sequence is cut over them, and training steps of a language model over meshes.
 
-    loglinear_jax benchmark scaling --what=attention --preset=language --lengths=131072 --devices=1,2,4
+    loglinear_jax benchmark scaling --what=attention --preset=language --lengths=131072 --peers=pallas
     loglinear_jax benchmark scaling --what=training --shape=4x8192 --hidden=2048 --layers=24 --remat=block --meshes=1x4x1
 
 A mesh is data x fsdp x sequence, the devices along each of these axes (loglinear_jax.train.meshes). Every step trains on one
@@ -25,7 +25,7 @@ from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.mixers import FORMER_NAMES, MIXERS
 from loglinear_jax.models import LanguageSettings
 from loglinear_jax.runs.utilisation import utilisation
-from loglinear_jax.train import PRECISIONS, device_mesh
+from loglinear_jax.train import device_mesh
 
 HELP = "several devices: a sequence that is cut over them, and training steps over meshes"
 PARTS = ("attention", "training")
@@ -119,13 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("repeats", 10, "timed repeats of the attention, of which the median counts", type=size)
     add_list("meshes", "1x1x1,4x1x1,1x4x1,1x1x4", "of training, data x fsdp x sequence", MeshShape.read)
     add_list("mixers", "log_linear", f"of training, of {', '.join(MIXERS)}", one_of((*MIXERS, *FORMER_NAMES)))
-    add("lam", "mlp_softplus", "λ of log_linear")
-    add("hidden", 512, "width of the model, in heads of 64", type=size)
-    add("layers", 6, "number of blocks", type=size)
-    add("vocab", 50_257, "size of the vocabulary", type=size)
-    add("precision", "bfloat16", "precision of matrix products, as train.precision", choices=tuple(PRECISIONS))
+    language_model.add_model(add)
     add("shape", "4x8192", "batch x length of a training step, on all devices together", type=language_model.Shape.read)
-    add("remat", "none", "what is recomputed in the backward pass, as model.remat")
     add("steps", 20, "training steps", type=size)
     common.add_kernels(parser)
     common.add_output(parser)

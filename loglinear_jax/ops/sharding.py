@@ -28,9 +28,8 @@ def over_explicit_axes(tokens: int, axis: int) -> Callable[[Callable], Callable]
             own = jax.typeof(arrays[tokens]).sharding
             meshes = [sharding.mesh for x in jax.tree.leaves(arrays) if (sharding := jax.typeof(x).sharding)]
             mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
-            if (
-                mesh is None
-            ):  # in `jax.shard_map` keys may be the same everywhere, their gradient is a sum over the devices
+            if mesh is None:
+                # In `jax.shard_map` keys may be the same everywhere: their gradient is a sum over the devices.
                 return function(*varying_as(arrays[tokens], arrays), **options)
             run = functools.partial(function, **options)
             spec = [*own.spec, *[None] * (axis + 1)]

@@ -34,9 +34,7 @@ from loglinear_jax.train.settings import TrainSettings
 AXES = ("seed", "data", "fsdp", "sequence")
 OF_BATCH = ("data", "fsdp")
 OF_TOKENS = (*OF_BATCH, "sequence")
-SMALLEST_CUT = (
-    1 << 12
-)  # elements of a parameter that is shared out: smaller ones are put together no faster than they are read
+SMALLEST_CUT = 1 << 12  # elements of a parameter that is shared out: putting smaller ones together does not pay
 
 SEED = PartitionSpec("seed")
 # How data is laid out over the mesh: every leaf has a leading seed axis.

@@ -250,9 +250,8 @@ def _forward(
 
 
 def _of_shard(q, lam, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """The sizes and tiles of as many sequences, groups and heads as there are here: by vmap more, on one of several devices
-    fewer."""
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=lam.shape[2])
+    """The sizes, and tiles that fit them: see `Sizes.of_arrays`."""
+    sizes = sizes.of_arrays(q, lam.shape[2])
     return sizes, tiles.fitted(sizes.group_heads, sizes.value_blocks, sizes.groups)
 
 

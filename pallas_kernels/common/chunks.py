@@ -53,6 +53,11 @@ class Sizes:
     def group_heads(self) -> int:
         return self.all_heads // self.groups
 
+    def of_arrays(self, q, heads: int):
+        """The same for as many sequences and groups as q [B, T, G, K] has, and so many heads: by vmap more, on one of several
+        devices fewer."""
+        return dataclasses.replace(self, batch=q.shape[0], groups=q.shape[2], heads=heads)
+
     @property
     def shared_out(self) -> int:
         """Of these devices can have a part each: heads, or groups if there are several."""

@@ -101,6 +101,27 @@ class ChunkSizes(Sizes):
         return self.batch, self.heads, self.num_chunks, *shape
 
 
+def sizes_for(q, v, chunk_size: int, precision: PrecisionLike, segmented: bool, has_lam: bool) -> ChunkSizes:
+    """Those of a problem with q [B, T, G, K] and v [B, T, H, V]. Raises UnsupportedError as `delta_chunks` does."""
+    batch, length, groups, key_dim = q.shape
+    heads, value_dim = v.shape[2:]
+    DELTA.require(chunk_size, key_dim, value_dim, q.dtype, precision)
+    return ChunkSizes(
+        batch=batch,
+        chunk=chunk_size,
+        num_chunks=length // chunk_size,
+        groups=groups,
+        heads=heads,
+        key_dim=tile_for(key_dim),
+        value_dim=tile_for(value_dim),
+        has_lam=has_lam,
+        dtype=str(jnp.dtype(q.dtype)),
+        precision=dot_mode(q.dtype, precision),
+        interpret=interpreting(),
+        segmented=segmented,
+    )
+
+
 def delta_chunks(
     q: Float[Array, "B T G K"],
     k: Float[Array, "B T G K"],
@@ -128,23 +149,8 @@ def delta_chunks(
 
     Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
-    batch, length, groups, key_dim = q.shape
-    heads, value_dim = v.shape[2:]
-    DELTA.require(chunk_size, key_dim, value_dim, q.dtype, precision)
-    sizes = ChunkSizes(
-        batch=batch,
-        chunk=chunk_size,
-        num_chunks=length // chunk_size,
-        groups=groups,
-        heads=heads,
-        key_dim=tile_for(key_dim),
-        value_dim=tile_for(value_dim),
-        has_lam=lam is not None,
-        dtype=str(jnp.dtype(q.dtype)),
-        precision=dot_mode(q.dtype, precision),
-        interpret=interpreting(),
-        segmented=segmented,
-    )
+    key_dim, value_dim = q.shape[3], v.shape[3]
+    sizes = sizes_for(q, v, chunk_size, precision, segmented, has_lam=lam is not None)
     out, reads, lost, states = _differentiable(sizes)(
         pad(q, (3, sizes.key_dim)),
         pad(k, (3, sizes.key_dim)),
@@ -207,7 +213,7 @@ class ChunkSpecs(Specs):
 
 
 def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
+    sizes = sizes.of_arrays(q, v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch = sizes.launch()
     specs = ChunkSpecs(sizes, launch)
@@ -231,7 +237,7 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
 def _backward(
     inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes
 ):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
+    sizes = sizes.of_arrays(q, v.shape[2])
     launch, pipelined = sizes.launch(gradients=True), sizes.launch(gradients=True, pipelined=True)
     specs = ChunkSpecs(sizes, launch)
     chunk, keys, values = sizes.chunk, sizes.key_dim, sizes.value_dim

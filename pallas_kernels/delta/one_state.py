@@ -16,7 +16,6 @@ Names and shapes inside, beside those of `delta.chunks`:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -29,15 +28,13 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.common.chunks import LOG2_E, log2_decays, multiply, since_chunk_start, sum_tokens
 from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad
-from pallas_kernels.common.support import dot_mode, interpreting
-from pallas_kernels.common.tiles import tile_for
 from pallas_kernels.delta.chunks import (
-    DELTA,
     ChunkSizes,
     ChunkSpecs,
     ChunkTiles,
     decays_of_ends,
     inverse_of,
+    sizes_for,
     system_gradient,
 )
 from pallas_kernels.delta.tiles import scan_columns, scan_launch
@@ -66,23 +63,8 @@ def delta_scan(
 
     Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
-    batch, length, groups, key_dim = q.shape
-    heads, value_dim = v.shape[2:]
-    DELTA.require(chunk_size, key_dim, value_dim, q.dtype, precision)
-    sizes = ChunkSizes(
-        batch=batch,
-        chunk=chunk_size,
-        num_chunks=length // chunk_size,
-        groups=groups,
-        heads=heads,
-        key_dim=tile_for(key_dim),
-        value_dim=tile_for(value_dim),
-        has_lam=False,
-        dtype=str(jnp.dtype(q.dtype)),
-        precision=dot_mode(q.dtype, precision),
-        interpret=interpreting(),
-        segmented=segmented,
-    )
+    key_dim, value_dim = q.shape[3], v.shape[3]
+    sizes = sizes_for(q, v, chunk_size, precision, segmented, has_lam=False)
     keys, values = sizes.key_dim, sizes.value_dim
     out, last = _differentiable(sizes)(
         pad(q, (3, keys)),
@@ -158,7 +140,7 @@ class _ScanSpecs:
 
 
 def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
+    sizes = sizes.of_arrays(q, v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch, specs = sizes.launch(), ChunkSpecs(sizes, sizes.launch())
     num, chunk, keys, values = sizes.num_chunks, sizes.chunk, sizes.key_dim, sizes.value_dim
@@ -206,7 +188,7 @@ def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes):
 
 
 def _backward(do, d_last, q, k, v, decays, beta, erase, inverse, since, until, writes, before, *, sizes: ChunkSizes):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=v.shape[2])
+    sizes = sizes.of_arrays(q, v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch = sizes.launch(gradients=True)
     specs, scan = ChunkSpecs(sizes, launch), _ScanSpecs(sizes)

@@ -13,7 +13,6 @@ Names and shapes inside, beside those of `attention.triton`:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -152,7 +151,7 @@ def _fitted(sizes: Sizes, tiles: ScoreTiles | None) -> ScoreTiles:
 
 
 def _forward(q, k, decay, *tree, sizes: Sizes, tiles: ScoreTiles | None):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=decay.shape[2])
+    sizes = sizes.of_arrays(q, decay.shape[2])
     launch = _fitted(sizes, tiles).scores
     specs = Specs(sizes, launch)
     return call(
@@ -168,7 +167,7 @@ def _forward(q, k, decay, *tree, sizes: Sizes, tiles: ScoreTiles | None):
 
 
 def _backward(q, k, decay, *tree_and_d_scores, sizes: Sizes, tiles: ScoreTiles | None):
-    sizes = dataclasses.replace(sizes, batch=q.shape[0], groups=q.shape[2], heads=decay.shape[2])
+    sizes = sizes.of_arrays(q, decay.shape[2])
     launch = _fitted(sizes, tiles).gradients
     specs = Specs(sizes, launch)
     per_head = (sizes.batch, sizes.heads)
