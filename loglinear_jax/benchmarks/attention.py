@@ -49,6 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
     "grouped": dict(batch=2, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
+    "long": dict(batch=1, heads=16, groups=16, key_dim=64, value_dim=64, dtype="bfloat16"),
     "wide": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16"),
     "delta": dict(batch=2, heads=16, groups=16, key_dim=128, value_dim=128, dtype="bfloat16", delta=True),
     "delta_recall": dict(batch=1536, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32", delta=True),
