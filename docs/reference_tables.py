@@ -21,7 +21,17 @@ BEGIN, END = "<!-- generated -->\n", "<!-- /generated -->\n"
 MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation")
 OWN_TASK = "task:mqar"  # its sections model and train are those of every task:module
 CONFIGS = (
-    *("mqar", "zoology_mqar", "interleaved", "forgetting", "selective_copy", *MAD, "state_tracking", OWN_TASK),
+    *(
+        "mqar",
+        "zoology_mqar",
+        "interleaved",
+        "power_law",
+        "forgetting",
+        "selective_copy",
+        *MAD,
+        "state_tracking",
+        OWN_TASK,
+    ),
     *("wikitext103", "wikitext2", "books"),
 )
 API_PAGES = ("operations", "layers", "models", "training", "analysis", "kernels")
@@ -31,6 +41,7 @@ TABLES = (
     ("Task: MQAR", "task", ("mqar",)),
     ("Task: Zoology's MQAR", "task", ("zoology_mqar",)),
     ("Task: interleaved MQAR", "task", ("interleaved",)),
+    ("Task: power-law MQAR", "task", ("power_law",)),
     ("Task: forgetting MQAR", "task", ("forgetting",)),
     ("Task: selective copying", "task", ("selective_copy",)),
     ("Tasks: MAD", "task", MAD),

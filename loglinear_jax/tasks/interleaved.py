@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from loglinear_jax.settings import setting
 from loglinear_jax.tasks.base import Task
@@ -61,14 +62,18 @@ class Interleaved(Task):
         check_length(self.seq_len, self.num_pairs)
         check_distinct_keys(self.vocab_size, self.num_pairs)
 
+    def slots(self, key: jax.Array, num: int) -> Int[Array, "num P 2"]:
+        """The two slots of each pair, in any order."""
+        return distinct(key, num, 2 * self.num_pairs, self.seq_len // 2).reshape(num, self.num_pairs, 2)
+
     def sample(self, key, num):
         pairs, half = self.num_pairs, self.vocab_size // 2
         key_keys, key_slots, key_others = jax.random.split(key, 3)
         keys = 1 + distinct_of_many(key_keys, num, pairs, half - 1)
-        slots = distinct(key_slots, num, 2 * pairs, self.seq_len // 2).reshape(num, pairs, 2)
+        slots = 2 * self.slots(key_slots, num)
         others = jax.random.randint(key_others, (num, self.seq_len), half, self.vocab_size, jnp.int32)
 
-        rows, pair, query = jnp.arange(num)[:, None], 2 * slots.min(-1), 2 * slots.max(-1)
+        rows, pair, query = jnp.arange(num)[:, None], slots.min(-1), slots.max(-1)
         tokens = others.at[rows, pair].set(keys).at[rows, query].set(keys)
         targets = jnp.full_like(tokens, -1).at[rows, query].set(others[rows, pair + 1])
         return tokens, targets

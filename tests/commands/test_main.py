@@ -190,7 +190,7 @@ def help_of(capsys, *arguments):
 
 
 def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
-    assert "configs by name: books, forgetting, interleaved, mad, mqar, selective_copy, " in help_of(capsys)
+    assert "configs by name: books, forgetting, interleaved, mad, mqar, power_law, selective_copy, " in help_of(capsys)
     shown = help_of(capsys, "--config=mqar:smoke", "--config.train.num_seeds=3")
     assert "Multi-query associative recall: the paper's section 4.2" in shown
     assert "\n  kv=N\n" in shown and "\n  robust\n" in shown

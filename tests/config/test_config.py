@@ -33,7 +33,7 @@ from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import Task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-RECALL = ("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking", "zoology_mqar")
+RECALL = ("mqar", "selective_copy", "interleaved", "power_law", "forgetting", "state_tracking", "zoology_mqar")
 MAD = {"recall": (), "fuzzy": (), "noisy": ("noise=40",), "copying": ("tokens=32",), "memorisation": ()}
 
 

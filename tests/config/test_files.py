@@ -18,9 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = (
-        "books forgetting interleaved mad mqar selective_copy state_tracking task wikitext103 wikitext2 zoology_mqar"
-    )
+    names = "books forgetting interleaved mad mqar power_law selective_copy state_tracking task wikitext103 wikitext2 zoology_mqar"
     assert config_names() == names.split()
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
     (tmp_path / "mqar").write_text("", encoding="utf-8")

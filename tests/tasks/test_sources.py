@@ -15,6 +15,7 @@ TASKS = [
     ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3}),
     ("interleaved", {}),
     ("interleaved", {"seq_len": 33, "vocab_size": 15, "num_pairs": 5}),
+    ("power_law", {"seq_len": 33, "vocab_size": 15, "num_pairs": 5}),
     ("forgetting", {}),
     ("forgetting", {"seq_len": 20, "vocab_size": 10, "num_pairs": 4, "num_updates": 2, "filler": "zero"}),
     ("zoology_mqar", {}),

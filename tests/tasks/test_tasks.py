@@ -109,7 +109,7 @@ def test_weighted_draws_take_each_in_proportion_to_what_is_left():
 
 
 TASKS = [
-    *("mqar", "selective_copy", "interleaved", "forgetting", "state_tracking"),
+    *("mqar", "selective_copy", "interleaved", "power_law", "forgetting", "state_tracking"),
     *("zoology_mqar", "mad_recall", "mad_fuzzy", "mad_copying", "mad_memorisation"),
 ]
 

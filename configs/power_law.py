@@ -1,0 +1,40 @@
+"""MQAR whose distances from key to query follow a power law: as many answers stand at each Fenwick level.
+
+    python run.py --config=configs/power_law.py:pairs=16,state=32 --config.variants=fixed,linear,mlp_softplus
+
+A task of this project, not in the paper: interleaved MQAR, but for the distances. With `task.alpha=1` a distance of d slots has
+a probability in proportion to 1/d, with 0 all distances have the same. The default model is that of `interleaved`.
+
+Presets, joined by commas: pairs=N, seq=N tokens, state=N (keys and values of one head so wide), robust (the model that nearly
+every seed learns MQAR with), smoke (a small instance that learns in under a minute on two CPU cores).
+"""
+
+from loglinear_jax.config import (
+    apply_presets,
+    default_config,
+    robust_config,
+    set_pairs,
+    set_seq_len,
+    set_state,
+    smoke_config,
+)
+
+
+def get_config(preset=None):
+    config = default_config(task="power_law")
+    config.train.num_steps = 4_000
+    set_state(config, 16)
+    return apply_presets(config, preset, PRESETS)
+
+
+def smoke(config):
+    """A small instance that two CPU cores learn in under a minute."""
+    smoke_config(config)
+    robust_config(config)
+    config.task.update(seq_len=32, vocab_size=16, num_pairs=7)
+    set_state(config, 8)
+    config.variants = "mlp_softplus"
+    config.train.update(num_seeds=2, num_steps=500)
+
+
+PRESETS = {"smoke": smoke, "robust": robust_config, "pairs=": set_pairs, "seq=": set_seq_len, "state=": set_state}
