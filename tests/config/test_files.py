@@ -18,8 +18,18 @@ ROOT = Path(__file__).parents[2]
 
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = "books forgetting interleaved mad mqar power_law selective_copy state_tracking task wikitext103 wikitext2 zoology_mqar"
-    assert config_names() == names.split()
+    names = [
+        "books",
+        "forgetting",
+        "interleaved",
+        "mad",
+        "mqar",
+        "power_law",
+        "selective_copy",
+        "state_tracking",
+        "task",
+    ]
+    assert config_names() == [*names, "wikitext103", "wikitext2", "zoology_mqar"]
     assert find_config_file("mqar").samefile(ROOT / "configs" / "mqar.py")
     (tmp_path / "mqar").write_text("", encoding="utf-8")
     assert find_config_file("mqar") == Path("mqar")  # a file of one's own comes first
