@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 # exp of this is 0 in float64 too, while sums over a chunk stay finite: log_decay = -inf (forget everything) becomes usable.
 MIN_LOG_DECAY = -1e4
 SLOW = -0.5  # log decays above are those of `decayed` that lose less than they keep
+SUMMED = 256  # tokens of a block of `cumulative_sum`
 
 
 def bounded(log_decay: Float[Array, "*N"]) -> Float[Array, "*N"]:
@@ -35,6 +36,19 @@ def compensated_cumsum(x: Float[Array, "... T"]) -> tuple[Float[Array, "... T"],
     term_in_step = step - before
     rounding = (before - (step - term_in_step)) + (term - term_in_step)
     return total, jnp.cumsum((step - rounded) + rounding, axis=-1)
+
+
+def cumulative_sum(x: Float[Array, "... T"], reverse: bool = False) -> Float[Array, "... T"]:
+    """Inclusive cumulative sum over the last axis; reverse: from the last token on. Of many tokens by blocks: on a GPU reversed
+    sums, which are also the gradients of others, take JAX a time that grows with T²."""
+    axis, length = x.ndim - 1, x.shape[-1]
+    if length <= SUMMED:
+        return jax.lax.cumsum(x, axis=axis, reverse=reverse)
+    whole = jnp.pad(x, [(0, 0)] * axis + [(0, -length % SUMMED)])
+    inside = jax.lax.cumsum(whole.reshape(*x.shape[:-1], -1, SUMMED), axis=axis + 1, reverse=reverse)
+    end, none = (0, -1) if reverse else (-1, 0)  # a block's sum, and the block that has no other before it
+    beside = jnp.roll(inside[..., end], -1 if reverse else 1, axis).at[..., none].set(0)
+    return (inside + cumulative_sum(beside, reverse)[..., None]).reshape(whole.shape)[..., :length]
 
 
 def decayed(states: Float[Array, "*N K V"], log_decay: Float[Array, "*#N"]) -> Float[Array, "*N K V"]:
@@ -65,7 +79,7 @@ def decay_matrix(log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | 
 def decay_to_end(log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | None = None) -> Float[Array, "... T"]:
     """exp(sum of log_decay over r > s) for every s: what is left of token s at the end."""
     later = jnp.concatenate([log_decay[..., 1:], jnp.zeros_like(log_decay[..., :1])], axis=-1)
-    kept = jnp.exp(jax.lax.cumsum(later, axis=later.ndim - 1, reverse=True))
+    kept = jnp.exp(cumulative_sum(later, reverse=True))
     if begin is None:
         return kept
     return jnp.where(begin[..., -1:] <= jnp.arange(begin.shape[-1], dtype=jnp.int32), kept, 0)
@@ -75,5 +89,5 @@ def decay_since_start(
     log_decay: Float[Array, "... T"], begin: Int[Array, "... T"] | None = None
 ) -> Float[Array, "... T"]:
     """exp(sum of log_decay over r ≤ t) for every t: what is left at token t of a state before the first."""
-    since = jnp.exp(jnp.cumsum(log_decay, axis=-1))
+    since = jnp.exp(cumulative_sum(log_decay))
     return since if begin is None else jnp.where(begin < 0, since, 0)
