@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.best_rates import RATES, AtBest, at_best_of_runs, named_rates, without_rates
 from loglinear_jax.analysis.experiments import RELEASED, changed_settings, experiment_of, setting_of
+from loglinear_jax.analysis.rates import RATES, at_best_of_runs, named_rates, without_rates
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config.building import checked_settings
@@ -21,38 +21,26 @@ from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 
 MEANS, SHARES = "accuracy %", "≥ 90 %, ≥ 99 %"  # what a row shows
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
-Place, Found = TypeVar("Place"), TypeVar("Found")
+COUNTED = "Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, and 99 %"
 
 
-def most_seeds(
-    found: Iterable[tuple[Place, Found]], seeds: Callable[[Place, Found], int]
-) -> tuple[dict[Place, Found], list[tuple[Place, Found]]]:
-    """(By place in a table, what is shown there: of several the one with most seeds, or the first; what is not shown)."""
+def _shown_runs(found: Iterable[tuple[tuple, Run]]) -> tuple[dict[tuple, Run], list[str]]:
+    """(By (variant, another place) in a table the run with most seeds, or the first; notes of what is not shown)."""
     kept, left_out = {}, []
-    for place, one in found:
-        other = kept.setdefault(place, one)
-        if other is not one:
-            if seeds(place, one) > seeds(place, other):
-                kept[place], one = one, other
-            left_out.append((place, one))
-    return kept, left_out
+    for place, run in found:
+        other = kept.setdefault(place, run)
+        if other is not run:
+            if len(run.outcomes[place[0]].seeds) > len(other.outcomes[place[0]].seeds):
+                kept[place], run = run, other
+            left_out.append((place, run))
+    return kept, [f"not shown: {place[0]} of {run.name}, as {kept[place].name} has it too" for place, run in left_out]
 
 
-def _shown_runs(
-    found: Iterable[tuple[tuple[str, Any], Run]],
-) -> tuple[dict[tuple[str, Any], Run], list[str]]:
-    """`most_seeds` of runs by (variant, another place), and notes of what is not shown."""
-    kept, left_out = most_seeds(found, lambda place, run: len(run.outcomes[place[0]].seeds))
-    notes = [f"not shown: {place[0]} of {run.name}, as {kept[place].name} has it too" for place, run in left_out]
-    return kept, notes
-
-
-def _share(outcome: VariantOutcome, separator: str | None = None) -> Cell:
-    """How many seeds reached 90 % and 99 %, with the accuracies as numbers. separator: whether the step follows at which they
-    did."""
+def _share(outcome: VariantOutcome, step: str = "") -> Cell:
+    """How many seeds reached 90 % and 99 %, then `step`, with the accuracies as numbers."""
     names = ("mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "num_solved")
     numbers = {name: getattr(outcome, name) for name in names} | cells.share_converged(outcome).numbers
-    text = cells.converged_and_solved(outcome) + ("" if separator is None else cells.median_step(outcome, separator))
+    text = cells.converged_and_solved(outcome) + step
     return Cell(text, shown=outcome.shown_as, num_seeds=len(outcome.seeds), **numbers)
 
 
@@ -78,27 +66,23 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     columns = sorted({run.config.task[field] for run in runs})
     if len(columns) < 2:
         return None
-    shown_runs, notes = _shown_runs(
-        ((variant, run.config.task[field]), run) for run in runs for variant in run.outcomes
-    )
-    outcomes = on_one_set({place: run.outcomes[place[0]] for place, run in shown_runs.items()})
+    places, notes = _shown_runs(((variant, run.config.task[field]), run) for run in runs for variant in run.outcomes)
+    outcomes = on_one_set({place: run.outcomes[place[0]] for place, run in places.items()})
     rows, by_length = [], field == "seq_len"
-    for variant in dict.fromkeys(variant for variant, _ in shown_runs):
+    for variant in dict.fromkeys(variant for variant, _ in places):
         ours, theirs, shares = (
-            {"variant": Cell(variant, variant=variant), "": what} for what in (MEANS, "the paper", SHARES)
+            {"variant": Cell(variant, variant=variant), "": x} for x in (MEANS, "the paper", SHARES)
         )
-        for value in (value for value in columns if (variant, value) in shown_runs):
+        for value in (value for value in columns if (variant, value) in places):
             outcome, name = outcomes[variant, value], f"{shown}={value}"
-            published = paper.result(shown_runs[variant, value].config, variant)
-            theirs[name] = published or "–"
+            theirs[name] = paper.result(places[variant, value].config, variant) or "–"
             mean_and_peak = f"{100 * outcome.mean_accuracy:.1f} ({100 * outcome.peak_accuracy:.1f})"
             ours[name] = cells.mean_and_std(100 * outcome.accuracy) if by_length else mean_and_peak
             shares[name] = _share(outcome)
         rows += [ours, shares] + ([theirs] if any(x != "–" for k, x in theirs.items() if "=" in k) else [])
     first = (
         f"{cells.accuracy_note(outcome, counts_solved=True)} Shown: {'mean ± std' if by_length else 'mean (peak)'} of the "
-        "seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, and 99 %. Runs: "
-        + ", ".join(run.name for run in runs)
+        f"seeds. {COUNTED}. Runs: {', '.join(run.name for run in runs)}"
     )
     if field == "num_pairs" and 32 in columns and any("paper" in row[""] for row in rows):
         again = " and ".join(f"{variant} {number}" for variant, number in paper.MQAR_32_AGAIN.items())
@@ -109,39 +93,37 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     return Table(title + (changes and f" ({changes})"), rows, "; ".join([first, *notes]) + ".")
 
 
-def by_setting(runs: Sequence[Run]) -> dict[str, Table]:
-    """For each task whose score has thresholds, in words, that was run in several settings: for each of them a row of every
-    variant's accuracies, and one of how many seeds converged; settings with few changes first. All tables are of accuracies on
-    one set."""
+def by_setting(runs: Sequence[Run]) -> list[Table]:
+    """For each task whose score has thresholds that was run in several settings: for each of them a row of every variant's
+    accuracies, and one of how many seeds converged; settings with few changes first. All accuracies are on one set."""
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
     for run in sorted(finished, key=lambda run: _in_order(run.config.task)):
         groups.setdefault(run.task.describe(), []).append(run)
     shown, notes = {}, {}  # by task; runs by variant and changes
     for task, group in groups.items():
-        changed = list(zip(changed_settings(group), group, strict=True))
+        changed = sorted(
+            zip(changed_settings(group), group, strict=True),
+            key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0]),
+        )
         if len({changes for changes, _ in changed}) > 1:
-            changed.sort(key=lambda pair: (bool(pair[0]) + pair[0].count(","), pair[0]))
             places = (((variant, changes), run) for changes, run in changed for variant in run.outcomes)
             shown[task], notes[task] = _shown_runs(places)
     outcomes = on_one_set({(task, *at): run.outcomes[at[0]] for task in shown for at, run in shown[task].items()})
-    tables = {}
+    tables = []
     for task, of_task in shown.items():
         rows: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         for variant, changes in of_task:
-            outcome = outcomes[task, variant, changes]
-            changed = {"changed": changes or "nothing"}
+            outcome, changed = outcomes[task, variant, changes], {"changed": changes or "nothing"}
             means, shares = rows.setdefault(changes, (changed | {"": MEANS}, changed | {"": SHARES}))
             means[variant] = cells.mean_and_std(cells.finite(100 * outcome.accuracy))
-            shares[variant] = _share(outcome, "")
+            shares[variant] = _share(outcome, cells.median_step(outcome))
         note = (
-            f"{cells.accuracy_note(outcome, counts_solved=True)} "
-            "Mean ± std of the seeds. Then how many seeds reached 90 %, with Wilson's 95 % interval of "
-            "their share, and 99 %; the median step at which those did. Changed: against the default settings, as far as these "
-            "runs differ"
+            f"{cells.accuracy_note(outcome, counts_solved=True)} Mean ± std of the seeds. {COUNTED}; the median step at which "
+            "those did. Changed: against the default settings, as far as these runs differ"
         )
         title, both = f"{task}: {outcome.shown_as}, by what is changed", list(itertools.chain(*rows.values()))
-        tables[task] = Table(title, both, "; ".join([note, *notes[task]]) + ".")
+        tables.append(Table(title, both, "; ".join([note, *notes[task]]) + "."))
     return tables
 
 
@@ -156,18 +138,8 @@ def _in_order(task: ConfigDict) -> tuple:
     return task.name, sorted((name, comparable(value)) for name, value in task.items() if name != "name")
 
 
-class AtSize(NamedTuple):
-    """numbers: how many a layer keeps of the task's longest sequence (`MixerSettings.numbers_kept`). states: the size of
-    its states in words. at_best: accuracies in %."""
-
-    numbers: int
-    states: str
-    at_best: AtBest
-
-
-def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[AtSize]]], str]:
-    """(By task and setting in words, then by variant, its accuracies from small to large states; what they are, such as "test
-    accuracy").
+def tables_by_size(runs: Sequence[Run]) -> list[Table]:
+    """For each task and setting the accuracies by what a layer keeps: a row for each variant, a column for each size of states.
 
     Runs go together that differ in nothing but OF_STATES, and in rates that each of their variants names; a variant that has
     one size is left out. Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of
@@ -176,46 +148,36 @@ def accuracies_by_size(runs: Sequence[Run]) -> tuple[dict[str, dict[str, list[At
     of_runs, shown_as = at_best_of_runs(runs)
     named_by_all = RATES.intersection(*(named_rates(variant) for run, _ in of_runs for variant in run.outcomes))
     changed = changed_settings([run for run, _ in of_runs], unnamed=OF_STATES | named_by_all)
-    places = []
+    tasks: dict[str, dict[str, dict[str, tuple]]] = {}  # by task, variant and size in words
     for (run, of_run), changes in zip(of_runs, changed, strict=True):
         name = "; ".join(filter(None, (run.task.describe(), changes)))
         at_rates = without_rates(run.config, run.outcomes)
-        for variant, at_best in of_run.items():
+        for variant, best in of_run.items():
             model = checked_settings(run.config, next(iter(at_rates[variant]))).model
-            if not isinstance(model, OwnSettings) and len(at_best.shown):  # nothing says what that keeps
+            if not isinstance(model, OwnSettings) and len(best.shown):  # nothing says what that keeps
                 states = f"{model.heads} × {model.key_dim} × {model.head_dim}"
-                size = AtSize(model.numbers_kept(run.task.max_seq_len), states, at_best)
-                places.append(((name, variant, states), size))
-    found: dict[str, dict[str, list[AtSize]]] = {}
-    for (name, variant, _), size in most_seeds(places, lambda _, size: len(size.at_best.shown))[0].items():
-        found.setdefault(name, {}).setdefault(variant, []).append(size)
-    several = {
-        name: {v: sorted(sizes, key=lambda at: at[:2]) for v, sizes in variants.items() if len(sizes) > 1}
-        for name, variants in found.items()
-    }
-    return {name: variants for name, variants in several.items() if variants}, shown_as
-
-
-def tables_by_size(runs: Sequence[Run]) -> list[Table]:
-    """Of each task of `accuracies_by_size` a row for each variant, a column for each size of states."""
-    found, shown_as = accuracies_by_size(runs)
+                sizes = tasks.setdefault(name, {}).setdefault(variant, {})
+                if states not in sizes or len(best.shown) > len(sizes[states][2].shown):
+                    sizes[states] = model.numbers_kept(run.task.max_seq_len), states, best
+    note = (
+        "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with how many "
+        "numbers a layer keeps of the longest sequence when it decodes: one state, or a state for each level (and sums of "
+        "keys, if λ looks at them), or all keys and values."
+    )
     tables = []
-    for task, variants in found.items():
+    for task, variants in tasks.items():
+        several = {variant: sizes for variant, sizes in variants.items() if len(sizes) > 1}
+        every = sorted((one for sizes in several.values() for one in sizes.values()), key=lambda one: one[:2])
         rows = []
-        in_order = sorted(itertools.chain(*variants.values()), key=lambda at: at[:2])
-        for variant, sizes in variants.items():
-            row = {"variant": Cell(variant, variant=variant)} | dict.fromkeys((at.states for at in in_order), "–")
-            for at in sizes:
-                cell = cells.with_interval(*at.at_best[1:])
-                numbers = {"numbers_kept": at.numbers, "num_seeds": len(at.at_best.shown), **cell.numbers}
-                row[at.states] = Cell(f"{cell} with {at.numbers:,}", **numbers)
+        for variant, sizes in several.items():
+            row = {"variant": Cell(variant, variant=variant)} | {states: "–" for _, states, _ in every}
+            for numbers_kept, states, best in sizes.values():
+                cell = cells.with_interval(*best[1:])
+                numbers = {"numbers_kept": numbers_kept, "num_seeds": len(best.shown), **cell.numbers}
+                row[states] = Cell(f"{cell} with {numbers_kept:,}", **numbers)
             rows.append(row)
-        note = (
-            "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with how many "
-            "numbers a layer keeps of the longest sequence when it decodes: one state, or a state for each level (and sums of "
-            "keys, if λ looks at them), or all keys and values."
-        )
-        tables.append(Table(f"{task}: {shown_as}, by the size of the states", rows, note))
+        if rows:
+            tables.append(Table(f"{task}: {shown_as}, by the size of the states", rows, note))
     return tables
 
 
@@ -226,13 +188,7 @@ class Comparisons(Section):
     TITLE = "Results"
 
     def show_all(self) -> None:
-        context, runs = self.context, self.context.runs
-        with context.attempt("all runs", "the paper's tables"):
-            for index, table in enumerate(as_the_paper(runs), 1):
-                self.add(table, f"as-the-paper-{index}")
-        with context.attempt("all runs", "the tables of changes"):
-            for index, table in enumerate(by_setting(runs).values(), 1):
-                self.add(table, f"by-setting-{index}")
-        with context.attempt("all runs", "the sizes of states"):
-            for index, table in enumerate(tables_by_size(runs), 1):
-                self.add(table, f"by-size-{index}")
+        for name, make in (("as-the-paper", as_the_paper), ("by-setting", by_setting), ("by-size", tables_by_size)):
+            with self.context.attempt("all runs", f"tables {name}"):
+                for index, table in enumerate(make(self.context.runs), 1):
+                    self.add(table, f"{name}-{index}")

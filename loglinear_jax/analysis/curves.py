@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from loglinear_jax.analysis import style
-from loglinear_jax.analysis.best_rates import DASHES, without_rates
 from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.rates import DASHES, without_rates
 from loglinear_jax.analysis.section import Context, Section
 from loglinear_jax.config import some_of
 from loglinear_jax.runs.loading import Run, read_run

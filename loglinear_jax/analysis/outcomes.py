@@ -10,8 +10,8 @@ from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.best_rates import pairs_of_like_rates
 from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.rates import pairs_of_like_rates
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.runs.loading import Run

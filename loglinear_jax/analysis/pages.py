@@ -1,16 +1,15 @@
-"""Markdown pages about runs, whose tables are made from the runs and checked against them.
+"""Markdown pages about runs, whose tables are made from the runs' records and checked against them.
 
 A table is between two comments, of which the first names an entry of tables.toml:
 
     <!-- table: mqar-shares -->                [mqar-shares]
-    | mixer | ...                              table = "by_pairs"
+    | mixer | ...                              table = "grid"
     <!-- end table -->                         cell = "solved"
-                                               rows = { softmax = ["mqar-kv*", "mixer=softmax"] }
+                                               rows = { softmax = "mixer=softmax" }
+                                               columns = { "4 pairs" = "mqar-kv4" }
 
-`table` is a function of page_tables.py, and the other keys are its parameters.
-
-The accuracies of a table are those on the test sets if all of its runs have them, else those in
-validation. A line below the table says which, unless none of its runs has a test.
+`table` is a function of TABLES, and the other keys are its parameters. The accuracies of a table are those on the test sets if
+all of its runs have them, else those in validation; a line below the table says which, unless none of its runs has a test.
 
 Pages are README.md and all *.md in docs and results, tables are in results/tables.toml, and runs are the records
 results/STUDY/runs/NAME.json, which are named without their study, comma-separated, with * and ?.
@@ -18,25 +17,198 @@ results/STUDY/runs/NAME.json, which are named without their study, comma-separat
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import fnmatch
 import functools
 import itertools
 import re
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from loglinear_jax.analysis.page_tables import SOLVED, TABLES, choose
-from loglinear_jax.analysis.table import accuracy_note
+from loglinear_jax.analysis import comparisons, outcomes, paper, rates
+from loglinear_jax.analysis import table as cells
+from loglinear_jax.analysis.experiments import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
-from loglinear_jax.tasks import ACCURACY
+from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.statistics import mean_difference
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
 
 TABLE = re.compile(r"(<!-- table: (\S*?)\s*-->\n)(.*?)(<!-- end table -->)", re.DOTALL)
 NOT_MADE = (ConfigError, IndexError, KeyError, TypeError, ValueError, OSError)
+SOLVED = "≥ 99 %"  # in the heads of columns that count such seeds
+Rows = list[dict[str, str]]
+Runs = Callable[[str], list[Run]]
+
+
+def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name not in known:
+        raise ConfigError(f"there is no {kind} {name!r}: there are {', '.join(known)}")
+    return known[name]
+
+
+# --- Tables, as rows of cells by column; `find` gives the runs of a text that names some ------------------------------
+
+# Tables of the report, by their names in pages: of several runs, or of one.
+OF_REPORT: dict[str, Callable[[Sequence[Run]], Sequence[Any]]] = {
+    "by axis": comparisons.as_the_paper,
+    "by setting": comparisons.by_setting,
+    "by size": comparisons.tables_by_size,
+    "parts": lambda runs: [outcomes.parts(run) for run in runs],
+}
+
+
+def of_report(
+    find: Runs,
+    runs: str,
+    name: str,
+    variants: list[str] | None = None,
+    columns: list[str] | None = None,
+    lines: str = "",
+) -> Rows:
+    """A table of the report about these runs, which must make one.
+
+    name: in OF_REPORT. variants: their rows alone, in this order. columns: those alone, behind the first. lines: only the rows
+    of this kind, such as those that count seeds.
+    """
+    found = [made for made in choose("table", name, OF_REPORT)(find(runs)) if made is not None]
+    if len(found) != 1:
+        raise ConfigError(f"these runs make {len(found)} tables {name!r}, expected one")
+    rows = found[0].rows
+    if lines:
+        rows = [{k: v for k, v in row.items() if k} for row in rows if row[""] == lines]
+    if columns is not None:
+        first = next(iter(rows[0]))
+        rows = [{k: row[k] for k in (first, *columns) if k in row} for row in rows if set(columns) & set(row)]
+    if variants is not None:
+        of_variant = {row["variant"]: row for row in rows}
+        rows = [choose("row", variant, of_variant) for variant in variants]
+    return rows
+
+
+# By their names, their heads, and their cells of a run, a variant and its outcome.
+CELLS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
+    "variant": ("variant", lambda run, variant, o: variant),
+    "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
+    "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
+    "hidden": ("hidden", lambda run, v, o: str(run.config.model.hidden)),
+    "predicts": ("predicts", lambda run, v, o: o.predicts),
+    "interval": ("mean % [95 % interval]", lambda run, v, o: cells.mean_with_interval(100 * o.accuracy)),
+    "mean": ("accuracy %, mean ± std", lambda run, v, o: cells.mean_and_std(100 * o.accuracy)),
+    "least": ("least %", lambda run, v, o: f"{100 * min(o.accuracy):.1f}"),
+    "peak": ("peak %", lambda run, v, o: f"{100 * o.peak_accuracy:.1f}"),
+    "converged": ("≥ 90 %", lambda run, v, o: cells.num_and_share_converged(o)),
+    "solved": (f"{SOLVED}; median step", lambda run, v, o: cells.solved_and_step(o, ",")),
+    "converged and solved": (f"≥ 90 %, {SOLVED}", lambda run, v, o: cells.converged_and_solved(o)),
+    "paper": ("the paper", lambda run, variant, o: paper.result(run.config, variant) or "–"),
+    "validation": ("validation", lambda run, v, o: cells.perplexity(o.best_loss)),
+    "test": ("test", lambda run, v, o: cells.perplexity(cells.of_evaluated(o, o.test_loss))),
+}
+
+
+def of_variants(find: Runs, runs: str, columns: list[str], variants: list[str] | None = None) -> Rows:
+    """A row for each variant of each run. columns: names in CELLS, behind the variant if that is not among them."""
+    names = columns if "variant" in columns else ["variant", *columns]
+    found = [choose("column", name, CELLS) for name in names]
+    every = [(run, variant, outcome) for run in find(runs) for variant, outcome in run.outcomes.items()]
+    return [{head: cell(*one) for head, cell in found} for one in every if variants is None or one[1] in variants]
+
+
+def grid(
+    find: Runs,
+    rows: list[str] | dict[str, str | list[str]],
+    columns: dict[str, str | list[str]],
+    cell: str = "interval",
+    head: str = "variant",
+    at_best_rates: bool = False,
+) -> Rows:
+    """A cell for each variant in the first run of each column that has it. Of two variants: how much more accurate the first
+    is, in points, paired by seed, with the interval of the mean.
+
+    rows: variants, or one or two of them by the row's label. columns: runs by label; in a list, settings behind them are added
+    to the variants' names. cell: its name in CELLS. at_best_rates: variants are named without rates, and are at their best
+    learning rate, which one half of the seeds choose for the other.
+    """
+    found = []
+    for label, variants in rows.items() if isinstance(rows, dict) else zip(rows, rows, strict=True):
+        row = {head: label}
+        for column, runs in columns.items():
+            named, *settings = [runs] if isinstance(runs, str) else runs
+            names = ["+".join([name, *settings]) for name in ([variants] if isinstance(variants, str) else variants)]
+            places = [_place(find(named), name, at_best_rates) for name in names]
+            if None in places:
+                continue
+            if len(places) == 2:
+                row[column] = _gain(*(group for _, group in places), at_best_rates)
+            elif at_best_rates:
+                row[column] = _at_best(places[0][1])
+            else:
+                row[column] = choose("cell", cell, CELLS)[1](places[0][0], names[0], places[0][1][0].outcome)
+        if len(row) == 1:
+            raise ConfigError(f"no column has what {label} is made from")
+        found.append(row)
+    return found
+
+
+def _place(runs: Sequence[Run], variant: str, without_rates: bool) -> tuple[Run, list[rates.AtRate]] | None:
+    """The first run that has a variant, and its outcomes there."""
+    for run in runs:
+        groups = rates.by_variant(run)
+        every = [at for group in groups.values() for at in group]
+        found = groups.get(variant) if without_rates else [at for at in every if at.variant == variant]
+        if found:
+            return run, found
+    return None
+
+
+def _at_best(group: list[rates.AtRate]) -> str:
+    cell = cells.with_interval(*rates.at_best(ACCURACY, group)[1:])
+    if len(group) == 1:
+        return cell
+    chosen = rates.chosen_rate(ACCURACY, group).rates
+    return f"{cell} at {rates.name_of(chosen, rates.several_decays([group]))}"
+
+
+def _gain(ours: list[rates.AtRate], others: list[rates.AtRate], at_best_rates: bool) -> str:
+    if ours[0].outcome.seeds != others[0].outcome.seeds:
+        raise ConfigError(f"the seeds of {ours[0].variant} and {others[0].variant} are not the same")
+    if at_best_rates:
+        difference = rates.difference_at_best_rates(ACCURACY, ours, others)[:3]
+    else:
+        difference = mean_difference(*(100 * group[0].outcome.accuracy for group in (ours, others)))
+    return cells.with_interval(*difference, sign="+").replace("-", "−")
+
+
+def lengths(find: Runs, runs: str) -> Rows:
+    """Accuracy in % (seeds at ≥ 90 %) at the trained length and beyond, mean ± std; from the report's table of lengths, which
+    is kept beside a run's record."""
+    rows: dict[str, dict[str, str]] = {}
+    of = find(runs)
+    one_task = all(run.config.task == of[0].config.task for run in of)
+    for run in of:
+        evaluated: dict[tuple[str, str], list[float]] = {}  # a value a seed
+        with run.workdir.with_name(f"{run.name}-lengths.csv").open(encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                evaluated.setdefault((line["variant"], line["length"]), []).append(float(line["accuracy"]))
+        for (variant, length), accuracies in evaluated.items():
+            column = f"length {length}" if one_task else f"{run.config.task.num_pairs} pairs, length {length}"
+            cell = cells.mean_std_and_reached(accuracies, 100 * CONVERGED_ACCURACY)
+            rows.setdefault(variant, {"variant": variant}).setdefault(column, cell)
+    if all(run.config.task.name == "mqar" for run in of):
+        for variant, row in rows.items():
+            row["the paper at 256"] = str(paper.MQAR_FROM_128_TO_256.get(variant, "–"))
+    return list(rows.values())
+
+
+TABLES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (of_report, of_variants, grid, lengths)}
+
+
+# --- Pages ------------------------------------------------------------------------------------------------------------
 
 
 class Records:
@@ -72,14 +244,13 @@ def _in_validation(run: Run) -> Run:
 class Pages:
     """The pages of a folder, with their tables and runs.
 
-    problems: one line for each table that could not be made. Raises ConfigError where there are no pages, or
-    tables.toml can't be read.
+    problems: one line for each table that could not be made. Raises ConfigError where there are no pages, or tables.toml can't
+    be read.
     """
 
     def __init__(self, folder: Path):
-        self.pages = [
-            page for where in ("*.md", "docs/**/*.md", "results/**/*.md") for page in sorted(folder.glob(where))
-        ]
+        patterns = ("*.md", "docs/**/*.md", "results/**/*.md")
+        self.pages = [page for pattern in patterns for page in sorted(folder.glob(pattern))]
         if not self.pages:
             raise ConfigError(f"{folder} has no pages (*.md)")
         tables = folder / "results/tables.toml"
@@ -122,19 +293,19 @@ class Pages:
         try:
             options = dict(choose("table", name, self.tables))
             table = choose("function", options.pop("table"), TABLES)
-            rows, runs = self._on_one_set(lambda find: table(find, **options))
+            rows, tested = self._on_one_set(lambda find: table(find, **options))
         except NOT_MADE as error:
-            self.problems.append(f"{page}: table {name}: {_one_line(error)}")
+            self.problems.append(f"{page}: table {name}: {' '.join(str(error).split())}")
             return match[0]
         self.num_tables += 1
         lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True, missingval="–")
         solved = "solved" in options.get("cell", "") or any(SOLVED in column for row in rows for column in row)
-        note = f"{accuracy_note(runs[0], solved)}\n\n" if runs and table.accuracies else ""
+        note = f"{cells.accuracy_note(tested, solved)}\n\n" if tested and table is not lengths else ""
         return f"{first}\n{lines}\n\n{note}{last}"
 
-    def _on_one_set(self, make: Any) -> tuple[Any, list]:
-        """(What `make(find)` gives, with accuracies that may be compared in all runs that it finds; an outcome of each of these
-        that has a test)."""
+    def _on_one_set(self, make: Callable[[Runs], Rows]) -> tuple[Rows, VariantOutcome | None]:
+        """(What `make` makes, with accuracies that may be compared in all runs that it finds; one of their outcomes as it was
+        used, if any of them has a test)."""
         used: list[Run] = []
 
         def find(patterns: str) -> list[Run]:
@@ -142,13 +313,9 @@ class Pages:
             return found
 
         made = make(find)
-        outcomes = [o for run in used for o in run.outcomes.values() if o.score is ACCURACY]
-        tested = [o for o in outcomes if o.test_accuracy is not None]
-        if len(tested) in (0, len(outcomes)):
-            return made, tested
-        validated = [dataclasses.replace(tested[0], test_accuracy=None)]
-        return make(lambda patterns: list(map(_in_validation, self.records.matching(patterns)))), validated
-
-
-def _one_line(text: Any) -> str:
-    return " ".join(str(text).split())
+        every = [o for run in used for o in run.outcomes.values() if o.score is ACCURACY]
+        tested = [o for o in every if o.test_accuracy is not None]
+        if len(tested) in (0, len(every)):
+            return made, next(iter(tested), None)
+        made = make(lambda patterns: list(map(_in_validation, self.records.matching(patterns))))
+        return made, dataclasses.replace(tested[0], test_accuracy=None)

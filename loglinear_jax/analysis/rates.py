@@ -1,25 +1,41 @@
-"""Which learning rate is best? Every variant at every rate, and what differs at the best rates."""
+"""Which learning rate is best? Every variant at every rate, the best of them, chosen on other seeds than it is reported on, and
+what differs at the best rates."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
+from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import best_rates, style
+from loglinear_jax.analysis import style
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.best_rates import name_of
 from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
+from loglinear_jax.components import split_outside
+from loglinear_jax.config import SWEPT
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.statistics import FEWEST_FOR_INTERVAL, mean_interval
-from loglinear_jax.tasks import CONVERGED_ACCURACY
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
+from loglinear_jax.statistics import (
+    FEWEST_FOR_INTERVAL,
+    cross_fit,
+    cross_fit_difference,
+    cross_fit_interval,
+    mean_interval,
+    wilson_interval,
+)
+from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
 
+DASHES = ("-", "--", ":", "-.")  # of weight decays in figures
+RATES = frozenset(f"train.{name}" for name in SWEPT)
 MEAN, SHARE = "mean [95 % interval]", f"share ≥ {CONVERGED_ACCURACY:.0%} [95 % interval]"
 CROSS_FITTED = (
     "The best rate is chosen on one half of the seeds and reported on the other, and the reverse, so every seed counts once, "
@@ -29,19 +45,160 @@ CROSS_FITTED = (
 MANY_ROWS = 12  # above which a table is folded
 
 
+# --- Variants and their rates -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AtRate:
+    """A variant's outcome at one learning rate and weight decay. variant: its name with them."""
+
+    variant: str
+    learning_rate: float
+    weight_decay: float
+    outcome: VariantOutcome
+
+
+def named_rates(variant: str) -> dict[str, str]:
+    """Those of RATES that a variant's name sets, with their values."""
+    settings = (split_outside(part, "=") for part in split_outside(variant, "+"))
+    return {name: "=".join(value) for name, *value in settings if name in RATES}
+
+
+def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for variant in variants:
+        given = named_rates(variant)
+        others = "+".join(part for part in split_outside(variant, "+") if part.partition("=")[0] not in given)
+        rate, decay = (float(given.get(f"train.{name}", config.train[name])) for name in SWEPT)
+        found.setdefault(others or config.model.lam, {})[variant] = rate, decay
+    return found
+
+
+def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -> dict[str, list[AtRate]]:
+    """By variant without its rates, its outcomes at each of them, from the lowest rate on.
+
+    outcomes: those of the run with accuracies on the set that is to be shown; on one set if None.
+    """
+    outcomes = on_one_set(run.outcomes) if outcomes is None else outcomes
+    found = {}
+    for name, at_rates in without_rates(run.config, outcomes).items():
+        group = [AtRate(variant, rate, decay, outcomes[variant]) for variant, (rate, decay) in at_rates.items()]
+        found[name] = sorted(group, key=lambda at: (at.weight_decay, at.learning_rate))
+    return found
+
+
+def by_rate(run: Run) -> dict[str, list[AtRate]]:
+    """Group a run's outcomes by variant and learning rate, for variants with several rates."""
+    return {variant: group for variant, group in by_variant(run).items() if len(group) > 1}
+
+
+def several_decays(groups: Iterable[Sequence[AtRate]]) -> bool:
+    return len({at.weight_decay for group in groups for at in group}) > 1
+
+
+def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:
+    """ "0.001", or "0.001 (decay 0.1)"; of several "0.001 and 0.004"."""
+    if not isinstance(at, AtRate):
+        return " and ".join(name_of(each, decays) for each in at)
+    return f"{at.learning_rate:g}" + (f" (decay {at.weight_decay:g})" if decays else "")
+
+
+def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> list[tuple[str, str]]:
+    """Every two variants, without those that differ in rate and of which one was trained at several."""
+    groups = without_rates(run.config, outcomes).values()
+    rate_of = {variant: (rate, len(group) > 1) for group in groups for variant, rate in group.items()}
+
+    def alike(a: str, b: str) -> bool:
+        (rate_a, several_a), (rate_b, several_b) = rate_of[a], rate_of[b]
+        return rate_a == rate_b or not (several_a or several_b)
+
+    return [pair for pair in itertools.combinations(outcomes, 2) if alike(*pair)]
+
+
+# --- The best of them -------------------------------------------------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """rates: those that halves of the seeds choose, the most frequent first, one if they agree. shown: what each seed has on
+    average at the rates that halves without it chose, in the order of the seeds; empty for one seed."""
+
+    rates: tuple[AtRate, ...]
+    shown: Float[np.ndarray, " seeds"]
+
+
+def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
+    """The best of a variant's rates, chosen on one half of the seeds and reported on the other, and the reverse.
+
+    Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): nothing is
+    selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate: halves may choose
+    different ones, and then `rates` has them all. For the mean with an interval that holds the choice's uncertainty take
+    `chosen_interval`, as `mean_interval(shown)` takes the choice as given.
+    """
+    chosen, shown = cross_fit(_shown(group), score.higher_is_better)
+    return Chosen(tuple(group[row] for row in chosen), shown)
+
+
+def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
+    """(mean of `chosen_rate` over all seeds, low, high) with a bootstrap interval of 95 %, in which the rate is chosen again in
+    each resample; nan where there are too few seeds."""
+    return cross_fit_interval(_shown(group), score.higher_is_better)
+
+
+def difference_at_best_rates(
+    score: Score, a: Sequence[AtRate], b: Sequence[AtRate]
+) -> tuple[float, float, float, float]:
+    """(mean over seeds of a - b, low, high, p) of two variants of one run, each of which may have one rate alone:
+    `cross_fit_difference`."""
+    return cross_fit_difference(_shown(a), _shown(b), score.higher_is_better)
+
+
+def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
+    return np.array([at.outcome.shown for at in group])
+
+
+class AtBest(NamedTuple):
+    """shown: what each seed has. mean, low, high: of these, with an interval of 95 %; nan where there are too few seeds."""
+
+    shown: Float[np.ndarray, " seeds"]
+    mean: float
+    low: float
+    high: float
+
+
+def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
+    """What a variant has at the rates that other halves of the seeds chose; at its only rate if there is one."""
+    if len(group) > 1:
+        return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
+    shown = group[0].outcome.shown
+    return AtBest(shown, *mean_interval(cells.finite(shown)))
+
+
+def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
+    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": all on
+    the same set)."""
+    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
+    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
+    found = []
+    for index, run in enumerate(runs):
+        groups = by_variant(run, {variant: outcomes[index, variant] for variant in run.outcomes})
+        found.append((run, {variant: at_best(run.task.score, group) for variant, group in groups.items()}))
+    return found, next((outcome.shown_as for outcome in outcomes.values()), "")
+
+
+# --- Tables and the figure of a run; None if it has one rate alone ----------------------------------------------------
+
+
 def every_rate(run: Run) -> Table | None:
-    """Every variant at every rate; None if there is one rate alone."""
-    variants = best_rates.by_rate(run)
-    every, decays, rows = (
-        [at for group in variants.values() for at in group],
-        best_rates.several_decays(variants.values()),
-        [],
-    )
+    """Every variant at every rate."""
+    variants, rows = by_rate(run), []
+    every = [at for group in variants.values() for at in group]
     for variant, at in ((variant, at) for variant, group in variants.items() for at in group):
         rate = {"learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
-        row = {"variant": Cell(variant, variant=variant), "rate": Cell(name_of(at, decays), **rate)}
+        name = name_of(at, several_decays(variants.values()))
+        row = {"variant": Cell(variant, variant=variant), "rate": Cell(name, **rate)}
         row["seeds"] = cells.num_seeds(at.outcome)
-        row[MEAN] = cells.with_interval(*mean_interval(cells.finite(at.outcome.shown)))
+        row[MEAN] = cells.mean_with_interval(cells.finite(at.outcome.shown))
         if run.task.score.thresholds:
             row[SHARE] = cells.share_converged(at.outcome)
         if any(other.outcome.num_diverged for other in every):
@@ -52,41 +209,41 @@ def every_rate(run: Run) -> Table | None:
 
 
 def best_rates_table(run: Run) -> Table | None:
-    """The best rate of every variant; None if there is one rate alone."""
-    variants, score = best_rates.by_rate(run), run.task.score
-    if not variants:
-        return None
-    decays, rows = best_rates.several_decays(variants.values()), []
+    """The best rate of every variant."""
+    variants, score, rows = by_rate(run), run.task.score, []
     for variant, group in variants.items():
-        chosen = best_rates.chosen_rate(score, group)
-        rates = {
+        rates, shown = chosen_rate(score, group)
+        numbers = {
             f"{prefix}{name}": getattr(rate, name)  # twice the same if the halves agree
-            for prefix, rate in (("", chosen.rates[0]), ("other_", chosen.rates[-1]))
+            for prefix, rate in (("", rates[0]), ("other_", rates[-1]))
             for name in ("learning_rate", "weight_decay")
         }
-        row = {"variant": Cell(variant, variant=variant), "seeds": cells.num_finite(chosen.shown)}
-        row["best rate"] = Cell(name_of(chosen.rates, decays), **rates)
-        row["mean at it [95 % interval]"] = cells.with_interval(*best_rates.chosen_interval(score, group))
+        row = {"variant": Cell(variant, variant=variant), "seeds": cells.num_finite(shown)}
+        row["best rate"] = Cell(name_of(rates, several_decays(variants.values())), **numbers)
+        row["mean at it [95 % interval]"] = cells.with_interval(*chosen_interval(score, group))
         if score.thresholds:
-            share, low, high = best_rates.converged_at_chosen(chosen)
-            text = "–" if np.isnan(low) else f"{share:.2f} [{low:.2f}, {high:.2f}]"
+            num = int((shown >= 100 * float(np.float32(CONVERGED_ACCURACY))).sum())
+            share, low, high = (num / len(shown), *wilson_interval(num, len(shown))) if len(shown) else (np.nan,) * 3
+            text = f"{share:.2f} [{low:.2f}, {high:.2f}]" if len(shown) else "–"
             row[SHARE] = Cell(text, share_converged=share, share_low=low, share_high=high)
         rows.append(row)
+    if not rows:
+        return None
     shares = " Those of shares are Wilson's, with the choice as given." if score.thresholds else ""
-    shown_as = next(iter(variants.values()))[0].outcome.shown_as
-    return Table(f"the best rate of every variant, {shown_as}", rows, f"{CROSS_FITTED}{shares}", describe_run(run))
+    title = f"the best rate of every variant, {next(iter(variants.values()))[0].outcome.shown_as}"
+    return Table(title, rows, f"{CROSS_FITTED}{shares}", describe_run(run))
 
 
 def differences_at_best_rates(run: Run) -> Table | None:
-    """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None if
-    there is one variant, or one rate alone."""
-    variants, score = best_rates.by_variant(run), run.task.score
-    if len(variants) < 2 or not best_rates.by_rate(run):
+    """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None also
+    for one variant."""
+    variants, score = by_variant(run), run.task.score
+    if len(variants) < 2 or not by_rate(run):
         return None
     first, rows = next(iter(variants.values()))[0].outcome, []
     what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
     for a, b in itertools.combinations(variants, 2):
-        *difference, p = best_rates.difference_at_best_rates(score, variants[a], variants[b])
+        *difference, p = difference_at_best_rates(score, variants[a], variants[b])
         names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
         row = {name: Cell(text, **{name: text}) for name, text in names.items()}
         row[f"{what} [95 % interval]"] = cells.with_interval(*difference, digits=2, sign="+", name="mean_difference")
@@ -96,16 +253,15 @@ def differences_at_best_rates(run: Run) -> Table | None:
         "with the choices as given, so they are too small where the halves choose different rates: the interval counts there. "
         "They are not corrected for the number of comparisons."
     )
-    table = Table(f"differences at the best rates, {first.shown_as}", rows, note, describe_run(run))
-    if any(np.isnan(row["mean_difference"]) for row in table.raw):
+    if any(row[f"{what} [95 % interval]"] == "–" for row in rows):
         note += f" No difference (–) is given where a seed has no {score.name} at a rate that it reports, or there is one seed."
-    return Table(table.title, rows, note, table.of)
+    return Table(f"differences at the best rates, {first.shown_as}", rows, note, describe_run(run))
 
 
 def draw_rates(run: Run) -> Figure | None:
     """The mean over seeds against the learning rate, with its interval of 95 %, a line for each variant and weight decay, and
-    beside it the share of seeds that converge, where that counts; None if a run has one rate alone, or no finite score."""
-    variants = best_rates.by_rate(run)
+    beside it the share of seeds that converge, where that counts; None also without a finite score."""
+    variants = by_rate(run)
     every = [at for group in variants.values() for at in group]
     if not any(len(cells.finite(at.outcome.shown)) for at in every):
         return None
@@ -113,7 +269,7 @@ def draw_rates(run: Run) -> Figure | None:
     labels = [first.shown_as + (f" ({score.unit})" if score.unit else "")]
     labels += [f"seeds at ≥ {100 * CONVERGED_ACCURACY:.0f} % (%)"] * bool(score.thresholds)
     figure, (axes,) = style.new_figure(7.6 if len(labels) == 1 else style.FULL_WIDTH, 4.0, 1, len(labels))
-    dashes = dict(zip(sorted({at.weight_decay for at in every}), best_rates.DASHES * len(every), strict=False))
+    dashes = dict(zip(sorted({at.weight_decay for at in every}), DASHES * len(every), strict=False))
     handles: dict[str, Any] = {}
     for variant, look in style.looks_of(variants).items():
         handles[style.describe_variant(variant)] = Line2D([], [], markersize=5, linewidth=1.8, **look._asdict())
@@ -123,13 +279,13 @@ def draw_rates(run: Run) -> Figure | None:
             means = np.array([mean_interval(cells.finite(at.outcome.shown)) for at in group]).reshape(-1, 3)
             style.draw_line(axes[0], rates, *means.T, linestyle=dash, **look._asdict())
             # Shares without their intervals, which are wide: those of several variants would hide each other.
-            shares = [100 * at.outcome.share_converged for at in group] if score.thresholds else []
             for axis in axes[1:]:
+                shares = [100 * at.outcome.share_converged for at in group]
                 style.draw_line(axis, rates, shares, linestyle=dash, **look._asdict())
+    rates = sorted({at.learning_rate for at in every})
+    numbered = rates[:: -(-len(rates) // (12 // len(labels)))]  # as many as there is room for
     for axis, label in zip(axes, labels, strict=True):
         axis.set(xlabel="learning rate", ylabel=label, xscale="log")
-        rates = sorted({at.learning_rate for at in every})
-        numbered = rates[:: -(-len(rates) // (12 // len(labels)))]  # as many as there is room for
         axis.xaxis.set_major_locator(FixedLocator(numbered))
         axis.xaxis.set_minor_locator(FixedLocator([rate for rate in rates if rate not in numbered]))
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis.page_tables import TABLES
-from loglinear_jax.analysis.pages import Pages
+from loglinear_jax.analysis.pages import Pages, grid
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import read_run
@@ -112,14 +111,12 @@ def find(names):
 
 def test_gains_are_paired_by_seed_across_runs():
     runs = "copy-released-seq1024,copy-seq1024"
-    [line] = TABLES["gains"](find, {"copying": runs}, {"MLP over linear": ["mlp_softplus", "linear"]})
+    [line] = grid(find, {"MLP over linear": ["mlp_softplus", "linear"]}, {"copying": runs}, head="gain")
     ours, others = (find(runs)[0].outcomes[name].accuracy for name in ("mlp_softplus", "linear"))
     assert line["gain"] == "MLP over linear"
     assert float(line["copying"].split()[0].replace("−", "-")) == pytest.approx(100 * np.mean(ours - others), abs=0.05)
-    with pytest.raises(ConfigError, match="linear: expected two variants"):
-        TABLES["gains"](find, {"copying": runs}, {"y": ["linear"]})
-    with pytest.raises(ConfigError, match="the seeds of content, fixed are not the same"):
-        TABLES["gains"](find, {"x": "copy-robust-seq1024-content,copy-seq256"}, {"y": ["content", "fixed"]})
+    with pytest.raises(ConfigError, match="the seeds of content and fixed are not the same"):
+        grid(find, {"y": ["content", "fixed"]}, {"x": "copy-robust-seq1024-content,copy-seq256"})
 
 
 def swept(accuracies):
@@ -133,16 +130,14 @@ def test_variants_are_compared_at_their_best_rates(tmp_path):
     for name, gain in (("A", 0.1), ("B", 0.2)):
         rates = {"linear": {0.001: seeds, 0.004: seeds + gain}, "fixed": {0.001: seeds, 0.004: seeds - 0.2}}
         columns[name] = [made_run(tmp_path / name, accuracies=swept(rates))]
-    pair = {"`linear` over `fixed`": ["linear", "fixed"]}
     own = {"linear": {0.004: seeds + 0.2}, "fixed": {0.001: seeds}}  # at rates that other seeds chose
     chosen = {"A": columns["A"], "B": [made_run(tmp_path / "chosen", accuracies=swept(own))]}
+    rows = {"`linear` over `fixed`": ["linear", "fixed"], "linear": "linear"}
     for given in (columns, chosen):
-        (row,) = TABLES["gains"](given.get, {"A": "A", "B": "B"}, pair, best_rates=True)
-        assert row["gain"] == "`linear` over `fixed`"
-        assert row["A"].startswith("+10.0 [+10.0,") and row["B"].startswith("+20.0 [+20.0,")
-        (row,) = TABLES["means"](given.get, {"A": "A", "B": "B"}, ["linear"], best_rates=True)
-        assert row["A"].endswith("at 0.004") and row["B"].endswith("at 0.004" if given is columns else "]")
-    with pytest.raises(ConfigError, match="no column has both linear and content"):
-        TABLES["gains"](columns.get, {"A": "A"}, {"x": ["linear", "content"]}, best_rates=True)
-    with pytest.raises(ConfigError, match="no column has content at several learning rates"):
-        TABLES["means"](columns.get, {"A": "A"}, ["content"], best_rates=True)
+        gain, mean = grid(given.get, rows, {"A": "A", "B": "B"}, at_best_rates=True)
+        assert gain["A"].startswith("+10.0 [+10.0,") and gain["B"].startswith("+20.0 [+20.0,")
+        assert mean["A"].endswith("at 0.004") and mean["B"].endswith("at 0.004" if given is columns else "]")
+    (row,) = grid(columns.get, ["fixed"], {"0.004": ["A", "train.learning_rate=0.004"]}, cell="least")
+    assert row == {"variant": "fixed", "0.004": f"{100 * (seeds - 0.2).min():.1f}"}
+    with pytest.raises(ConfigError, match="no column has what x is made from"):
+        grid(columns.get, {"x": ["linear", "content"]}, {"A": "A"}, at_best_rates=True)

@@ -7,10 +7,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import comparisons, outcomes, paper, rates
-from loglinear_jax.analysis.best_rates import by_rate, chosen_rate
 from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
-from loglinear_jax.analysis.page_tables import TABLES
+from loglinear_jax.analysis.pages import of_variants
+from loglinear_jax.analysis.rates import by_rate, chosen_rate
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
@@ -107,10 +107,8 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     runs = [made_run(tmp_path), made_run(tmp_path, warmup_steps=500, num_seeds=7), made_run(tmp_path, pairs=8)]
     runs[1].config.model.norm = "pre"
     again = made_run(tmp_path / "again", accuracies={"rope": [0.99, 0.99, 0.1], "linear": [0.1, 0.1, 0.1]})
-    found = comparisons.by_setting(
-        [*runs, again, made_run(tmp_path / "again", pairs=8)]
-    )  # those of 8 pairs are one setting
-    (table,) = found.values()
+    # Those of 8 pairs are one setting.
+    (table,) = comparisons.by_setting([*runs, again, made_run(tmp_path / "again", pairs=8)])
     assert [row["changed"] for row in table.rows[::2]] == ["nothing", "norm=pre, warmup_steps=500"]
     assert [row["changed"] for row in table.rows[1::2]] == ["nothing", "norm=pre, warmup_steps=500"]
     means, shares = table.rows[::2], table.rows[1::2]
@@ -145,25 +143,25 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     states = [(16, 0.4, 3), (16, 0.6, 4), (8, 0.2, 3)]  # one width twice: the run with more seeds counts
     runs = [of_states(tmp_path / f"{width}-{n}", width, accuracy, n) for width, accuracy, n in states]
     other = of_states(tmp_path / "warm", 16, 0.9, warmup_steps=500)
-    found, shown_as = comparisons.accuracies_by_size([*runs, other])
-    assert shown_as == "best validation accuracy"
-    (task,) = found
-    assert task == "MQAR, length 128, vocabulary 128, pairs 4"
-    assert {variant: [at.numbers for at in sizes] for variant, sizes in found[task].items()} == {
-        "mixer=linear": [2 * 8 * 8, 2 * 16 * 16],
-        "fixed": [2 * 8 * 8 * 8, 2 * 8 * 16 * 16],  # 8 levels
-        "content": [2 * 8 * 8 * (8 + 1), 2 * 8 * 16 * (16 + 1)],
-    }  # softmax has one size
-    assert [at.at_best.mean for at in found[task]["fixed"]] == pytest.approx([20, 60])
-    row = comparisons.tables_by_size([*runs, other])[0].rows[0]
-    assert row == {"variant": "mixer=linear", "2 × 8 × 8": "20.0 with 128", "2 × 16 × 16": "60.0 with 512"}
+    (table,) = comparisons.tables_by_size([*runs, other])
+    assert (
+        table.title == "MQAR, length 128, vocabulary 128, pairs 4: best validation accuracy, by the size of the states"
+    )
+    kept = {  # by variant of states of 8 × 8 and 16 × 16; there are 8 levels, and softmax has one size
+        "mixer=linear": (2 * 8 * 8, 2 * 16 * 16), "fixed": (2 * 8 * 8 * 8, 2 * 8 * 16 * 16),
+        "content": (2 * 8 * 8 * (8 + 1), 2 * 8 * 16 * (16 + 1)),
+    }  # fmt: skip
+    assert table.rows == [
+        {"variant": variant, "2 × 8 × 8": f"20.0 with {small:,}", "2 × 16 × 16": f"60.0 with {large:,}"}
+        for variant, (small, large) in kept.items()
+    ]
     rates = swept({"fixed": {0.001: [0.3] * 4, 0.01: [0.5] * 4}})
     at_rates = [made_run(tmp_path / f"rates-{width}", accuracies=rates) for width in (8, 16)]
     for run, width in zip(at_rates, (8, 16), strict=True):
         run.config.model.key_dim = run.config.model.head_dim = width
         run.config.train.learning_rate = (0.001, 0.01)
-    ((at_sizes,),) = (found.values() for found in comparisons.accuracies_by_size(at_rates)[0].values())
-    assert [(at.numbers, at.at_best.mean) for at in at_sizes] == [(2 * 8 * 8 * 8, 50), (2 * 8 * 16 * 16, 50)]
+    (table,) = comparisons.tables_by_size(at_rates)
+    assert table.rows == [{"variant": "fixed", "2 × 8 × 8": "50.0 with 1,024", "2 × 16 × 16": "50.0 with 4,096"}]
 
 
 def made_text(tmp_path, losses, variants=None):
@@ -185,12 +183,12 @@ def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
     assert numbers["mean_perplexity"] == pytest.approx(np.exp([1.0, 1.2]).mean()) and numbers["num_perplexity"] == 2
     assert numbers["mean_test_perplexity"] == pytest.approx(np.exp(3)) and "share_low" not in numbers
     assert [row["linear"] for row in outcomes.by_seed(run).rows] == ["2.7", "–", "3.3"]
-    columns = ["seeds", "validation", "test", "best step"]
-    (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
-    assert row["seeds"] == "2 of 3; 1 diverged" and row["validation"] == "3.02 ± 0.43" and row["best at step"] == "2"
+    columns = ["validation", "test"]
+    (row,) = of_variants(lambda _: [run], "", columns)
+    assert row["validation"] == "3.02 ± 0.43"
     run = made_text(tmp_path, [None, None])
-    (row,) = TABLES["of_variants"](lambda _: [run], "", columns)
-    assert {row[name] for name in ("validation", "test", "best at step")} == {"–"}
+    (row,) = of_variants(lambda _: [run], "", columns)
+    assert {row[name] for name in columns} == {"–"}
     (row,), (numbers,) = outcomes.outcomes(run).rows, outcomes.outcomes(run).raw
     assert row["test perplexity"] == "–" and "mean_test_perplexity" not in numbers
 
@@ -237,7 +235,7 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
         """Tables of 4 and 8 pairs, each in two settings. old: whether one of the runs has no test."""
         others = [(4, 9, test), (8, 0, test), (8, 9, None if old else test)]
         others = [made_run(tmp_path, pairs, test=of_one, warmup_steps=steps) for pairs, steps, of_one in others]
-        return comparisons.as_the_paper([tested, *others]), comparisons.by_setting([tested, *others]).values()
+        return comparisons.as_the_paper([tested, *others]), comparisons.by_setting([tested, *others])
 
     axis, settings = of_several(old=False)
     assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True] * 4
