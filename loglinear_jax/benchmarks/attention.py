@@ -1,7 +1,7 @@
 """Time and memory of log-linear attention and its peers against T, on the machine at hand.
 
     loglinear_jax benchmark attention                                       # what a CPU can do
-    loglinear_jax benchmark attention --preset=language --output=bench      # a GPU; writes bench.json and bench.png
+    loglinear_jax benchmark attention --preset=language --output=bench      # a GPU; writes bench.json
 
 Peers: our own forms by name, of which "pallas" takes the best kernels for the GPU, and "triton" those for any since Ampere;
 "gated_linear", the same with λ ≡ 1 and one state; "flash", cuDNN's FlashAttention through jax.nn with head dim V; "jla", one
@@ -22,7 +22,6 @@ import gc
 import importlib
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import common, kernels, timing
-from loglinear_jax.command_line import BadInput, comma_separated, one_of, power_of_two, size, whole_number
+from loglinear_jax.benchmarks import measure
+from loglinear_jax.command_line import BadInput, comma_separated, one_of, power_of_two, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import unit
 from loglinear_jax.ops import (
@@ -58,7 +57,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Inputs take turns until they have at least this many bytes, more than any GPU's cache.
 ROTATED_BYTES, MAX_SETS = 256 << 20, 6
 MAX_SCORES = 1 << 26
-GROWTH = 4
 # Where errors of peers come from, by the start of a module's name.
 PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
 
@@ -108,21 +106,18 @@ def moved_bytes(preset: dict, length: int) -> tuple[int, int]:
 
 
 class Peer(NamedTuple):
-    """What is timed: its name in a figure, with a colour (Okabe and Ito's, safe for the colour-blind) and a marker.
+    """What is timed. call: of the arrays of `draw_inputs` but the cotangent; None of flash-linear-attention, which is in torch.
+    chunked: whether it takes a chunk_size. delta: whether it is of the delta rule."""
 
-    call: of the arrays of `draw_inputs` but the cotangent; None of flash-linear-attention, which is in torch. chunked: whether
-    it takes a chunk_size. delta: whether it is of the delta rule."""
-
-    label: str
-    colour: str
-    marker: str
-    call: Callable | None = None
+    call: Callable | None
     chunked: bool = False
     delta: bool = False
 
 
 def _flash(q, k, v, log_decay, lam):
     """Causal softmax attention with the values' head dim: q and k of the same size stand for ours."""
+    if jax.default_backend() != "gpu":
+        raise Skip("cuDNN needs a GPU")
     return jax.nn.dot_product_attention(v, jnp.flip(v, 1), v, is_causal=True, implementation="cudnn")
 
 
@@ -152,51 +147,33 @@ def _gated_delta(q, k, v, log_decay, lam, beta, **settings):
     return gated_delta_attention(q, k, v, log_decay, beta, **settings)
 
 
-def _peers() -> dict[str, Peer]:
-    simple_gla = functools.partial(_jla, "scalar_gate", "simple_gla")
-    gated_delta_rule = functools.partial(_jla, "gated_delta_rule", "gated_delta_rule")
-    peers = {
-        "flash": Peer("softmax, cuDNN FlashAttention", "#009E73", "D", _flash),
-        "gated_linear": Peer("gated linear (λ ≡ 1), XLA (ours)", "#CC79A7", "v", _gated_linear, True),
-        "jla": Peer("one state, jax-linear-attention", "#666666", "*", simple_gla),
-        "triton": Peer("log-linear, kernels by Triton (ours)", "#B07AA1", "P", _triton),
-        "fla": Peer("log-linear, flash-linear-attention", "#0072B2", "^"),
-        "jla_delta": Peer("delta rule, one state, jax-linear-attention", "#666666", "*", gated_delta_rule, delta=True),
-        "fla_delta": Peer("delta rule, one state, flash-linear-attention", "#0072B2", "^", delta=True),
-    }
-    for form, words, colour, marker in (
-        ("parallel", "parallel", "#56B4E9", "x"),
-        ("recurrent", "recurrent", "#F0E442", "+"),
-        ("xla", "XLA", "#E69F00", "s"),
-        ("pallas", "best kernels", "#D55E00", "o"),
-    ):
-        call = functools.partial(log_linear_attention, implementation=form)
-        peers[form] = Peer(f"log-linear, {words} (ours)", colour, marker, call, form in ("xla", "pallas"))
-    for name, call, label, looks in (
-        ("log_linear_delta", _log_linear_delta, "log-linear delta rule", ("#D55E00 o", "#56B4E9 x", "#009E73 D")),
-        ("gated_delta", _gated_delta, "delta rule, one state", ("#E69F00 s", "#F0E442 +", "#CC79A7 v")),
-    ):
-        for form, words, look in zip((None, "xla", "pallas"), ("", ", XLA", ", kernels"), looks, strict=True):
-            call_of_form = functools.partial(call, implementation=form)
-            of_form = Peer(f"{label}{words} (ours)", *look.split(), call_of_form, True, True)
-            peers[f"{name}_{form}" if form else name] = of_form
-    return peers
+def _of_form(call: Callable, form: str | None, delta: bool = False) -> Peer:
+    return Peer(functools.partial(call, implementation=form), form not in ("parallel", "recurrent"), delta)
 
 
-PEERS = _peers()
-COPY = Peer("inputs and outputs moved once", "#000000", "_")
+PEERS = {
+    "flash": Peer(_flash),
+    "gated_linear": Peer(_gated_linear, True),
+    "jla": Peer(functools.partial(_jla, "scalar_gate", "simple_gla")),
+    "triton": Peer(_triton),
+    "fla": Peer(None),
+    "jla_delta": Peer(functools.partial(_jla, "gated_delta_rule", "gated_delta_rule"), delta=True),
+    "fla_delta": Peer(None, delta=True),
+    **{form: _of_form(log_linear_attention, form) for form in ("parallel", "recurrent", "xla", "pallas")},
+    **{
+        name + (f"_{form}" if form else ""): _of_form(call, form, delta=True)
+        for name, call in (("log_linear_delta", _log_linear_delta), ("gated_delta", _gated_delta))
+        for form in (None, "xla", "pallas")
+    },
+}
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
-def time_jax(
-    name: str, preset: dict, length: int, repeats: int = 10, max_scores: int = MAX_SCORES, profile: bool = False
-) -> dict[str, Any]:
+def time_jax(name: str, preset: dict, length: int, repeats: int = 10, profile: bool = False) -> dict[str, Any]:
     """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
     A preset's chunk_size, if it has one, is for those that are chunked. Raises Skip if it can't be timed here."""
-    if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > max_scores:
+    if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > MAX_SCORES:
         raise Skip("too many scores")
-    if name == "flash" and jax.default_backend() != "gpu":
-        raise Skip("cuDNN needs a GPU")
     function = PEERS[name].call
     if (chunk_size := preset.get("chunk_size")) and PEERS[name].chunked:
         function = functools.partial(function, chunk_size=chunk_size)
@@ -204,9 +181,8 @@ def time_jax(
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
     inputs = [first, *(draw_inputs(preset, length, seed) for seed in range(1, sets))]
-    found = kernels.time_passes(function, inputs, profile, repeats=repeats)
-    calls = dict(forward=lambda *x: function(*x[:-1]), both=functools.partial(kernels.both_passes, function))
-    for kind, call in calls.items():
+    found = measure.time_passes(function, inputs, profile, repeats=repeats)
+    for kind, call in measure.passes_of(function).items():
         found[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
     return found
 
@@ -261,7 +237,7 @@ def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False
         of_outputs = sum(x.numel() * x.element_size() for x in outputs)
         result[f"{kind}_bytes"] = torch.cuda.max_memory_allocated() - kept - of_outputs
         del outputs
-        result |= kernels.measured(kind, thunk, len(inputs), profile, repeats=repeats)
+        result |= measure.measured(kind, thunk, len(inputs), profile, repeats=repeats)
     if length <= 4096:
         same = PEERS["gated_delta"].call if delta else log_linear_attention
         ours = np.asarray(same(*draw_inputs(preset, length, 0)[:-1]).astype(jnp.float32))
@@ -270,55 +246,35 @@ def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False
     return result
 
 
-def release_memory() -> None:
-    gc.collect()
-    if jax.default_backend() == "gpu":
-        try:
-            import torch
-        except ImportError:
-            return
-        torch.cuda.empty_cache()
-
-
 # --- Report -----------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    preset: dict,
-    lengths: list[int],
-    peers: list[str],
-    repeats: int = 10,
-    max_scores: int = MAX_SCORES,
-    save: Callable[[dict], None] = lambda results: None,
-    profile: bool = False,
+def measure_peers(
+    preset: dict, lengths: list[int], peers: list[str], repeats: int = 10, profile: bool = False
 ) -> tuple[dict[str, dict[int, dict]], bool]:
     """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
     all went well if that was only what `Skip` says.
 
-    repeats: timed, of which the median counts. max_scores: of B·H·T², above which the parallel form is skipped. `save` is
-    called with what there is after each length. profile: print each kernel's time, too.
+    repeats: timed, of which the median counts. profile: print each kernel's time, too.
     """
     results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
     well = True
     for length in lengths:
         for peer in peers:
             try:
-                if PEERS[peer].call is None:
-                    found = time_fla(preset, length, repeats, profile)
-                else:
-                    found = time_jax(peer, preset, length, repeats, max_scores, profile)
+                of_peer = (preset, length, repeats, profile)
+                found = time_fla(*of_peer) if PEERS[peer].call is None else time_jax(peer, *of_peer)
                 results[peer][length] = found
                 extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
                 print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
-                kernels.print_tables(f"T={length} {peer}", found)
+                measure.print_kernels(f"T={length} {peer}", found)
             except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
                 if not isinstance(reason, Skip):
                     if not _of_peer(reason):
                         raise
                     well = False
                 print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
-            release_memory()
-        save(results)
+            gc.collect()
     return results, well
 
 
@@ -331,67 +287,18 @@ def _of_peer(error: Exception) -> bool:
     return any(f"{module}.".startswith(f"{peer}.") for module in modules for peer in PEERS_CODE)
 
 
-def _growth(by_length: dict[int, dict]) -> tuple[int, float, float] | None:
-    """(the longest length, how much longer it takes than one GROWTH times shorter, forward and both ways)."""
-    longest = max((n for n in by_length if n // GROWTH in by_length), default=None)
-    if longest is None:
-        return None
-    short, long = by_length[longest // GROWTH], by_length[longest]
-    return longest, long["forward_ms"] / short["forward_ms"], long["both_ms"] / short["both_ms"]
-
-
 def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
     rows = []
-    for peer, by_length in results.items():
+    for peer, of_peer in results.items():
         cells = {
-            n: f"{by_length[n][f'forward_{kind}'] / unit:.3g} / {by_length[n][f'both_{kind}'] / unit:.3g}"
-            for n in by_length
+            n: [of_peer[n][f"{part}_{kind}"] / unit for part in ("forward", "both")] for n in lengths if n in of_peer
         }
-        row = {"": peer} | {f"T={n}": cells[n] for n in lengths if n in cells}
-        if kind == "ms" and (growth := _growth(by_length)):
-            longest, forward, both = growth
-            row[f"growth over {GROWTH}× T"] = f"{longest // GROWTH} → {longest}: {forward:.1f}× / {both:.1f}×"
-        rows.append(row)
+        rows.append({"": peer} | {f"T={n}": f"{forward:.3g} / {both:.3g}" for n, (forward, both) in cells.items()})
     return tabulate(rows, headers="keys", tablefmt="github", missingval="–")
 
 
-def draw(results: dict, copied: dict[int, dict], title: str, path: Path) -> None:
-    """Time of the forward pass, of both passes, and memory, against T; log-log. Its title says how much longer GROWTH times the
-    tokens take, forward and backward: of the first peer, and of the one that grows most."""
-    from loglinear_jax.analysis.style import FULL_WIDTH, new_figure, open_frame, wrap
-
-    figure, (axes,) = new_figure(FULL_WIDTH, 4.6, columns=3)
-    panels = (
-        ("forward_ms", 1, "forward (ms)"),
-        ("both_ms", 1, "forward + backward (ms)"),
-        ("both_bytes", 1 << 20, "memory beyond inputs and outputs (MiB)"),
-    )
-    drawn = [(PEERS[peer], by_length) for peer, by_length in results.items()] + [(COPY, copied)]
-    lengths = sorted({n for _, by_length in drawn for n in by_length})
-    for axis, (key, unit_size, label) in zip(axes, panels, strict=True):
-        for peer, by_length in drawn:
-            points = [(n, found[key] / unit_size) for n, found in by_length.items() if found.get(key)]
-            if points:
-                look = dict(marker=peer.marker, markersize=4, color=peer.colour, label=peer.label, lw=1.6)
-                axis.plot(*zip(*points, strict=True), **look)
-        axis.set(xscale="log", yscale="log", xlabel="T (tokens)", title=label)
-        axis.title.set_fontsize(9)
-        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths], fontsize=8)
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        open_frame(axis)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    if factors := {PEERS[peer].label: growth[2] for peer in results if (growth := _growth(results[peer]))}:
-        shown = dict.fromkeys([next(iter(factors)), max(factors, key=factors.__getitem__)])
-        words = ", ".join(f"{label} takes {factors[label]:.0f} times as long" for label in shown)
-        title = f"For {GROWTH} times the tokens {words}\n{title}"
-    figure.suptitle(wrap(title, FULL_WIDTH, 10), fontsize=10)
-    figure.savefig(path, dpi=150)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.flag_adder(parser)
+    add = measure.flag_adder(parser)
     add("preset", "small", "name of the shapes", choices=list(PRESETS))
     lengths = [256 << n for n in range(8)]
     parser.add_argument("--lengths", type=comma_separated(size), default=lengths, help="tokens (default: 256 to 32768)")
@@ -399,17 +306,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_of_peers = f"what to time, of {', '.join(PEERS)} {defaults}"
     parser.add_argument("--peers", type=comma_separated(one_of(tuple(PEERS))), help=help_of_peers)
     add("repeats", 10, "timed repeats, of which the median counts", type=size)
-    of_scores = "skip the parallel form above this many scores (B·H·T²)"
-    add("max_scores", MAX_SCORES, of_scores, type=functools.partial(whole_number, least=1))
-    chunked = ", ".join(sorted(name for name, peer in PEERS.items() if peer.chunked))
-    help_of_chunks = f"tokens a chunk, a power of two, of {chunked} (default: what they choose)"
+    help_of_chunks = "tokens a chunk, a power of two, of the peers with chunks (default: what they choose)"
     parser.add_argument("--chunk_size", type=power_of_two, help=help_of_chunks)
-    common.add_kernels(parser)
-    common.add_output(parser, (".json", ".png"))
+    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_kernels(args)
+    measure.check_kernels(args)
     preset, lengths = PRESETS[args.preset] | {"chunk_size": args.chunk_size}, sorted(args.lengths)
     delta = preset.get("delta", False)
     of_preset = [name for name, peer in PEERS.items() if peer.delta == delta]
@@ -417,29 +320,17 @@ def run(args: argparse.Namespace) -> int:
     if wrong := [peer for peer in peers if peer not in of_preset]:
         expected = f"expected some of {', '.join(of_preset)}"
         raise BadInput(f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: {expected}")
+    record = measure.Record(args, **preset)
+    before = measure.steady(measure.copy_bandwidth)
+    results, well = measure_peers(preset, lengths, peers, args.repeats, args.kernels)
+    best = max(before, measure.steady(measure.copy_bandwidth))
+    record.values |= {"copy_bytes_per_second": best, "results": results}
+    record.write()
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
-    record = common.Record(args, **preset)
-    moved = {n: moved_bytes(preset, n) for n in lengths}
-    bandwidth = {"at_start": timing.steady(timing.copy_bandwidth)}
-
-    def copy() -> dict[int, dict]:
-        best = max(bandwidth.values())
-        return {n: dict(forward_ms=1e3 * moved[n][0] / best, both_ms=1e3 * moved[n][1] / best) for n in lengths}
-
-    def save(results: dict) -> None:
-        record.values |= {"copy_bytes_per_second": max(bandwidth.values())}
-        record.values |= {f"copy_bytes_per_second_{when}": value for when, value in bandwidth.items()}
-        record.values |= {"results": results}
-        record.write()
-        if args.output:
-            draw(results, copy(), f"{record.machine}, {shape}", common.output_file(args.output, ".png"))
-
-    results, well = measure(preset, lengths, peers, args.repeats, args.max_scores, save, args.kernels)
-    bandwidth["at_end"] = timing.steady(timing.copy_bandwidth)
-    save(results)
-    best = max(bandwidth.values())
     print(f"\n{record.machine}, {shape}, copy {best / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
-    print(table(results | {"copy": copy()}, lengths, "ms", 1))
+    moved = {n: [1e3 * x / best for x in moved_bytes(preset, n)] for n in lengths}
+    copy = {n: {"forward_ms": forward, "both_ms": both} for n, (forward, both) in moved.items()}
+    print(table(results | {"copy": copy}, lengths, "ms", 1))
     print("\nPeak memory beyond inputs and outputs, MiB\n")
     print(table(results, lengths, "bytes", 1 << 20))
     return 0 if well else 1

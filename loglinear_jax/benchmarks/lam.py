@@ -13,9 +13,9 @@ from typing import Any, get_args
 import jax
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import common, kernels
+from loglinear_jax.benchmarks import measure
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
-from loglinear_jax.command_line import comma_separated, one_of, size
+from loglinear_jax.command_line import one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS
 from loglinear_jax.mixers import make_mixer
@@ -25,13 +25,11 @@ HELP = "time of each λ with its attention"
 INPUT_SETS = 3
 
 
-def time_lam(
-    lam: str, preset: dict, length: int, implementation: str | None = None, profile: bool = False
-) -> dict[str, Any]:
-    """forward_ms and both_ms of the mixer with this λ, and with `profile` forward_kernels and both_kernels; gradients in its
-    parameters and every input."""
-    levels = num_levels(length)
-    mixer = make_mixer("log_linear", num_levels=levels, lam=lam, lam_hidden=None, implementation=implementation)
+def time_lam(lam: str, preset: dict, length: int, implementation: str | None, profile: bool) -> dict[str, Any]:
+    """`measure.time_passes` of the mixer with this λ; gradients in its parameters and every input."""
+    mixer = make_mixer(
+        "log_linear", num_levels=num_levels(length), lam=lam, lam_hidden=None, implementation=implementation
+    )
 
     def draw(seed):
         q, k, v, _, _, cotangent = draw_inputs(preset, length, seed)
@@ -49,33 +47,30 @@ def time_lam(
     inputs = [draw(seed) for seed in range(INPUT_SETS)]
     *of_attention, more = inputs[0][0]
     params = {"params": mixer.init(jax.random.key(0), *of_attention, **more)["params"]}
-    return kernels.time_passes(mix, [(params, *given) for given in inputs], profile)
+    return measure.time_passes(mix, [(params, *given) for given in inputs], profile)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.flag_adder(parser)
+    add = measure.flag_adder(parser)
     add("preset", "small", "name of the shape", choices=PRESETS)
-    add("lengths", "1024", "sequence lengths in tokens", type=comma_separated(size))
-    add(
-        "lams", "fixed,linear,mlp_softplus,content,content_mlp", "names of λ", type=comma_separated(one_of(tuple(LAMS)))
-    )
+    add("lengths", "1024", "sequence lengths in tokens", size)
+    add("lams", "fixed,linear,mlp_softplus,content,content_mlp", "names of λ", one_of(tuple(LAMS)))
     forms = get_args(Implementation)
     parser.add_argument("--implementation", choices=forms, help="form of the attention (default: the best that works)")
-    common.add_kernels(parser)
-    common.add_output(parser)
+    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_kernels(args)
+    measure.check_kernels(args)
     preset = PRESETS[args.preset]
-    record = common.Record(args, **preset)
+    record = measure.Record(args, **preset)
     print(f"{record.machine}; {args.preset}: {', '.join(f'{k}={v}' for k, v in preset.items())}")
     results: dict[str, dict[int, Any]] = {}
     rows = []
     for length in args.lengths:
         for lam in args.lams:
             found = time_lam(lam, preset, length, args.implementation, args.kernels)
-            kernels.print_tables(f"T={length} {lam}", found)
+            measure.print_kernels(f"T={length} {lam}", found)
             results.setdefault(lam, {})[length] = found
             rows.append([length, lam, found["forward_ms"], found["both_ms"]])
     print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))

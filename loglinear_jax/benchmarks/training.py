@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from loglinear_jax.benchmarks import common, kernels, timing
-from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
+from loglinear_jax.benchmarks import measure
+from loglinear_jax.command_line import BadInput, one_of, size
 from loglinear_jax.config import Experiment, build
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.train import ManySeeds, SeedTrainer, open_data
@@ -78,49 +78,37 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
     def evaluate(state):
         return many.evaluate_and_record(state, data.validation)[0]
 
-    state, _ = timing.timed(evaluate, timing.timed(dispatch, state)[0])  # both compile
-    state, seconds = timing.timed(dispatch, state, len(sizes) - 1)
+    state, _ = measure.timed(evaluate, measure.timed(dispatch, state)[0])  # both compile
+    state, seconds = measure.timed(dispatch, state, len(sizes) - 1)
     step_ms = 1e3 * sum(seconds) / sum(sizes[1:])
-    state, evaluations = timing.timed(evaluate, state, 3)
+    state, evaluations = measure.timed(evaluate, state, 3)
     evaluation_ms = 1e3 * float(np.median(evaluations))
     together = (step_ms + evaluation_ms / train.eval_every) / len(seeds)
-    result = {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
-    if profile:
-        result["kernels"] = kernels.profiled(lambda: dispatch(state), sizes[0])
+    kernels = {"kernels": measure.profiled(lambda: dispatch(state), sizes[0])} if profile else {}
     data.close()
-    return result
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """A task a line, with the milliseconds for each seed and step in a column for each way to compute."""
-    lines: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        line = lines.setdefault(row["task"], {"": row["title"], "seeds": row["seeds"]})
-        line[WAYS[row["way"]][0]] = f"{row['ms_per_seed_and_step']:.3g}"
-    return tabulate(list(lines.values()), headers="keys", tablefmt="github", disable_numparse=True)
+    return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together} | kernels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.flag_adder(parser)
-    add("tasks", ",".join(WORKLOADS), "recall tasks to train", type=comma_separated(one_of(tuple(WORKLOADS))))
-    add("ways", "float32,tf32,xla", f"ways to compute: {', '.join(WAYS)}", type=comma_separated(one_of(tuple(WAYS))))
+    add = measure.flag_adder(parser)
+    add("tasks", ",".join(WORKLOADS), "recall tasks to train", one_of(tuple(WORKLOADS)))
+    add("ways", "float32,tf32,xla", f"ways to compute: {', '.join(WAYS)}", one_of(tuple(WAYS)))
     add("variant", "mlp_softplus", "variant to train")
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)
-    common.add_kernels(parser)
-    common.add_output(parser)
+    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_kernels(args)
+    measure.check_kernels(args)
     seeds_of = {task: args.seeds or WORKLOADS[task].num_seeds for task in args.tasks}
     for task, seeds in seeds_of.items():
         build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
         if "rates" in args.ways and seeds % RATES:
             expected = f"--ways=rates takes a multiple of {RATES} seeds"
             raise BadInput(f"{expected}, got {seeds} of {task}: give --tasks or --seeds")
-    record = common.Record(args, variant=args.variant)
+    record = measure.Record(args, variant=args.variant)
     for task, way in itertools.product(args.tasks, args.ways):
         workload, seeds = WORKLOADS[task], seeds_of[task]
         sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
@@ -130,5 +118,9 @@ def run(args: argparse.Namespace) -> int:
         row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
         record.add("training", f"{task} {way}, a step of {seeds} seeds", row)
     print(f"\n{record.machine}; {args.variant}; milliseconds for each seed and step\n")
-    print(table(record.values["training"]))
+    lines: dict[str, dict[str, Any]] = {}
+    for row in record.values["training"]:
+        line = lines.setdefault(row["task"], {"": row["title"], "seeds": row["seeds"]})
+        line[WAYS[row["way"]][0]] = f"{row['ms_per_seed_and_step']:.3g}"
+    print(tabulate(list(lines.values()), headers="keys", tablefmt="github", disable_numparse=True))
     return 0

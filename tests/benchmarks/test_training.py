@@ -18,7 +18,7 @@ def test_a_step_and_an_evaluation_are_timed_apart_and_one_more_dispatch_profiled
     steps = []
     train_steps = training.ManySeeds.train_steps
     monkeypatch.setattr(training.ManySeeds, "train_steps", lambda *args: steps.append(args[-1]) or train_steps(*args))
-    monkeypatch.setattr(training.kernels, "profiled", lambda compute, calls: [compute(), calls][1:])
+    monkeypatch.setattr(training.measure, "profiled", lambda compute, calls: [compute(), calls][1:])
     measured = training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=4, profile=True)
     assert measured["kernels"] == [3] and steps == [3] * 4  # to compile, four steps in two, and what is profiled
     both = (measured["step_ms"] + measured["evaluation_ms"] / 50) / 4  # four seeds

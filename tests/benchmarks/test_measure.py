@@ -1,11 +1,13 @@
 """Times of kernels: what is read of a profile, and that every benchmark profiles what it times."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from loglinear_jax.benchmarks import common, kernels, timing
-from loglinear_jax.benchmarks.kernels import KernelTime
+from loglinear_jax.benchmarks import measure
+from loglinear_jax.benchmarks.measure import KernelTime
 from loglinear_jax.commands.main import main
 
 EVENTS = (("sort_0_1_", 1), ("loop_fusion", 4), ("loop_fusion_3", 5), ("gemm_tf32_12_1", 7), ("loop_fusion_", 0))
@@ -21,7 +23,7 @@ FOUND = {"loop_fusion": KernelTime(1.5, 4.5), "gemm_tf32": KernelTime(0.5, 3.5),
 
 
 def test_of_a_profile_the_streams_of_gpus_count_once_and_numbers_of_names_do_not():
-    found = kernels.of_profile(jax.profiler.ProfileData.from_text_proto(PROFILE), calls=2)
+    found = measure.of_profile(jax.profiler.ProfileData.from_text_proto(PROFILE), calls=2)
     assert list(found.items()) == list(FOUND.items())
 
 
@@ -29,21 +31,35 @@ def test_a_profile_holds_what_was_computed():
     """On a CPU, which has no kernels; on a GPU, one at least."""
     add = jax.jit(lambda x: x + 1)
     done = []
-    found = kernels.profiled(lambda: done.append(1) or add(jnp.ones(3)), 1)
+    found = measure.profiled(lambda: done.append(1) or add(jnp.ones(3)), 1)
     assert done == [1] and bool(found) == (jax.default_backend() == "gpu")
 
 
-def test_the_table_adds_up():
-    lines = kernels.table("a step", FOUND).splitlines()
+def test_the_table_adds_up(capsys):
+    measure.print_kernels("a step", {"kernels": FOUND})
+    lines = capsys.readouterr().out.strip().splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0] == ["a step", "launches", "ms"]
-    assert cells[2:] == [
-        ["loop_fusion", "1.5", "4.5000"],
-        ["gemm_tf32", "0.5", "3.5000"],
-        ["sort", "0.5", "0.5000"],
-        ["together", "2.5", "8.5000"],
-    ]
-    assert kernels.table("a step", {}) == "a step: the profiler saw no kernels"
+    assert cells[0] == ["a step", "launches", "ms"] and cells[2] == ["loop_fusion", "1.5", "4.5000"]
+    assert cells[-1] == ["together", "2.5", "8.5000"]
+
+
+def test_a_rate_is_measured_until_it_is_steady():
+    rates = iter([1.0, 1.8, 1.85, 9.0])
+    assert measure.steady(lambda: next(rates)) == 1.85
+    rising = iter(range(1, 100))
+    assert measure.steady(lambda: next(rising), most=5) == 5
+
+
+def test_the_mixer_runs_with_every_lam_and_the_command_says_where_it_comes_from(tmp_path, monkeypatch, capsys):
+    timed = []
+    monkeypatch.setattr(measure, "median_ms", lambda thunk, calls: timed.append(thunk()) or 2.5)
+    arguments = ["benchmark", "lam", "--lams=fixed,content", "--lengths=16", f"--output={tmp_path / 'out'}"]
+    assert main(arguments) == 0
+    assert len(timed) == 4 and timed[0][0].shape == (4, 16, 2, 32)
+    cells = [[c.strip() for c in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()[-2:]]
+    assert cells == [["16", "fixed", "2.500", "2.500"], ["16", "content", "2.500", "2.500"]]
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert record["results"]["content"]["16"] == {"forward_ms": 2.5, "both_ms": 2.5} and record["commit"]
 
 
 COMMANDS = {
@@ -72,9 +88,9 @@ def test_a_benchmark_profiles_what_it_times(command, calls, capsys, monkeypatch,
         return {"a_kernel": KernelTime(calls, 1.0)}
 
     for rate in ("copy_bandwidth", "matmul_rate"):
-        monkeypatch.setattr(timing, rate, lambda: 1e9)
-    monkeypatch.setattr(common, "check_kernels", lambda args: None)
-    monkeypatch.setattr(kernels, "profiled", profiled)
+        monkeypatch.setattr(measure, rate, lambda: 1e9)
+    monkeypatch.setattr(measure, "check_kernels", lambda args: None)
+    monkeypatch.setattr(measure, "profiled", profiled)
     arguments = [command, "--kernels", *COMMANDS[command], f"--output={tmp_path / 'out'}"]
     assert main(arguments, command="benchmark") == 0
     out = capsys.readouterr().out
