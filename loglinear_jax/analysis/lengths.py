@@ -18,7 +18,6 @@ from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam_values import Which, layers_that
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table, mean_and_std, mean_std_and_reached
-from loglinear_jax.evaluate import Span
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -163,20 +162,6 @@ def lengths_table(run: Run, found: Sequence[ByLength]) -> Table:
     reached = "".join(f" (seeds at ≥ {100 * t:.0f} %)" for t in score.thresholds[:1])
     title = f"{f'{score.name} {score.unit}'.strip()}, mean ± std over seeds{reached}"
     return Table(title, rows, of=describe_run(run), long=long)
-
-
-def draw_perplexity_by_position(spans: Sequence[Span], subject: str) -> Figure:
-    """Perplexity of each span of positions at its middle on the logarithmic axis, with its interval. subject: in the title."""
-    figure, ((axis,),) = style.new_figure(7.6, 4.2)
-    middles = [(span.first * span.last) ** 0.5 for span in spans]
-    curve = ([getattr(span, name) for span in spans] for name in ("perplexity", "low", "high"))
-    style.draw_line(axis, middles, *curve, marker="o")
-    axis.set(xlabel="position (tokens)", ylabel="perplexity", xscale="log", yscale="log")
-    for direction in (axis.xaxis, axis.yaxis):
-        style.log_ticks(direction)
-    shown = " Shaded: 95 % interval over windows." if np.isfinite([span.low for span in spans]).any() else ""
-    style.finish(figure, f"Perplexity by position: {subject}.{shown}")
-    return figure
 
 
 class Lengths(Section):

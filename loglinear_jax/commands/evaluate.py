@@ -1,4 +1,4 @@
-"""Loss of language models: compared document by document, or on a text by position.
+"""Loss of language models: compared document by document, or in the windows of a text.
 
 loglinear_jax evaluate runs/a runs/b --length=16384 --out=compared
 loglinear_jax evaluate hanguo/log-linear-attention/gdn hanguo/log-linear-attention/mamba-2 --corpus=books
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 HELP = "loss of language models on documents or on a text"
 EXTRA = "text"
-MOST_DRAWN = 1e100  # perplexity that an axis takes
 LONGEST = 16_384  # of a window or of what is read of a document, if --length is not given
 NEEDLE_LENGTHS = tuple(1024 << i for i in range(7))
 NEEDLE_DOCUMENTS = 16
@@ -47,53 +45,37 @@ TAKES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "models",
-        nargs="*",
-        type=path_pattern,
-        metavar="MODEL",
-        help="folder of a run (all variants, or --variant), or an external checkpoint as in --model. Several are "
-        "compared with the first, document by document",
+    help_of_models = (
+        "folder of a run (all variants, or --variant), or an external checkpoint as in --model. Several are compared with the "
+        "first, document by document"
     )
+    parser.add_argument("models", nargs="*", type=path_pattern, metavar="MODEL", help=help_of_models)
     add_trained_arguments(parser, required=False)
-    parser.add_argument(
-        "--corpus",
-        help="documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
+    of_lengths = ",".join(map(str, NEEDLE_LENGTHS))
+    flags = {
+        "corpus": "documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
         "(default: those that the first run was trained on)",
-    )
-    parser.add_argument("--text_field", help="field of the text in a line of JSON or a row of --corpus (default: text)")
-    parser.add_argument("--end_token", help="token between documents of --corpus (default: the run's)")
-    parser.add_argument(
-        "--documents",
-        type=size,
-        help="number of documents, from the first of the split (default: all; with --needle the first "
+        "text_field": "field of the text in a line of JSON or a row of --corpus (default: text)",
+        "end_token": "token between documents of --corpus (default: the run's)",
+        "documents": "number of documents, from the first of the split (default: all; with --needle the first "
         f"{NEEDLE_DOCUMENTS} that are long enough)",
-    )
-    parser.add_argument("--text", type=path, help="UTF-8 file to read in windows, instead of documents")
-    parser.add_argument(
-        "--length",
-        type=size,
-        help="tokens predicted in a document or window, each from all before it (default: all, but no more than "
+        "text": "UTF-8 file to read in windows, instead of documents",
+        "length": f"tokens predicted in a document or window, each from all before it (default: all, but no more than "
         f"{LONGEST:,}, or than a model's λ has levels for)",
+        "windows": "number of windows of --text, from its start (default: all)",
+        "lengths": f"lengths of a document with --needle, in tokens (default: of {of_lengths} the ones that a document has, "
+        "and a model's λ has levels for)",
+        "depths": "places of the sentence with --needle, in %% of the document (default: 0,25,50,75,100)",
+        "out": "folder for tables, figures and every document's losses as JSON",
+    }
+    types = {"text": path, "out": path, "lengths": comma_separated(size), "depths": comma_separated(_percent)}
+    types |= dict.fromkeys(("documents", "length", "windows"), size)
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", type=types.get(name), help=text)
+    help_of_needle = (
+        "test whether a model recalls a number that a sentence in the document says: its loss and greedy accuracy"
     )
-    parser.add_argument("--windows", type=size, help="number of windows of --text, from its start (default: all)")
-    parser.add_argument(
-        "--needle",
-        action="store_true",
-        help="test whether a model recalls a number that a sentence in the document says: its loss and greedy accuracy",
-    )
-    parser.add_argument(
-        "--lengths",
-        type=comma_separated(size),
-        help=f"lengths of a document with --needle, in tokens (default: of {','.join(map(str, NEEDLE_LENGTHS))} "
-        "the ones that a document has, and a model's λ has levels for)",
-    )
-    parser.add_argument(
-        "--depths",
-        type=comma_separated(_percent),
-        help="places of the sentence with --needle, in %% of the document (default: 0,25,50,75,100)",
-    )
-    parser.add_argument("--out", type=path, help="folder for tables, figures and every document's losses as JSON")
+    parser.add_argument("--needle", action="store_true", help=help_of_needle)
 
 
 def _percent(text: str) -> float:
@@ -115,11 +97,13 @@ def run(args: argparse.Namespace) -> int:
         each.append(args)
     if not each:
         raise BadInput("expected a model: a run's folder, or an external checkpoint")
-    if args.text is None:
-        return _needle(args, each) if args.needle else _documents(args, each)
-    if len(each) > 1:
-        raise BadInput(f"--text is read by one model, got {len(each)}")
-    return _text(each[0])
+    text = args.text and read_text(args.text, "--text")
+    models = _load_all(each)
+    if args.out is not None:
+        check_folder(args.out, "--out")
+    if args.text is not None:
+        return _text(args, models, text)
+    return (_needle if args.needle else _documents)(args, models, _open_corpus(args, models))
 
 
 def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
@@ -134,35 +118,60 @@ def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
     )
 
 
-def _documents(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> int:
-    from loglinear_jax.evaluate.documents import document_losses, loss_measures, padded_lengths
-    from loglinear_jax.progress import progress_bar
-
-    models = _load_all(each)
-    corpus = _open_corpus(args, models)
+def _documents(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Corpus) -> int:
     length = _check_length(args.length, models)
     numbers = range(len(corpus.starts["test"]) - 1)[: args.documents]
     documents = [_document(corpus, number, length) for number in numbers]
-    if args.out is not None:
-        check_folder(args.out, "--out")
+    subject = f"{len(documents):,} documents of the test split of {corpus.manifest['name']}, up to {length:,} tokens"
+    _show(args, _loss_measures(models, documents, corpus.train), subject, numbers, corpus.manifest)
+    return 0
+
+
+def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) -> int:
+    """The windows of a text, as if each were a document."""
+    import numpy as np
+
+    from loglinear_jax.text.tokenizer import check_returned
+
+    name, tokenizer = next((name, trained.tokenizer) for name, trained in models.items())
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    check_returned(tokenizer, [text], [ids], name=str(args.tokenizer or name), where=str(args.text))
+    length = min(_check_length(args.length, models, "--text"), args.length or max(len(ids) - 1, 1))
+    num = args.windows or max((len(ids) - 1) // length, 1)
+    if len(ids) <= num * length:
+        expected = f"expected at least {num * length + 1:,}, for {num} window(s) of {length:,}"
+        raise BadInput(f"--text: {args.text} has {len(ids):,} tokens: {expected}")
+    # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
+    windows = [np.asarray(ids[i * length : (i + 1) * length + 1], np.int32) for i in range(num)]
+    measures = _loss_measures(models, windows)
+    _show(
+        args, measures, f"{args.text.name}, {num} window(s) of {length:,} tokens", range(num), {"name": str(args.text)}
+    )
+    for name in models:
+        loss, low, high = measures[0].mean(name, 0)
+        interval = f" [{np.exp(low):.2f}, {np.exp(high):.2f}]" if np.isfinite(low) else ""
+        print(f"Perplexity of {name}: {np.exp(loss):.2f}{interval}")
+    print(f"{num * length:,} of the text's {len(ids) - 1:,} tokens after the first were predicted")
+    return 0
+
+
+def _loss_measures(models: Mapping[str, Trained], documents: Sequence[Any], train: Any = None) -> list[Measure]:
+    from loglinear_jax.evaluate.documents import document_losses, loss_measures, padded_lengths
+    from loglinear_jax.progress import progress_bar
+
     losses: dict[str, Any] = {}
     for name, trained in models.items():
         with progress_bar(name, sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
             losses[name] = document_losses(trained.model, trained.params, documents, bar.update)
-    measures = loss_measures(documents, losses, corpus.train)
-    subject = f"{len(documents):,} documents of the test split of {corpus.manifest['name']}, up to {length:,} tokens"
-    _show(args, measures, subject, list(numbers), corpus)
-    return 0
+    return loss_measures(documents, losses, train)
 
 
-def _needle(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> int:
+def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Corpus) -> int:
     import numpy as np
 
     from loglinear_jax.evaluate.needle import hide_needles, needle_measures, needle_scores
     from loglinear_jax.progress import progress_bar
 
-    models = _load_all(each)
-    corpus = _open_corpus(args, models)
     sizes = np.diff(corpus.starts["test"])
     lengths = _needle_lengths(args.lengths, models, int(sizes.max()))
     depths = args.depths or [0, 25, 50, 75, 100]
@@ -172,16 +181,15 @@ def _needle(args: argparse.Namespace, each: Sequence[argparse.Namespace]) -> int
         hide_needles(tokenizer, [_document(corpus, number, length) for number in chosen], chosen, length, depths)
         for length, chosen in zip(lengths, numbers, strict=True)
     ]
-    if args.out is not None:
-        check_folder(args.out, "--out")
     scores: dict[str, Any] = {}
-    total = sum(length * len(chosen) * len(depths) for length, chosen in zip(lengths, numbers, strict=True))
     for name, trained in models.items():
-        with progress_bar(name, total, unit="token", unit_scale=True) as bar:
+        with progress_bar(
+            name, sum(one.windows[..., 1:].size for one in needles), unit="token", unit_scale=True
+        ) as bar:
             scores[name] = [needle_scores(trained.model, trained.params, one, bar.update) for one in needles]
     measures = needle_measures(lengths, depths, numbers, [one.values for one in needles], scores)
     subject = f"a number in documents of the test split of {corpus.manifest['name']}"
-    _show(args, measures, subject, sorted(set().union(*numbers)), corpus)
+    _show(args, measures, subject, sorted(set().union(*numbers)), corpus.manifest)
     return 0
 
 
@@ -204,30 +212,32 @@ def _needle_lengths(lengths: Sequence[int] | None, models: Mapping[str, Trained]
 
 
 def _load_all(each: Sequence[argparse.Namespace]) -> dict[str, Trained]:
-    """The models by their names: of one run, its variants; else with what the user called them."""
+    """The models by their names: of one run, its variants; else with what the user called them. Raises BadInput where their
+    tokenizers differ."""
     from loglinear_jax.runs.loading import read_run
+    from loglinear_jax.text.tokenizer import tokenizer_sha256
 
-    found = {}
+    found: dict[str, Trained] = {}
     for args in each:
         variants = [args.variant] if args.workdir is None or args.variant else read_run(args.workdir).variants
         for variant in variants:
             trained = load_trained(argparse.Namespace(**vars(args) | {"variant": variant}))
             name = args.model if variant is None else variant if len(each) == 1 else f"{args.workdir}, {variant}"
-            found[name] = trained
+            found[name or str(args.workdir)] = trained
+    (name, first), *others = found.items()
+    for other, trained in others:
+        if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
+            raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
     return found
 
 
 def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Corpus:
-    """The documents, in tokens of all models. Raises BadInput where their tokenizers differ, or there are no documents."""
+    """The documents, in tokens of all models. Raises BadInput where there are none."""
     from loglinear_jax.runs.folders import RunFolder
     from loglinear_jax.tasks.documents import Documents
     from loglinear_jax.text import END_TOKEN, open_documents
-    from loglinear_jax.text.tokenizer import tokenizer_sha256
 
-    (name, first), *others = models.items()
-    for other, trained in others:
-        if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
-            raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
+    name, first = next(iter(models.items()))
     if args.corpus is not None:
         given = {"text_field": args.text_field, "cache": getattr(first.task, "cache", None)}
         return open_documents(
@@ -266,7 +276,11 @@ def _document(corpus: Corpus, number: int, length: int):
 
 
 def _show(
-    args: argparse.Namespace, measures: Sequence[Measure], subject: str, numbers: Sequence[int], corpus: Corpus
+    args: argparse.Namespace,
+    measures: Sequence[Measure],
+    subject: str,
+    numbers: Sequence[int],
+    corpus: Mapping[str, Any],
 ) -> None:
     """Prints the tables, and writes them with the figures and each document's sums if there is --out. numbers: of the documents
     in their split."""
@@ -280,7 +294,7 @@ def _show(
     print(f"{subject}. {tables[0].note}")
     if args.out is None:
         return
-    record = origin(args.called) | {"subject": subject, "corpus": corpus.manifest, "measures": []}
+    record = origin(args.called) | {"subject": subject, "corpus": corpus, "measures": []}
     for measure, table in zip(measures, tables, strict=True):
         stem = args.out / measure.name.replace(" ", "-")
         table.write(stem)
@@ -297,72 +311,3 @@ def _show(
         record["measures"].append(about | {"documents": rows})
     (args.out / "documents.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     print(f"Written to {args.out}")
-
-
-def _text(args: argparse.Namespace) -> int:
-    import numpy as np
-    from tabulate import tabulate
-
-    from loglinear_jax.evaluate import check_windows, perplexity, perplexity_by_position, window_losses
-    from loglinear_jax.progress import progress_bar
-    from loglinear_jax.provenance import origin
-    from loglinear_jax.statistics import FEWEST_FOR_INTERVAL
-    from loglinear_jax.text.tokenizer import check_returned
-
-    text = read_text(args.text, "--text")
-    model, params, tokenizer, *_ = load_trained(args)
-    encoded = tokenizer.encode(text, add_special_tokens=False).ids
-    name = str(args.tokenizer or args.model or args.workdir)
-    check_returned(tokenizer, [text], [encoded], name=name, where=str(args.text))
-    ids = np.asarray(encoded, np.int32)
-    length = args.length or max(min(len(ids) - 1, model.settings.longest or LONGEST, LONGEST), 1)
-    num = args.windows or max((len(ids) - 1) // length, 1)
-    if len(ids) <= num * length:
-        expected = f"expected at least {num * length + 1:,}, for {num} window(s) of {length:,}"
-        raise BadInput(f"--text: {args.text} has {len(ids):,} tokens: {expected}")
-    # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
-    windows = np.stack([ids[i * length : (i + 1) * length + 1] for i in range(num)])
-    check_windows(model, windows)
-    if args.out is not None:
-        check_folder(args.out, "--out")
-    with progress_bar("evaluating", num * length, unit="token", unit_scale=True) as bar:
-        losses = window_losses(model, params, windows, bar.update)
-    spans, whole = perplexity_by_position(losses), perplexity(losses)
-    subject = f"{args.model or args.workdir}, {args.text.name}, {num} window(s) of {length:,} tokens"
-    rows = [(_range(span), _perplexity(span), _interval(span)) for span in spans]
-    rows += [("all", _perplexity(whole), _interval(whole))]
-    print(tabulate(rows, headers=("position", "perplexity", "95 % interval over windows"), disable_numparse=True))
-    if num < FEWEST_FOR_INTERVAL:
-        print(f"Intervals are given from {FEWEST_FOR_INTERVAL} windows on")
-    print(f"{num * length:,} of the text's {len(ids) - 1:,} tokens after the first were predicted")
-    if args.out is not None:
-        _write(args.out, subject, spans, whole, origin(args.called))
-    return 0
-
-
-def _range(span) -> str:
-    return f"{span.first:,}" if span.first == span.last else f"{span.first:,} – {span.last:,}"
-
-
-def _perplexity(span) -> str:
-    return f"{span.perplexity:.2f}" if math.isfinite(span.perplexity) else f"exp({span.loss:.1f})"
-
-
-def _interval(span) -> str:
-    return f"{span.low:.2f} – {span.high:.2f}" if math.isfinite(span.high) else "–"
-
-
-def _numbers(span) -> dict[str, float | None]:
-    """With None for what is not finite, which JSON does not have."""
-    return {name: value if math.isfinite(value) else None for name, value in span._asdict().items()}
-
-
-def _write(folder: Path, subject: str, spans, whole, origin) -> None:
-    from loglinear_jax.analysis.lengths import draw_perplexity_by_position
-    from loglinear_jax.analysis.style import save
-
-    record = origin | {"subject": subject, "all": _numbers(whole), "by_position": [_numbers(span) for span in spans]}
-    (folder / "perplexity.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if shown := [span for span in spans if max(span.perplexity, span.high) <= MOST_DRAWN]:
-        save(draw_perplexity_by_position(shown, subject), folder / "perplexity")
-    print(f"Written to {folder}")

@@ -4,13 +4,6 @@ that is far back.
 The command line is in loglinear_jax.commands.evaluate.
 """
 
-from loglinear_jax.evaluate.windows import (
-    Span,
-    check_windows,
-    perplexity,
-    perplexity_by_position,
-    window_losses,
-    window_scores,
-)
+from loglinear_jax.evaluate.windows import check_windows, window_losses, window_scores
 
-__all__ = ["Span", "check_windows", "perplexity", "perplexity_by_position", "window_losses", "window_scores"]
+__all__ = ["check_windows", "window_losses", "window_scores"]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from loglinear_jax.evaluate.hits import bigram_counts, bigrams, hit_distances
-from loglinear_jax.evaluate.windows import doubling, window_losses
+from loglinear_jax.evaluate.windows import window_losses
 from loglinear_jax.models import LanguageModel
 from loglinear_jax.statistics import mean_interval
 
@@ -89,52 +89,49 @@ def document_losses(
 
 
 def loss_measures(
-    documents: Documents, losses: Mapping[str, Sequence[Float[np.ndarray, " T"]]], train: Int[np.ndarray, " N"]
+    documents: Documents,
+    losses: Mapping[str, Sequence[Float[np.ndarray, " T"]]],
+    train: Int[np.ndarray, " N"] | None = None,
 ) -> list[Measure]:
-    """The losses of models on documents: by position, on AR hits and on all other tokens, and on AR hits by the distance of the
+    """The losses of models on documents: of all tokens, AR hits and others; by position; and of AR hits by the distance of the
     bigram's last occurrence and by how often the training split has it.
 
-    losses: by model, as `document_losses`. train: the tokens of the training split.
+    losses: by model, as `document_losses`. train: the tokens of the training split, if there is one.
     """
     ends = np.cumsum([len(document) - 1 for document in documents])
     positions = np.concatenate([np.arange(1, len(document)) for document in documents])
     distances = np.concatenate([hit_distances(document) for document in documents])
     is_hit = distances > 0
-    found = np.concatenate([bigrams(document) for document in documents])[is_hit]
-    wanted, inverse = np.unique(found, return_inverse=True)
-    frequencies = np.zeros_like(distances)
-    frequencies[is_hit] = bigram_counts(train, wanted)[inverse]
-
-    spans = doubling(int(positions.max()))
+    spans = [(1 << i, min((2 << i) - 1, most)) for most in [int(positions.max())] for i in range(most.bit_length())]
     middles = [(first * last) ** 0.5 for first, last in spans]
-    decades = [(0, 0)] + [(10**i, 10 ** (i + 1) - 1) for i in range(len(str(frequencies.max())))]
-    number_of_digits = np.searchsorted([first for first, _ in decades[1:]], frequencies, side="right")
     each = [
-        ("loss by position", "position (tokens)", _names(spans), middles, np.frexp(positions)[1] - 1),
         ("loss on AR hits and on the rest", "tokens", ["AR hits", "the rest"], None, np.where(is_hit, 0, 1)),
+        ("loss by position", "position (tokens)", _names(spans), middles, np.frexp(positions)[1] - 1),
         (
             "loss on AR hits by distance", "tokens since the bigram's last occurrence", _names(spans), middles,
             np.where(is_hit, np.frexp(distances)[1] - 1, -1),
         ),
-        (
-            "loss on AR hits by training frequency", "occurrences of the bigram in the training split", _names(decades),
-            None, np.where(is_hit, number_of_digits, -1),
-        ),
     ]  # fmt: skip
+    if train is not None:
+        found = np.concatenate([bigrams(document) for document in documents])[is_hit]
+        wanted, inverse = np.unique(found, return_inverse=True)
+        frequencies = np.zeros_like(distances)
+        frequencies[is_hit] = bigram_counts(train, wanted)[inverse]
+        decades = [(0, 0)] + [(10**i, 10 ** (i + 1) - 1) for i in range(len(str(frequencies.max())))]
+        number_of_digits = np.searchsorted([first for first, _ in decades[1:]], frequencies, side="right")
+        by = "occurrences of the bigram in the training split"
+        groups = np.where(is_hit, number_of_digits, -1)
+        each.append(("loss on AR hits by training frequency", by, _names(decades), None, groups))
     every = {model: np.concatenate(of_model).astype(np.float64) for model, of_model in losses.items()}
     document = np.repeat(np.arange(len(documents)), np.diff(ends, prepend=0))
-    measures = [_measure(*of_measure, document, every) for of_measure in each]
-    return [_with_all(measures[1]), measures[0], *measures[2:]]
+    first, *others = [_measure(*of_measure, document, every) for of_measure in each]
 
-
-def _with_all(measure: Measure) -> Measure:
-    """With all tokens as the first group."""
-
-    def added(x):
+    def with_all(x):
         return np.concatenate([x.sum(axis=1, keepdims=True), x], axis=1)
 
-    sums = {model: added(x) for model, x in measure.sums.items()}
-    return dataclasses.replace(measure, groups=["all", *measure.groups], counts=added(measure.counts), sums=sums)
+    sums = {model: with_all(x) for model, x in first.sums.items()}
+    whole = dataclasses.replace(first, groups=["all", *first.groups], counts=with_all(first.counts), sums=sums)
+    return [whole, *others]
 
 
 def _measure(name, by, groups, middles, group, document, losses) -> Measure:

@@ -1,10 +1,10 @@
-"""How well a language model predicts windows of a text, by position."""
+"""How well a language model predicts windows of a text."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,19 +14,6 @@ from loglinear_jax.generate import tokens_at_a_time
 from loglinear_jax.models import LanguageModel
 from loglinear_jax.models.params import flat_params
 from loglinear_jax.settings import SettingError
-from loglinear_jax.statistics import mean_interval
-
-
-class Span(NamedTuple):
-    """Of the tokens at positions first .. last of the windows (1 is the first that is predicted): their mean loss in nats, the
-    perplexity of it, infinite where it is none that float64 holds, and its 95 % interval over windows, nan for few windows."""
-
-    first: int
-    last: int
-    loss: float
-    perplexity: float
-    low: float
-    high: float
 
 
 def window_losses(
@@ -98,25 +85,3 @@ def check_windows(model: LanguageModel, windows: Int[Array | np.ndarray, "N S"])
 @functools.partial(jax.jit, static_argnames=("model", "room"), donate_argnums=(3,))
 def _scores_of(params, tokens, targets, caches, *, model, room):
     return model.apply(params, tokens, targets, caches, room, method="continued_losses")
-
-
-def perplexity_by_position(losses: Float[np.ndarray, "N T"]) -> list[Span]:
-    """Perplexity at positions 1, 2-3, 4-7 and so on, from each power of two to the next."""
-    return [_span(losses, first, last) for first, last in doubling(losses.shape[1])]
-
-
-def doubling(most: int) -> list[tuple[int, int]]:
-    """(first, last) of ranges that double, 1, 2-3, 4-7 and so on, up to `most`."""
-    return [(1 << i, min((2 << i) - 1, most)) for i in range(most.bit_length())]
-
-
-def perplexity(losses: Float[np.ndarray, "N T"]) -> Span:
-    """Perplexity over all positions."""
-    return _span(losses, 1, losses.shape[1])
-
-
-def _span(losses, first: int, last: int) -> Span:
-    of_windows = losses[:, first - 1 : last].astype(np.float64).mean(axis=1)
-    interval = mean_interval(of_windows)
-    with np.errstate(over="ignore"):
-        return Span(first, last, interval[0], *(float(x) for x in np.exp(interval)))

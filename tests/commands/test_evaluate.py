@@ -25,43 +25,26 @@ def files(tmp_path):
     return tmp_path / "model", tmp_path / "text.txt", ids
 
 
-def test_a_text_by_position(files, tmp_path, capsys):
+def test_a_text_in_windows(files, tmp_path, capsys):
     folder, text, ids = files
     arguments = [f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]
     assert main(["evaluate", *arguments]) == 0
-    out = capsys.readouterr().out
-    record = json.loads((tmp_path / "out/perplexity.json").read_text(encoding="utf-8"))
+    lines = capsys.readouterr().out.splitlines()
+    whole, position, *_ = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))["measures"]
     settings, params = load_model(folder)
     windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
     losses = window_losses(LanguageModel(settings), params, windows)
-    assert record["all"]["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
-    assert [span["first"] for span in record["by_position"]] == [1, 2, 4, 8, 16, 32]
-    assert record["by_position"][-1]["last"] == 50 and "command" in record
-    *_, table, intervals, share, _ = out.splitlines()
-    assert table.split() == ["all", f"{record['all']['perplexity']:.2f}", "–"]
-    assert intervals == "Intervals are given from 10 windows on"
-    assert share == "250 of the text's 299 tokens after the first were predicted"
-    assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".json", ".png", ".svg"}
+    sums = [window["sums"][str(folder)][0] for window in whole["documents"]]
+    np.testing.assert_allclose(sums, losses.sum(1), rtol=1e-5)
+    assert position["groups"] == ["1", "2 – 3", "4 – 7", "8 – 15", "16 – 31", "32 – 50"]
+    assert lines[-2] == f"Perplexity of {folder}: {np.exp(losses.mean()):.2f}"
+    assert lines[-1] == "250 of the text's 299 tokens after the first were predicted"
 
 
 def scale_head(folder, factor):
     path = folder / "model.safetensors"
     arrays = load_file(path)
     save_file(arrays | {"lm_head.weight": arrays["lm_head.weight"] * np.float32(factor)}, path)
-
-
-@pytest.mark.parametrize("loss", [600, 1e6])
-def test_a_perplexity_that_cannot_be_drawn(files, tmp_path, capsys, loss):
-    folder, text, ids = files
-    settings, params = load_model(folder)
-    windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
-    scale_head(folder, loss / window_losses(LanguageModel(settings), params, windows).mean())
-    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]) == 0
-    record = json.loads((tmp_path / "out/perplexity.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    found = record["all"]
-    assert found["loss"] == pytest.approx(loss, rel=0.2) and (found["perplexity"] is None) == (loss > 709)
-    assert (f"exp({found['loss']:.1f})" in capsys.readouterr().out) == (loss > 709)
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["perplexity.json"]  # and nothing to draw
 
 
 def test_losses_that_are_not_finite_are_one_line(files, tmp_path, capsys):
@@ -94,7 +77,10 @@ def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
     ("arguments", "message"),
     [
         (["--length=50", "--windows=6"], "has 300 tokens: expected at least 301, for 6 window"),
-        (["--length=65"], "65 tokens in a window: the model's λ, linear, has levels for 64; .*a smaller --length"),
+        (
+            ["--length=65"],
+            "65 tokens of a document, for .*: the model's λ, linear, has levels for 64; .*a smaller --length",
+        ),
         (["--text=none.txt"], "--text: none.txt can't be read: No such file"),
     ],
 )

@@ -121,7 +121,6 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
         ),
         (["{a}", "--text=x", "--documents=2"], "--documents has no meaning with --text"),
         (["{a}", "--text=x", "--needle"], "--needle is of documents, and has no meaning with --text"),
-        (["{a}", "{b}", "--text=x"], "--text is read by one model, got 2"),
         (["{a}", "--corpus=none", "--end_token=w18"], "there is no folder 'none'"),
         (["nowhere"], "nowhere is not a folder: expected"),
         (

@@ -1,11 +1,11 @@
-"""Losses of long windows in parts against the full forward pass; perplexity by position."""
+"""Losses of long windows in parts against the full forward pass."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.evaluate import perplexity, perplexity_by_position, window_losses, window_scores
+from loglinear_jax.evaluate import window_losses, window_scores
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -64,12 +64,6 @@ def test_losses_that_are_not_finite_are_named(monkeypatch):
             window_losses(model, damaged, windows)
 
 
-def test_a_perplexity_beyond_floats_is_infinite():
-    losses = np.full((12, 3), [1.0, 800.0, 900.0], np.float32)
-    first, second = perplexity_by_position(losses)
-    assert first.perplexity == pytest.approx(np.e) and (second.loss, second.perplexity) == (850.0, np.inf)
-
-
 def test_levels_of_lam_can_be_extended():
     model, params = build(lam="linear")
     extended = LanguageModel(model.settings.extended())
@@ -80,18 +74,6 @@ def test_levels_of_lam_can_be_extended():
     assert LanguageModel(extended.settings.extended()) == extended
     content = build(lam="content")[0].settings
     assert content.extended() == content
-
-
-def test_spans_are_powers_of_two_and_cover_everything():
-    losses = np.random.default_rng(0).exponential(size=(40, 13)).astype(np.float32)
-    spans = perplexity_by_position(losses)
-    assert [(span.first, span.last) for span in spans] == [(1, 1), (2, 3), (4, 7), (8, 13)]
-    for span in spans:
-        expected = np.exp(losses[:, span.first - 1 : span.last].astype(np.float64).mean())
-        assert span.low < span.perplexity == pytest.approx(expected) and span.perplexity < span.high
-    assert perplexity(losses).perplexity == pytest.approx(np.exp(losses.astype(np.float64).mean()))
-    few = perplexity_by_position(losses[:2])[0]
-    assert np.isnan(few.low) and np.isnan(few.high) and few.perplexity > 0
 
 
 @pytest.mark.parametrize(
