@@ -14,15 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from loglinear_jax.hub.fields import is_one_of, positive, ratio_to, shown, size_from, truth, whole
 from loglinear_jax.models import LanguageSettings
-from loglinear_jax.settings import INT32_MAX, SettingError, kind_of
+from loglinear_jax.settings import SettingError, kind_of
 
-NO_LIMIT = (
-    [0.0, math.inf],
-    (0.0, math.inf),
-    [0.0, {"__float__": "Infinity"}],
-)  # in JSON infinity is spelled in two ways
+NO_LIMIT = ([0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])  # as JSON spells infinity
 SILU = ("silu", "swish")
 
 
@@ -36,21 +31,66 @@ class Place:
 
 
 class Field(typing.NamedTuple):
-    """The field of a config that is one of our settings, of whose type and limits it has to be. default: where the config does
-    not say (... if it must; null stands for None alone). also: another name that it goes by."""
+    """The field of a config that is one of our settings. default: where the config does not say (... if it must). also: another
+    name that it goes by."""
 
     name: str
     default: Any = ...
     also: str | None = None
 
     def read(self, config: Mapping[str, Any], setting: str) -> Any:
+        found = {name: config[name] for name in (self.name, self.also) if name in config}
+        if len(set(map(repr, found.values()))) > 1:
+            raise ValueError(
+                f"config has {', '.join(f'{k}={v}' for k, v in found.items())}: expected one of them, or the same"
+            )
+        value = next(iter(found.values()), self.default)
+        if value is ...:
+            raise ValueError(f"config has no {self.name}: expected it")
         kind = kind_of(typing.get_type_hints(LanguageSettings)[setting])
-        if kind is bool:
-            return truth(config, self.name, self.default)
-        if kind is float:
-            return positive(config, self.name, self.default, also=self.also)
-        most = LanguageSettings.__dataclass_fields__[setting].metadata.get("most", INT32_MAX)
-        return whole(config, self.name, self.default, most, also=self.also)
+        if not (value is None is self.default or is_a(kind, value)):
+            raise ValueError(f"config has {self.name}={shown(value)}: expected {EXPECTED[kind]}")
+        return value if value is None else kind(value)
+
+
+EXPECTED = {int: "a whole number from 1 on", float: "a positive number", bool: "true or false"}
+
+
+def is_a(kind: type, value: Any) -> bool:
+    """Whether a config's value is of this kind: null, "400" and 400.0 are no sizes, and "false" is not False."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, (int, kind)) and 0 < value < math.inf and (kind is float or value >= 1)
+
+
+def number(config: Mapping[str, Any], name: str, default: Any, kind: type = float) -> Any:
+    """The value of a field by which sizes are made; the default also for null."""
+    value = config.get(name)
+    if value is not None and not is_a(kind, value):
+        raise ValueError(f"config has {name}={shown(value)}: expected {EXPECTED[kind]}")
+    return default if value is None else value
+
+
+def size_from(name: str, value: float) -> int:
+    """The size that the ratio, or divisor, `name` makes with others; the nearest whole number, as ratios are rounded."""
+    nearest = round(value) if math.isfinite(value) else 0
+    if nearest < 1 or not math.isclose(value, nearest, rel_tol=1e-5):
+        raise ValueError(f"config has {name}, which makes {value!r}: expected a whole number from 1 on")
+    return nearest
+
+
+def ratio_to(size: int, of: int, times: int = 1) -> float:
+    """A ratio r, about size / of, with int(r · of) = size, as others compute it, and int(r · of · times) = size · times."""
+    ratio = size / of
+    while int(ratio * of) < size or int(ratio * (of * times)) < size * times:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
+
+
+def shown(value: Any) -> str:
+    """A value in a message: cut, if it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +134,8 @@ def part_sizes(path: str, settings: LanguageSettings) -> list[int]:
     keys = settings.groups * settings.key_dim
     if path.endswith("conv/kernel"):
         return [settings.inner, keys, keys]
-    return [
-        settings.inner,
-        settings.inner,
-        keys,
-        keys,
-        *(settings.heads * n for n in settings.mixers[0].inputs.values()),
-    ]
+    inputs = (settings.heads * n for n in settings.mixers[0].inputs.values())
+    return [settings.inner, settings.inner, keys, keys, *inputs]
 
 
 _LOG_LINEAR = {"lam": "linear", "lam_levels": None}  # of all that have λ
@@ -156,8 +191,8 @@ _MAMBA_ONLY = {
 
 def _mamba_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """heads, where the config has none; and the inner width held against them."""
-    width = size_from(config, "expand", positive(config, "expand", 2) * found["hidden"])
-    heads = found["heads"] or size_from(config, "head_dim", width / found["head_dim"])
+    width = size_from("expand", number(config, "expand", 2) * found["hidden"])
+    heads = found["heads"] or size_from("head_dim", width / found["head_dim"])
     if heads * found["head_dim"] != width:
         raise ValueError(
             f"config has num_heads={heads}, head_dim={found['head_dim']}: expected {width} together, expand · hidden_size"
@@ -207,13 +242,12 @@ def _delta_block(inputs: tuple[str, ...]) -> dict[str, Place]:
 
 def _delta_sizes(config: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """heads, head_dim, β's largest value and the MLP's width."""
-    ratio = positive(config, "hidden_ratio", None) or 4
-    usual = -(-int(found["hidden"] * ratio * 2 / 3) // 256) * 256
+    usual = -(-int(found["hidden"] * number(config, "hidden_ratio", 4) * 2 / 3) // 256) * 256
     return {
         "heads": found["heads"] or found["key_groups"],
-        "head_dim": size_from(config, "expand_v", positive(config, "expand_v", 2.0) * found["key_dim"]),
-        "beta_max": 2.0 if truth(config, "allow_neg_eigval", False) else 1.0,
-        "mlp_hidden": whole(config, "intermediate_size", None) or size_from(config, "hidden_ratio", usual),
+        "head_dim": size_from("expand_v", number(config, "expand_v", 2.0) * found["key_dim"]),
+        "beta_max": 2.0 if number(config, "allow_neg_eigval", False, bool) else 1.0,
+        "mlp_hidden": number(config, "intermediate_size", usual, int),
     }
 
 
@@ -306,7 +340,9 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
     Raises ValueError naming the first field of the config that is missing, or with which the model is not ours.
     """
     for name, values in layout.only.items():
-        if name in config and not is_one_of(config[name], values):
+        if name in config and not any(
+            config[name] == x and isinstance(config[name], bool) == isinstance(x, bool) for x in values
+        ):
             raise ValueError(
                 f"config has {name}={shown(config[name])}: expected {values[0]!r}, the only value implemented"
             )
@@ -315,7 +351,7 @@ def settings_of(layout: Layout, config: Mapping[str, Any], levels: int | None, d
     heads, groups = (f"{layout.fields[name].name}={found[name]}" for name in ("heads", "key_groups"))
     if found["heads"] % found["key_groups"]:
         raise ValueError(f"config has {heads}, {groups}: expected a multiple of {groups}")
-    max_length = 1 << (levels - 1) if levels else whole(config, "max_position_embeddings", None) or 16_384
+    max_length = 1 << (levels - 1) if levels else number(config, "max_position_embeddings", 16_384, int)
     settings = LanguageSettings(max_length=max_length, dtype=dtype, **(found | layout.fixed))
     if settings.groups != found["key_groups"]:
         raise ValueError(f"config has {heads}, {groups}: expected as many, as the model has no heads that share keys")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from loglinear_jax.hub.fields import truth
 from loglinear_jax.hub.layouts import (
     TURN,
     TURN_BACK,
@@ -20,6 +19,7 @@ from loglinear_jax.hub.layouts import (
     config_of,
     find_layout,
     layout_for,
+    number,
     part_sizes,
     settings_of,
 )
@@ -36,14 +36,12 @@ def import_params(
     config: Mapping[str, Any],
     *,
     dtype: str = "float32",
-    where: Callable[[str], str] = str,
 ) -> tuple[LanguageSettings, dict[str, Any]]:
     """Convert a state dict and config of an external model to (settings, params) of a LanguageModel that computes the same.
 
     state_dict: names to arrays (NumPy, JAX or torch). config: the model's config.json as a mapping; its `architectures` or
     `model_type` say which of `loglinear_jax.hub.layouts.LAYOUTS` it is. dtype: of the activations; logits are in float32.
-    where: what an error calls an array of that name. Parameters come out in float32. Where word embeddings are tied, the head
-    is a copy of them.
+    Parameters come out in float32. Where word embeddings are tied, the head is a copy of them.
 
     Raises ValueError naming the array that is missing, unknown, not floating, not finite, or of another shape than the config
     says; the field of config that is missing or that our model lacks; or the invalid argument.
@@ -58,27 +56,27 @@ def import_params(
             "dtype is 'float64': expected a narrower one while jax_enable_x64 is off, as JAX has none then"
         )
     architecture, layout = find_layout(config)
-    settings = settings_of(layout, config, _count_levels(layout, state_dict, architecture, where), dtype)
+    settings = settings_of(layout, config, _count_levels(layout, state_dict, architecture), dtype)
     places = layout.places(settings)
-    tied = truth(config, "tie_word_embeddings", False) and places[HEAD].names[0] not in state_dict
+    tied = number(config, "tie_word_embeddings", False, bool) and places[HEAD].names[0] not in state_dict
     if tied:
         del places[HEAD]
     expected = _expected_shapes(settings, places)
     if missing := sorted(expected.keys() - state_dict.keys()):
-        raise ValueError(_is_missing(where, missing[0], architecture, expected[missing[0]], len(missing) - 1))
+        raise ValueError(_is_missing(missing[0], architecture, expected[missing[0]], len(missing) - 1))
     if unknown := sorted(state_dict.keys() - expected.keys(), key=str):
         [near] = difflib.get_close_matches(str(unknown[0]), expected, n=1, cutoff=0.0)
         raise ValueError(
-            f"Unexpected parameter {where(unknown[0])} of shape {np.shape(state_dict[unknown[0]])}: expected the "
+            f"Unexpected parameter {unknown[0]} of shape {np.shape(state_dict[unknown[0]])}: expected the "
             f"{len(expected)} parameters of a {architecture} with this config; the closest is {near}"
         )
     ours = {}
     for path, place in places.items():
         parts = []
         for name in place.names:
-            part = as_float32(where(name), state_dict[name])
+            part = as_float32(name, state_dict[name])
             if part.shape != expected[name]:
-                raise ValueError(f"{where(name)} has shape {part.shape}: expected {expected[name]}, by the config")
+                raise ValueError(f"{name} has shape {part.shape}: expected {expected[name]}, by the config")
             parts.append(part)
         ours[path] = TURN[place.turn](parts[0] if len(parts) == 1 else np.concatenate(parts))
     if tied:
@@ -97,22 +95,22 @@ def _expected_shapes(settings: LanguageSettings, places: Mapping[str, Place]) ->
     return expected
 
 
-def _is_missing(where: Callable[[str], str], name: str, architecture: str, shape, others: int = 0) -> str:
+def _is_missing(name: str, architecture: str, shape, others: int = 0) -> str:
     more = f"; {others} more are missing" if others else ""
-    named = f"{where(name)} is missing: expected all parameters of a {architecture} with this config"
+    named = f"{name} is missing: expected all parameters of a {architecture} with this config"
     return f"{named}, this one of shape {shape}{more}"
 
 
-def _count_levels(layout: Layout, state_dict: Mapping[str, Any], architecture: str, where) -> int | None:
+def _count_levels(layout: Layout, state_dict: Mapping[str, Any], architecture: str) -> int | None:
     """λ's, which no config says."""
     name = layout.levels_name
     if name is None:
         return None
     if name not in state_dict:
-        raise ValueError(_is_missing(where, name, architecture, "[heads, levels]"))
+        raise ValueError(_is_missing(name, architecture, "[heads, levels]"))
     shape = np.shape(state_dict[name])
     if len(shape) != 2 or not 1 <= shape[1] <= MAX_LEVELS:
-        raise ValueError(f"{where(name)} has shape {shape}: expected [heads, levels], at most {MAX_LEVELS} levels")
+        raise ValueError(f"{name} has shape {shape}: expected [heads, levels], at most {MAX_LEVELS} levels")
     return shape[1]
 
 
