@@ -10,14 +10,15 @@ with needs_extra("train"):
 from loglinear_jax.config.building import Experiment, build, build_all, check_config, task_of
 from loglinear_jax.config.defaults import (
     SWEPT,
+    ConfigError,
     Setting,
     default_config,
     describe_settings,
     has_several,
     language_config,
+    some_of,
     with_none,
 )
-from loglinear_jax.config.errors import ConfigError, some_of
 from loglinear_jax.config.presets import (
     apply_presets,
     released_config,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -12,6 +14,26 @@ from loglinear_jax.models import find_kind
 from loglinear_jax.settings import SettingError, kind_of, setting_fields, takes_none
 from loglinear_jax.tasks import Task, find_task
 from loglinear_jax.train import TrainSettings
+
+
+class ConfigError(SettingError):
+    """An invalid config or run; the message is one line that names what is wrong."""
+
+
+@contextlib.contextmanager
+def naming(where: str = "") -> Iterator[None]:
+    """Raises ConfigError, with `where` before its message, for a SettingError inside."""
+    try:
+        yield
+    except SettingError as error:
+        raise ConfigError(f"{where}{error}") from error
+
+
+def some_of(names: Iterable[str], most: int = 8) -> str:
+    """Names with commas between them, the first ones alone where there are many, so that an error stays one short line."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+
 
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"
 SECTIONS = ("task", "model", "train")

@@ -14,9 +14,8 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from loglinear_jax.command_line import split_arguments
-from loglinear_jax.config.defaults import default_config
-from loglinear_jax.config.errors import ConfigError, naming, some_of
-from loglinear_jax.config.overrides import override
+from loglinear_jax.config.defaults import ConfigError, default_config, naming, some_of
+from loglinear_jax.config.variants import override
 from loglinear_jax.files import why_not_local
 from loglinear_jax.models import is_own
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.errors import ConfigError
+from loglinear_jax.config.defaults import ConfigError
 
 
 def apply_presets(

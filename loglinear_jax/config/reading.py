@@ -11,9 +11,17 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
-from loglinear_jax.config.building import check_variants
-from loglinear_jax.config.defaults import SECTIONS, SWEPT, default_config, has_several, settings_classes, with_none
-from loglinear_jax.config.errors import ConfigError, some_of
+from loglinear_jax.config.building import check_config
+from loglinear_jax.config.defaults import (
+    SECTIONS,
+    SWEPT,
+    ConfigError,
+    default_config,
+    has_several,
+    settings_classes,
+    some_of,
+    with_none,
+)
 from loglinear_jax.config.variants import variant_names, variant_settings
 from loglinear_jax.mixers import FORMER_NAMES, former_names
 from loglinear_jax.settings import SettingError
@@ -27,7 +35,7 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     given: the names of the settings to look at, such as "model.lam_hidden"; None: all that are not the default. To be asked of
     a config that a user makes, not of one that a run was started with. Raises ConfigError for impossible settings, too.
     """
-    variants = check_variants(config)
+    variants = check_config(config)
     own = {name: variant_settings(config, name) for name in variants}
     _warn_of_former_names(config, own)
     unread = {}
@@ -135,18 +143,7 @@ def config_differences(old: ConfigDict, new: ConfigDict, moved: bool = False, gr
     names = set(differing_names([a, b])) - {f"task.{name}" for name in locations}
     if grown and set(split_outside(a["variants"], ",")) <= set(split_outside(b["variants"], ",")):
         names -= {"variants", *(rate for rate in rates if has_several(a[rate]) and has_several(b[rate]))}
-    if named := names.intersection(rates):  # then variants of the same rates differ by their other settings alone
-        a["variants"], b["variants"] = (_without(named, settings["variants"]) for settings in (a, b))
-        if a["variants"] == b["variants"]:
-            names.discard("variants")
     return [_difference(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in sorted(names)]
-
-
-def _without(settings: Collection[str], variants: str) -> str:
-    """The variants without what they set of these settings, each once."""
-    names = [split_outside(name, "+") for name in split_outside(variants, ",")]
-    parts = ([part for part in name if part.split("=")[0] not in settings] for name in names)
-    return ",".join(dict.fromkeys("+".join(kept) for kept in parts))
 
 
 def _difference(name: str, old: Any, new: Any) -> str:

@@ -63,7 +63,7 @@ class Checkpoints:
         """Start saving `state` (arrays are copied off the devices before this returns). data: where the reading of a text
         stands, for JSON. Raises CannotWrite, maybe for the checkpoint before, which was still being written."""
         self._finish()
-        with writing(self.directory / str(step), quoted=True):
+        with writing(self.directory / str(step), Exception):
             if self._manager is None:  # not before: it would not open a directory with unreadable checkpoints
                 options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -75,7 +75,7 @@ class Checkpoints:
         if self._manager is None or self._unsummed is None:
             return
         path = self.directory / str(self._unsummed)
-        with writing(path, quoted=True):
+        with writing(path, Exception):
             self._manager.wait_until_finished()
         if is_main():
             if self._data is not None:

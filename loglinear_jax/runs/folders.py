@@ -18,11 +18,12 @@ Files are replaced whole or appended line by line, so a kill at any moment leave
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,17 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import ConfigError, config_differences, read_config, variant_config, variant_names, with_none
 from loglinear_jax.files import local_path
 from loglinear_jax.provenance import config_sha256
-from loglinear_jax.runs.lock import is_held, one_at_a_time
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.writing import CannotWrite, append_line, refusal, replace_file, to_json, write_json, writing
+from loglinear_jax.runs.writing import (
+    CannotWrite,
+    append_line,
+    is_held,
+    one_at_a_time,
+    replace_file,
+    to_json,
+    write_json,
+    writing,
+)
 from loglinear_jax.train import TrainSettings
 
 if TYPE_CHECKING:
@@ -123,6 +132,9 @@ class RunFolder:
                 found[range(int(match[1]), int(match[2]) + 1)] = VariantFolder(path, self.writes)
         return dict(sorted(found.items(), key=lambda item: item[0].start))
 
+    def _all_seeds(self, name: str) -> list[VariantFolder]:
+        return [self.variant(name), *self.added_seeds(name).values()]
+
     def parts(self, name: str, train: TrainSettings) -> dict[VariantFolder, TrainSettings]:
         """The folders that hold a variant's seeds, or are to hold them, each with its own seeds in its settings.
 
@@ -130,18 +142,15 @@ class RunFolder:
         """
         added, first = self.added_seeds(name), self.variant(name)
         outcome = first.read_outcome()
+        last = train.first_seed + train.num_seeds
+        num_first = min((seeds.start for seeds in added), default=last) - train.first_seed
         if outcome is not None:
             num_first = len(outcome.variants[name].seeds)
-        else:
-            num_first = (
-                min((seeds.start for seeds in added), default=train.first_seed + train.num_seeds) - train.first_seed
-            )
         found = {first: dataclasses.replace(train, num_seeds=num_first)}
         following = train.first_seed + num_first
         for seeds, folder in added.items():
             found[folder] = dataclasses.replace(train, first_seed=seeds.start, num_seeds=len(seeds))
             following = seeds.stop
-        last = train.first_seed + train.num_seeds
         if following < last:
             folder = VariantFolder(first.path / f"seeds-{following}-{last - 1}", self.writes)
             found[folder] = dataclasses.replace(train, first_seed=following, num_seeds=last - following)
@@ -222,7 +231,7 @@ class RunFolder:
     def _check_seeds_can_be_added(self, old: ConfigDict) -> None:
         """Raises ConfigError if seeds of a variant are being trained: which ones, only the config that they have now says."""
         for name in variant_names(old):
-            for folder in (self.variant(name), *self.added_seeds(name).values()):
+            for folder in self._all_seeds(name):
                 if folder.processes_file.exists() and not folder.outcome_file.exists():
                     raise ConfigError(
                         f"workdir {self.path}: {name} is not finished: finish it with train.num_seeds={old.train.num_seeds} "
@@ -247,8 +256,7 @@ class RunFolder:
             found = [dataclasses.replace(written, variants=alone)] if alone else []
         names = variant_names(read_config(self.config_file)) if self.config_file.exists() else []
         for name in names:
-            folders = self.variant(name), *self.added_seeds(name).values()
-            of_seeds = [outcome for folder in folders if (outcome := folder.read_outcome()) is not None]
+            of_seeds = [outcome for folder in self._all_seeds(name) if (outcome := folder.read_outcome()) is not None]
             found += [join_summaries(of_seeds)] if of_seeds else []
         if not found:
             return None
@@ -277,8 +285,7 @@ class RunFolder:
 
     def is_in_use(self, variants: Sequence[str]) -> bool:
         """Whether a process trains one of the variants."""
-        folders = (folder for name in variants for folder in (self.variant(name), *self.added_seeds(name).values()))
-        return any(is_held(folder.lock_file) for folder in folders)
+        return any(is_held(folder.lock_file) for name in variants for folder in self._all_seeds(name))
 
     # --- The text -----------------------------------------------------------------------------------------------------
 
@@ -333,36 +340,25 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     Raises ConfigError for any other line that is no record, and for a file that can't be read.
     """
-    if not path.exists():
-        return []
-    found = []
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {refusal(error)}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}, line {number}: not a record of a run ({error})") from error
-    return found
+    with _reading(path):
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
 
 def _read_json(path: Path) -> Any:
     """The content of a JSON file; None if there is no file. Raises ConfigError if it can't be read."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {refusal(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
+    with _reading(path):
+        return json.loads(path.read_text(encoding="utf-8")) if os.path.lexists(path) else None
 
 
 def _read_summary(path: Path) -> RunSummary | None:
     values = _read_json(path)
-    try:
+    with _reading(path):
         return None if values is None else RunSummary.from_json(values)
-    except ValueError as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error

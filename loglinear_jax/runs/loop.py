@@ -9,24 +9,21 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
 
 from loglinear_jax.config import ConfigError, Experiment
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.folders import VariantFolder
-from loglinear_jax.runs.idle_seeds import IdleSeeds
-from loglinear_jax.runs.live import Live
+from loglinear_jax.runs.live import Live, open_wandb
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.utilisation import utilisation
-from loglinear_jax.runs.wandb_runs import open_run
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
@@ -34,38 +31,25 @@ from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """When a program evaluates and saves, by the number of steps done."""
-
-    settings: TrainSettings
-
-    def evaluations(self, step: int) -> Iterator[int]:
-        """The steps of the evaluations to come: every `eval_every`, and the last step."""
-        every, last = self.settings.eval_every, self.settings.num_steps
-        while step < last:
-            step = min((step // every + 1) * every, last)
-            yield step
-
-    def dispatches(self, step: int) -> Iterator[int]:
-        """How many steps each call of the device takes; none goes past an evaluation."""
-        for evaluation in self.evaluations(step):
-            while step < evaluation:
-                size = min(self.settings.steps_per_dispatch, evaluation - step)
-                yield size
-                step += size
-
-    def is_end(self, step: int, active: Bool[np.ndarray, " seeds"]) -> bool:
-        """At the last step, or at an evaluation after which no seed is active, so that its last state was scored."""
-        return step >= self.settings.num_steps or (step % self.settings.eval_every == 0 and not active.any())
-
-    def saves(self, step: int) -> bool:
-        return step % self.settings.checkpoint_every == 0
+def evaluations(settings: TrainSettings, step: int) -> Iterator[int]:
+    """The steps of the evaluations after this one: every `eval_every`, and the last step."""
+    while step < settings.num_steps:
+        step = min((step // settings.eval_every + 1) * settings.eval_every, settings.num_steps)
+        yield step
 
 
-@dataclasses.dataclass
-class Trained:
-    """A variant in a program, or some seeds of it.
+def dispatches(settings: TrainSettings, step: int) -> Iterator[int]:
+    """How many steps each call of the device takes from this one on; none goes past an evaluation."""
+    for evaluation in evaluations(settings, step):
+        while step < evaluation:
+            size = min(settings.steps_per_dispatch, evaluation - step)
+            yield size
+            step += size
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """A variant in a program, or some seeds of it, and the folder of theirs.
 
     rows: of its seeds in the state of all. saved: the step of its newest checkpoint. end: its last state, once it has come to
     its end.
@@ -74,9 +58,9 @@ class Trained:
     variant: str
     experiment: Experiment
     folder: VariantFolder
-    checkpoints: Checkpoints
-    rows: slice
-    saved: int | None
+    rows: slice = dataclasses.field(default_factory=lambda: slice(None))
+    checkpoints: Checkpoints | None = None
+    saved: int | None = None
     end: SeedState | None = None
 
     def part(self, state: SeedState) -> SeedState:
@@ -93,27 +77,16 @@ class Trained:
 class Program:
     """Trains variants that differ in their rates only, each to its end, or until a stop is asked for.
 
-    experiments, folders: by variant. Variants whose newest readable checkpoint is of another step than the first one's are left
-    out of `members`. other: the seeds of an earlier program, whose compiled drawing of data is used again. wandb: the
-    project in which W&B shows them, if any.
+    Members whose newest readable checkpoint is of another step than the first one's are left out when it runs. other: the seeds
+    of an earlier program, whose compiled drawing of data is used again. wandb: the project in which W&B shows them, if any.
     """
 
-    def __init__(
-        self,
-        experiments: dict[str, Experiment],
-        folders: dict[str, VariantFolder],
-        stop: StopOnSignal,
-        other: ManySeeds | None,
-        wandb: str = "",
-    ):
-        self.wandb = wandb
-        self.experiments, self.folders, self.stop, self.other = experiments, folders, stop, other
-        self.first, experiment = next(iter(experiments.items()))
+    def __init__(self, members: Sequence[Member], stop: StopOnSignal, other: ManySeeds | None, wandb: str = ""):
+        self.members, self.stop, self.other, self.wandb = list(members), stop, other, wandb
+        self.first, experiment = members[0].variant, members[0].experiment
         self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
-        self.schedule = Schedule(self.settings)
         self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
         self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
-        self.members: list[Trained] = []
         self.stopped = False
         self._reported: set[tuple[str, int]] = set()  # variants and seeds that diverged
 
@@ -121,118 +94,104 @@ class Program:
         """Trains from the newest checkpoints on. process: what processes.jsonl records of this process, if it trains."""
         with contextlib.ExitStack() as stack:
             state = self._restore(stack)
-            if self._training():
+            if training := self._training():
                 self._announce(state)
-                for member in self._training():
+                for member in training:
                     member.folder.cut_metrics(step_of(state))
                     member.folder.append_process(process | {"from_step": step_of(state)})
                 self._train(state)
 
     def _train(self, state: SeedState) -> None:
         """The loop: steps up to the next evaluation, the evaluation, and a checkpoint where one is due."""
-        step, schedule = step_of(state), self.schedule
-        tensorboards = {member.variant: member.folder.tensorboard for member in self._training()}
+        step, training = step_of(state), self._training()
+        at = training[0].checkpoints.data_state(step) if training[0].saved is not None else None
+        folders = {member.variant: member.folder for member in training}
+        wandb_runs = {
+            member.variant: open_wandb(self.wandb, member.folder, member.experiment.config.to_dict())
+            for member in (training if self.wandb and is_main() else ())
+        }
         with (
-            contextlib.closing(self._despite_signal(open_data, self.many, step, self._data_state(step))) as data,
-            contextlib.closing(data.dispatches(schedule.dispatches(step))) as dispatches,
-            Live(self.task.score, self.settings.num_steps, step, tensorboards, self._wandb_runs()) as live,
+            contextlib.closing(open_data(self.many, step, at)) as data,
+            contextlib.closing(data.dispatches(dispatches(self.settings, step))) as batches_to_come,
+            Live(self.task.score, self.settings.num_steps, step, folders, wandb_runs) as live,
         ):
-            for evaluation in schedule.evaluations(step):
+            for evaluation in evaluations(self.settings, step):
                 start, began = step, time.perf_counter()
                 while step < evaluation:
                     if any_process(self.stop.requested):
-                        return self._stop(state, data.state)
-                    num_steps, batches = next(dispatches)
-                    state = self._despite_signal(self.many.train_steps, state, batches, num_steps, self.idle.rows)
+                        log.info("%s: stopping at step %d", self.name, step)
+                        self.stopped = True
+                        for member in self._training():
+                            member.save(state, data.state)
+                        return
+                    num_steps, batches = next(batches_to_come)
+                    state = self.many.train_steps(state, batches, num_steps, self.idle.rows)
                     jax.block_until_ready(state.step)
                     live.steps(num_steps)
                     step += num_steps
                 stepped = time.perf_counter()
                 live.evaluating()
                 state, values = self._evaluate(state, data.validation)
-                seconds = stepped - began, time.perf_counter() - began
-                live.evaluation(self._record(values, step, step - start, *seconds))
+                rate = (step - start) * self.idle.num_computed / (stepped - began)
+                live.evaluation(self._record(values, step, rate, time.perf_counter() - began))
                 self._end_finished(state, data.state)
-                for member in self.members:
-                    if member.end is None and schedule.saves(step):
+                for member in self._training():
+                    if step % self.settings.checkpoint_every == 0:
                         member.save(state, data.state)
                 if not self._training():
                     return
 
-    def _training(self) -> list[Trained]:
+    def _training(self) -> list[Member]:
         return [member for member in self.members if member.end is None]
 
-    def _wandb_runs(self) -> dict[str, Any]:
-        """By variant, what W&B shows of the members that train."""
-        return {
-            member.variant: open_run(self.wandb, member.folder, member.experiment.config.to_dict())
-            for member in (self._training() if self.wandb and is_main() else ())
-        }
-
-    def _data_state(self, step: int) -> Any:
-        """Where the data stood at the checkpoints that training goes on from; None for a new run."""
-        first = self._training()[0]
-        return None if first.saved is None else first.checkpoints.data_state(step)
-
     def _end_finished(self, state: SeedState, data: Any = None) -> None:
-        """Ends the members that have come to their end, and saves them."""
-        active = to_host(state.active)
+        """Saves and ends the members at the last step, or at an evaluation after which none of their seeds is active, so that
+        the last state was scored."""
+        step, active = step_of(state), to_host(state.active)
         for member in self._training():
-            if self.schedule.is_end(step_of(state), active[member.rows]):
+            has_stopped = step % self.settings.eval_every == 0 and not active[member.rows].any()
+            if step >= self.settings.num_steps or has_stopped:
                 member.save(state, data)
                 member.end = member.part(state)
-
-    def _stop(self, state: SeedState, data: Any) -> None:
-        log.info("%s: stopping at step %d", self.name, step_of(state))
-        self.stopped = True
-        for member in self._training():
-            member.save(state, data)
 
     # --- The beginning ------------------------------------------------------------------------------------------------
 
     def _restore(self, stack: contextlib.ExitStack) -> SeedState:
-        """The members, and the state of all of them: from their newest checkpoints, or new."""
-        restored = {}
-        for variant, folder in self.folders.items():
-            checkpoints = stack.enter_context(Checkpoints(folder.checkpoints))
-            state = checkpoints.restore_latest(self.many.abstract_state())
-            if state is None and folder.outcome_file.exists():
+        """The state of all members: from their newest checkpoints, or new."""
+        states = []
+        for member in self.members:
+            member.checkpoints = stack.enter_context(Checkpoints(member.folder.checkpoints))
+            state = member.checkpoints.restore_latest(self.many.abstract_state())
+            if state is None and member.folder.outcome_file.exists():
                 raise NoReadableCheckpoint(
-                    f"{folder.path} is finished, but has no checkpoint to go on from; to train it anew, move the folder away"
+                    f"{member.folder.path} is finished, but has no checkpoint to go on from; to train it anew, move the folder "
+                    "away"
                 )
-            restored[variant] = checkpoints, state, None if state is None else step_of(state)
-        first_step = restored[self.first][2]
-        chosen = [variant for variant, (_, _, step) in restored.items() if step == first_step]
-        if len(chosen) > 1:
-            self.many = self._of_several_rates(chosen)
-        for index, variant in enumerate(chosen):
-            rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds)) if len(chosen) > 1 else slice(None)
-            checkpoints = restored[variant][0]
-            self.members.append(
-                Trained(variant, self.experiments[variant], self.folders[variant], checkpoints, rows, first_step)
-            )
-        state = self._joined([restored[variant][1] for variant in chosen])
+            member.saved = None if state is None else step_of(state)
+            states.append(state)
+        together = [pair for pair in zip(self.members, states, strict=True) if pair[0].saved == self.members[0].saved]
+        self.members, states = map(list, zip(*together, strict=True))
+        if len(self.members) > 1:
+            self.many = self._of_several_rates()
+            for index, member in enumerate(self.members):
+                member.rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds))
+        state = states[0]
+        if state is None:
+            state = self.many.init(self.many.seeds)
+        elif len(states) > 1:
+            joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
+            state = jax.device_put(joined, self.many.state_sharding)
         self._report_diverged(state)
         self._end_finished(state)
-        records = self._joint_records(step_of(state))
-        self.idle = IdleSeeds(self.many, self.settings.num_steps, self.settings.eval_every, records)
+        self.idle = IdleSeeds(self.many, self.settings, self._joint_records(step_of(state)))
         return state
 
-    def _of_several_rates(self, variants: Sequence[str]) -> ManySeeds:
-        """The seeds once for each variant, at its rates."""
-        settings = [self.experiments[variant].train for variant in variants]
+    def _of_several_rates(self) -> ManySeeds:
+        """The seeds once for each member, at its rates."""
+        settings = [member.experiment.train for member in self.members]
         rates = [(own.learning_rate, own.weight_decay) for own in settings for _ in self.seeds]
-        mesh = mesh_for(self.first, self.experiments[self.first], len(variants))
-        return ManySeeds(self.trainer, self.seeds * len(variants), mesh, self.other, rates)
-
-    def _joined(self, states: Sequence[SeedState | None]) -> SeedState:
-        """The state of all members, from the state of each; the initial one if they have none."""
-        if states[0] is None:
-            return self._despite_signal(self.many.init, self.many.seeds)
-        if len(states) == 1:
-            return states[0]
-        joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
-        return jax.device_put(joined, self.many.state_sharding)
+        mesh = mesh_for(self.first, self.members[0].experiment, len(settings))
+        return ManySeeds(self.trainer, self.seeds * len(settings), mesh, self.other, rates)
 
     def _joint_records(self, last: int) -> list[dict[str, Any]]:
         """Which seeds of all were active at each evaluation up to a step."""
@@ -264,7 +223,7 @@ class Program:
         """The state after an evaluation, and its values [seeds of all members]."""
         step, every = step_of(state), self.settings.eval_every
         train_loss = to_host(state.loss_sum).astype(np.float64) / (step - (step - 1) // every * every)
-        state, loss, accuracy = self._despite_signal(self.many.evaluate_and_record, state, validation)
+        state, loss, accuracy = self.many.evaluate_and_record(state, validation)
         self._report_diverged(state)
         return state, {
             "train_loss": train_loss,
@@ -273,39 +232,29 @@ class Program:
             "active": to_host(state.active),
         }
 
-    def _record(
-        self, values: dict[str, np.ndarray], step: int, num_steps: int, stepping: float, seconds: float
-    ) -> list[dict[str, Any]]:
-        """Records an evaluation of the members that train; returns the records. stepping: seconds of the steps since the last
-        one. seconds: with those of the evaluation, which the members share evenly. A rate is of steps alone, and of all seeds
-        that they were computed for."""
-        training, records = self._training(), []
-        rate = num_steps * self.idle.num_computed / stepping
+    def _record(self, values: dict[str, np.ndarray], step: int, rate: float, seconds: float) -> list[dict[str, Any]]:
+        """Records an evaluation of the members that train; returns the records. rate: seed-steps a second since the last one,
+        of all seeds that steps were computed for. seconds: of steps and evaluation, which the members share evenly."""
+        training = self._training()
         tokens = rate * self.settings.batch_size * self.task.trained_on.mean_length
-        share = self._utilisation(tokens)
-        used = {} if share is None else {"utilisation": share}
-        for member in training:
-            records.append(
-                {"variant": member.variant, "step": step}
-                | {name: of_all[member.rows].tolist() for name, of_all in values.items()}
-                | {
-                    "seconds": seconds / len(training),
-                    "seed_steps_per_second": rate,
-                    "tokens_per_second": tokens,
-                }
-                | used
+        rates = {
+            "seconds": seconds / len(training),
+            "seed_steps_per_second": rate,
+            "tokens_per_second": tokens,
+        }
+        if self.task.STREAMED:  # elsewhere too few positions have logits for it to be known
+            of_one = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.many.abstract_state().params
             )
+            share = utilisation(of_one, tokens, self.many.mesh.size)
+            rates |= {} if share is None else {"utilisation": share}
+        records = []
+        for member in training:
+            own = {name: of_all[member.rows].tolist() for name, of_all in values.items()}
+            records.append({"variant": member.variant, "step": step} | own | rates)
             member.folder.append_metrics(records[-1])
         self.idle.count({"step": step, "active": values["active"]})
         return records
-
-    def _utilisation(self, tokens_per_second: float) -> float | None:
-        """Of a text; elsewhere too few positions have logits for it to be known."""
-        if not self.task.STREAMED:
-            return None
-        of_all = self.many.abstract_state().params
-        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_all)
-        return utilisation(params, tokens_per_second, self.many.mesh.size)
 
     def _report_diverged(self, state: SeedState) -> None:
         """Warns once of each seed that diverged."""
@@ -319,27 +268,15 @@ class Program:
                         member.variant, seed, step,
                     )  # fmt: skip
 
-    def _despite_signal(self, compute: Callable, *arguments: Any) -> Any:
-        """compute(*arguments), tried again if it fails once a stop is asked for: Ctrl-C in a terminal and `timeout` also signal
-        the assembler that XLA starts for a GPU, and compilation then fails, before any argument is used up."""
-        try:
-            return compute(*arguments)
-        except jax.errors.JaxRuntimeError as error:
-            if not self.stop.requested:
-                raise
-            log.info("%s: compiling again what the signal cut short (%s)", self.first, str(error).splitlines()[0][:100])
-            return compute(*arguments)
-
-    # --- The end ------------------------------------------------------------------------------------------------------
-
-    def outcomes(self) -> dict[str, VariantOutcome]:
+    def outcomes(self) -> Iterator[tuple[Member, VariantOutcome]]:
         """The outcomes of the members, which have all come to their end, with the test of their best parameters."""
         log.info("%s: measuring on the test set", self.name)
         best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(member.end.best_params for member in self.members))
-        tested = self._despite_signal(measure_test, self.many, jax.device_put(best, self.many.params_sharding))
-        return {member.variant: self._outcome(member, of_rows(tested, member.rows)) for member in self.members}
+        tested = measure_test(self.many, jax.device_put(best, self.many.params_sharding))
+        for member in self.members:
+            yield member, self._outcome(member, of_rows(tested, member.rows))
 
-    def _outcome(self, member: Trained, tested: dict[str, Any]) -> VariantOutcome:
+    def _outcome(self, member: Member, tested: dict[str, Any]) -> VariantOutcome:
         """tested: what the test measured of it. Its seconds are those of training and evaluating in this and earlier processes,
         compilation included; None if the records of some evaluations are gone."""
         last_step = step_of(member.end)
@@ -353,6 +290,43 @@ class Program:
         return outcome_of(
             member.end, self.task.score.metric, num_steps=self.settings.num_steps, seconds=seconds, **rates, **tested
         )
+
+
+def steps_worth_compiling() -> int:
+    """So many steps of one seed take about as long as compiling steps for fewer seeds, of each part of a task's mixture. Not
+    measured, so that all runs do alike."""
+    return 2_000 if jax.default_backend() == "cpu" else 16_000
+
+
+class IdleSeeds:
+    """Which seeds steps are computed for: seeds that stopped are left out once that is worth compiling for fewer.
+
+    The steps that stopped seeds cost are counted from the records of the evaluations: a run that goes on after a stop computes
+    what it would have without one. rows: `ManySeeds.rows_to_train`, None for all seeds.
+    """
+
+    def __init__(self, many: ManySeeds, settings: TrainSettings, records: Iterable[Mapping[str, Any]]):
+        self._many, self._settings = many, settings
+        self._active = np.ones(len(many.numbers), bool)
+        self._idle_seed_steps = 0
+        self.rows: jax.Array | None = None
+        for record in records:
+            self.count(record)
+
+    @property
+    def num_computed(self) -> int:
+        """Seeds that steps are computed for, some that stopped included."""
+        return len(self._active) if self.rows is None else self.rows.size
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """After an evaluation: leaves stopped seeds out once steps worth compiling were spent on them, and as many are
+        ahead."""
+        self._idle_seed_steps += self._settings.eval_every * (self.num_computed - self._active.sum())
+        self._active = np.asarray(record["active"])
+        ahead = (self._settings.num_steps - record["step"]) * (self.num_computed - self._active.sum())
+        parts = len(self._many.trainer.task.trained_on.parts)
+        if min(self._idle_seed_steps, ahead) >= steps_worth_compiling() * parts:
+            self.rows, self._idle_seed_steps = self._many.rows_to_train(self._active), 0
 
 
 def of_rows(tested: Any, rows: slice) -> Any:

@@ -21,11 +21,11 @@ from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
 from loglinear_jax.runs.errors import OutOfMemory
-from loglinear_jax.runs.folders import RunFolder, VariantFolder, is_finished
-from loglinear_jax.runs.lock import only_process
-from loglinear_jax.runs.loop import Program, mesh_for
+from loglinear_jax.runs.folders import RunFolder, is_finished
+from loglinear_jax.runs.live import check_wandb
+from loglinear_jax.runs.loop import Member, Program, mesh_for
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.wandb_runs import check_wandb
+from loglinear_jax.runs.writing import only_process
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from pallas_kernels import UnsupportedError
@@ -43,15 +43,6 @@ class RunResult:
     summary: RunSummary | None
     interrupted_at: Path | None = None
     trained: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Missing:
-    """Seeds of a variant that have no outcome yet, and the folder of theirs."""
-
-    variant: str
-    experiment: Experiment
-    folder: VariantFolder
 
 
 def run(
@@ -81,21 +72,31 @@ def run(
     log.info("%s %s", "Going on in" if resumed else "Writing to", run_folder.path)
     missing = _missing(run_folder, {name: experiments[name] for name in chosen})
     trained, many = bool(missing), None
-    process = _process(config, command)
+    process = {  # what processes.jsonl records of this one
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": None if command is None else shlex.join(command),
+        "provenance": provenance(config.to_dict()),
+        "device": device(),
+        "versions": versions(),
+    }
     for variant, size in sizes.items():
         log.info("%s: %s", variant, size)
     with StopOnSignal() as stop:
         while missing:
-            program = _trained_by(missing, stop, many, wandb)
-            with reporting_memory(program), _held(program):
+            together = trained_together(missing)
+            for member in together:
+                member.folder.make()
+            program = Program(together, stop, many, wandb)
+            with reporting_memory(program, len(together)), contextlib.ExitStack() as held:
+                for member in together:
+                    held.enter_context(only_process(member.folder.lock_file, tries=member.folder.writes))
                 program.run(process)
                 if program.stopped:
-                    return RunResult(None, interrupted_at=program.folders[program.first].path)
-                for variant, outcome in program.outcomes().items():
-                    _finish(program.folders[variant], variant, outcome, process)
-                    log.info("%s: finished", variant)
-            trained_now = {id(program.folders[member.variant]) for member in program.members}
-            missing = [one for one in missing if id(one.folder) not in trained_now]
+                    return RunResult(None, interrupted_at=together[0].folder.path)
+                for member, outcome in program.outcomes():
+                    _finish(member, outcome, process)
+                    log.info("%s: finished", member.variant)
+            missing = [one for one in missing if one not in program.members]
             many = program.many
     any_process(False)  # the outcomes are written
     run_folder.write_summary({name: experiment.train for name, experiment in experiments.items()})
@@ -111,7 +112,7 @@ def _chosen(config: ConfigDict, only: Collection[str]) -> list[str]:
     return [variant for name, at_rates in by_name.items() if not only or name in only for variant in at_rates]
 
 
-def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[Missing]:
+def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[Member]:
     """What lacks an outcome, in the order of the variants."""
     finished = run_folder.finished_variants({name: experiment.train for name, experiment in experiments.items()})
     found = []
@@ -121,77 +122,43 @@ def _missing(run_folder: RunFolder, experiments: dict[str, Experiment]) -> list[
         for folder, train in run_folder.parts(variant, experiment.train).items():
             summary = folder.read_outcome()
             if summary is None or not is_finished(summary.variants[variant], train):
-                found.append(Missing(variant, dataclasses.replace(experiment, train=train), folder))
+                found.append(Member(variant, dataclasses.replace(experiment, train=train), folder))
     return found
 
 
-def _trained_by(missing: Sequence[Missing], stop: StopOnSignal, other: Any, wandb: str) -> Program:
-    """The program that trains the first of what is missing."""
-    together = trained_together(missing)
-    for one in together:
-        one.folder.make()
-    return Program(
-        {one.variant: one.experiment for one in together},
-        {one.variant: one.folder for one in together},
-        stop,
-        other,
-        wandb,
-    )
-
-
-def trained_together(missing: Sequence[Missing]) -> list[Missing]:
+def trained_together(missing: Sequence[Member]) -> list[Member]:
     """The first, and those that one program can train with it: they differ in their rates only."""
     first = missing[0]
     if jax.process_count() > 1:  # each has a part of every seed's state
         return [first]
 
-    def but_for_rates(one: Missing) -> Any:
+    def but_for_rates(one: Member) -> Any:
         return one.experiment.model, one.experiment.task, one.experiment.train.but_for_rates
 
     alike = [one for one in missing if but_for_rates(one) == but_for_rates(first)]
     return alike[: first.experiment.rates_at_once(len(alike))]
 
 
-@contextlib.contextmanager
-def _held(program: Program) -> Iterator[None]:
-    """Keeps other processes from training the same. Raises ConfigError if one does."""
-    with contextlib.ExitStack() as stack:
-        for folder in program.folders.values():
-            stack.enter_context(only_process(folder.lock_file, tries=folder.writes))
-        yield
-
-
-def _process(config: ConfigDict, command: Sequence[str] | None) -> dict[str, Any]:
-    """What processes.jsonl records of this process."""
-    return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": None if command is None else shlex.join(command),
-        "provenance": provenance(config.to_dict()),
-        "device": device(),
-        "versions": versions(),
-    }
-
-
-def _finish(folder: VariantFolder, variant: str, outcome: VariantOutcome, process: dict[str, Any]) -> None:
+def _finish(member: Member, outcome: VariantOutcome, process: dict[str, Any]) -> None:
     """Writes a variant's outcome, with the commits, devices and versions of all processes that trained it."""
     names = ("command", "provenance", "device", "versions")
-    processes = [*folder.read_processes(), process]
+    processes = [*member.folder.read_processes(), process]
     origin = join_summaries([RunSummary({}, **{name: one[name] for name in names}) for one in processes])
-    folder.write_outcome(dataclasses.replace(origin, variants={variant: outcome}))
+    member.folder.write_outcome(dataclasses.replace(origin, variants={member.variant: outcome}))
 
 
 @contextlib.contextmanager
-def reporting_memory(program: Program) -> Iterator[None]:
+def reporting_memory(program: Program, rates: int) -> Iterator[None]:
     """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        train, task, together = program.settings, program.task, len(program.experiments)
-        rates = f"train.rates_at_once={together}, " if together > 1 else ""
+        train, task = program.settings, program.task
         raise OutOfMemory(
-            f"{program.first}: {jax.devices()[0].device_kind} has too little memory: reduce {rates}"
+            f"{program.first}: {jax.devices()[0].device_kind} has too little memory: reduce "
+            f"{f'train.rates_at_once={rates}, ' if rates > 1 else ''}"
             f"train.num_seeds={train.num_seeds}, train.batch_size={train.batch_size} (or raise "
             f"train.grad_accumulation={train.grad_accumulation}), "
             f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "

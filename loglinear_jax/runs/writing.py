@@ -1,69 +1,46 @@
-"""Writing a run's files: whole or not at all, and one line when the disk does not take them."""
+"""Writing a run's files: whole or not at all, by one process at a time, and one line when the disk does not take them."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import json
+import logging
 import math
 import os
-import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from loglinear_jax.config import ConfigError
+from loglinear_jax.distributed import any_process
 from loglinear_jax.files import to_disk
 from loglinear_jax.runs.errors import RunFailed
 
-_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+log = logging.getLogger(__name__)
+
+PATIENCE = 1.0  # seconds: for so long at most a process that only asks, by `is_held`, may be in the way
 
 
 class CannotWrite(RunFailed):
-    """The file system did not take a file; the message is one line with its path, the reason and, if that is about space, what
-    is free."""
+    """The file system did not take a file; the message is one line with its path and the reason."""
 
     def __init__(self, path: Path, reason: str):
-        free = f" ({_free_space(path)})" if reason in map(os.strerror, _OF_SPACE) else ""
-        super().__init__(f"{path} can't be written: {reason}{free}; what was saved before is kept")
+        super().__init__(f"{path} can't be written: {reason}; what was saved before is kept")
 
 
 @contextlib.contextmanager
-def writing(path: Path, quoted: bool = False) -> Iterator[None]:
-    """Raises CannotWrite for what the file system refuses inside. quoted: also for an error of a library that only quotes the
-    operating system's words, as TensorStore does."""
+def writing(path: Path, refusals: type[Exception] = OSError) -> Iterator[None]:
+    """Raises CannotWrite for what the file system refuses inside. refusals: what a library that writes raises then."""
     try:
         yield
-    except Exception as error:
-        reason = refusal(error, quoted)
-        if reason is None:
-            raise
+    except RunFailed:
+        raise
+    except refusals as error:
+        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
         raise CannotWrite(path, reason) from error
-
-
-_QUOTED = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG", "ENOTDIR", "EISDIR", "ESTALE", "EMFILE")
-
-
-def refusal(error: BaseException | None, quoted: bool = False) -> str | None:
-    """Why the file system refused, if that is what this error, or what it was raised from, is about; else None."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno is not None:
-            return os.strerror(error.errno)
-        for name in _QUOTED if quoted else ():
-            reason = os.strerror(getattr(errno, name))
-            if reason.lower() in str(error).lower():
-                return reason
-        error = error.__cause__
-    return None
-
-
-def _free_space(path: Path) -> str:
-    folder = path
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free in {folder}"
-    except OSError as error:
-        return f"free space of {folder} not known: {error.strerror}"
 
 
 def replace_file(path: Path, write: Callable[[IO], Any], mode: str = "w") -> None:
@@ -108,6 +85,65 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def only_process(file: Path, tries: bool = True) -> Iterator[None]:
+    """Holds the lock `file`, which says who holds it, while entered; it goes with the process, however that ends.
+
+    tries: of several processes of one run, only one takes the lock; all of them must ask. Raises ConfigError, in all of
+    them, if another run holds it, with its process and host; CannotWrite.
+    """
+    holder = ""
+    with contextlib.ExitStack() as stack:
+        if tries:
+            with writing(file):
+                lock = stack.enter_context(file.open("a+", encoding="utf-8"))
+            holder = _hold(lock)
+        if any_process(bool(holder)):
+            raise ConfigError(f"{file.parent} is in use: {holder or 'another process'} trains in it")
+        yield
+
+
+def _hold(lock: IO) -> str:
+    """Who holds the lock, if it is another process, and has been all the while; else it is taken."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            return ""
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                lock.seek(0)
+                return lock.read().strip() or "another process"
+            time.sleep(0.01)
+        except OSError as error:
+            log.warning("%s can't be locked (%s): start no second process in its folder", lock.name, error.strerror)
+            return ""
+
+
+def is_held(file: Path) -> bool:
+    """Whether a process holds the lock; False where it can't be known."""
+    try:
+        with file.open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Waits for other processes that have entered it for this folder; it leaves no file there. Where the file system has no
+    locks, it lets everybody in."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # with it goes the lock

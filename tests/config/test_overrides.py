@@ -3,7 +3,7 @@
 import pytest
 
 from loglinear_jax.config import ConfigError, default_config
-from loglinear_jax.config.overrides import override
+from loglinear_jax.config.variants import override
 
 
 def changed(argument):

@@ -9,10 +9,9 @@ import time
 import pytest
 
 from loglinear_jax.config import ConfigError
-from loglinear_jax.runs import lock
+from loglinear_jax.runs import writing
 from loglinear_jax.runs.folders import VariantFolder
-from loglinear_jax.runs.lock import only_process
-from loglinear_jax.runs.writing import CannotWrite, replace_file, writing
+from loglinear_jax.runs.writing import CannotWrite, only_process, replace_file
 
 
 def record(step):
@@ -42,7 +41,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
     folder = VariantFolder(tmp_path)
     folder.append_metrics(record(5))
     folder.metrics_file.write_bytes(b"\xff\x00\n" + folder.metrics_file.read_bytes())
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1: not a record of a run"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl can't be read: "):
         folder.read_metrics()
 
 
@@ -54,17 +53,9 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
         file.write("half of")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device \([\d.,]+ MB free in "):
+    with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device;"):
         replace_file(path, full)
     assert path.read_text(encoding="utf-8") == "before" and os.listdir(tmp_path) == ["file"]
-
-
-def test_only_what_the_file_system_says_is_a_refusal(tmp_path):
-    # As TensorStore says it: no OSError, but the words of the operating system.
-    with pytest.raises(CannotWrite, match="Disk quota exceeded"), writing(tmp_path, quoted=True):
-        raise ValueError('Error writing "params/0": Failed to write 46208 bytes to file 4: Disk quota exceeded')
-    with pytest.raises(ValueError, match="Not a directory"), writing(tmp_path):
-        raise ValueError("Not a directory: said by somebody's own code")
 
 
 def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
@@ -72,7 +63,7 @@ def test_a_record_that_cannot_be_written_names_its_file(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
-    with pytest.raises(CannotWrite, match=r"metrics\.jsonl can't be written: Disk quota exceeded \("):
+    with pytest.raises(CannotWrite, match=r"metrics\.jsonl can't be written: Disk quota exceeded;"):
         VariantFolder(tmp_path).append_metrics(record(5))
 
 
@@ -84,12 +75,12 @@ def test_a_process_that_asks_whether_a_variant_is_in_use_is_in_no_runs_way(tmp_p
         # It has its answer while the run waits.
         monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(fcntl.flock(asking, fcntl.LOCK_UN)))
         with only_process(file):
-            assert lock.is_held(file)
+            assert writing.is_held(file)
     assert waited
 
 
 def test_a_run_is_in_the_way_however_long_another_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    monkeypatch.setattr(writing, "PATIENCE", 0.1)
     with only_process(tmp_path / "lock"):
         began = time.monotonic()
         with pytest.raises(ConfigError, match=f"is in use: process {os.getpid()} on"), contextlib.ExitStack() as stack:

@@ -85,7 +85,7 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch, devices, held):
 
 def test_what_one_program_trains():
     def missing(config):
-        return [training.Missing(*item, None) for item in training.checked_experiments(config)[0].items()]
+        return [loop.Member(*item, None) for item in training.checked_experiments(config)[0].items()]
 
     def together(missing):
         return [one.variant for one in training.trained_together(missing)]

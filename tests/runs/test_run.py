@@ -1,6 +1,5 @@
 """Runs as a user starts them: real processes that are killed, stopped, resumed, refused; and what they leave behind."""
 
-import os
 import shutil
 import signal
 
@@ -124,30 +123,6 @@ def test_a_signal_saves_says_where_and_exits(tmp_path):
     assert_same_run(workdir, tmp_path / "whole", ["linear"])
 
 
-@pytest.mark.parametrize("signalled", [True, False])
-def test_what_a_signal_kills_in_the_compiler_is_compiled_again(tmp_path, train, monkeypatch, signalled):
-    """As when `timeout` signals the assembler that XLA started; an error without a signal is an error."""
-    train_steps, calls = ManySeeds.train_steps, []
-
-    def cut_short(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            if signalled:
-                os.kill(os.getpid(), signal.SIGTERM)
-            raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 15")
-        return train_steps(*arguments)
-
-    monkeypatch.setattr(ManySeeds, "train_steps", cut_short)
-    if not signalled:
-        with pytest.raises(jax.errors.JaxRuntimeError):
-            train(tmp_path / "run", "--config.variants=linear")
-        return
-    code, out, err = train(tmp_path / "run", "--config.variants=linear")
-    assert code == 130 and out == "" and len(calls) == 2  # what it was at is done, and then the run stops
-    assert [path.name for path in (tmp_path / "run" / "linear" / "checkpoints").iterdir()] == ["5"]
-    assert f"Stopped. Saved to {tmp_path}/run/linear; the same command goes on from there." in err
-
-
 def test_a_folder_with_another_run_or_that_cannot_be_written_is_refused(undisturbed, train, tmp_path):
     code, out, err = train(undisturbed[0], "--config.train.learning_rate=0.5", "--config.model.layers=2")
     assert code == 2 and out == ""
@@ -228,7 +203,7 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
     every, some = tmp_path / "every", tmp_path / "some"
     training.run(config, every)
     assert not sizes  # so short a run does not compile again
-    monkeypatch.setattr("loglinear_jax.runs.idle_seeds.steps_worth_compiling", lambda: 5)
+    monkeypatch.setattr("loglinear_jax.runs.loop.steps_worth_compiling", lambda: 5)
     training.run(config, some)
     curves = [read_run(path).metrics("linear") for path in (every, some)]
     stopped = np.isnan(curves[0]["train_loss"][-1])

@@ -10,7 +10,7 @@ from configs.mqar import get_config
 from loglinear_jax.runs import run
 from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.folders import VariantFolder, read_lines
-from loglinear_jax.runs.wandb_runs import open_run
+from loglinear_jax.runs.live import open_wandb
 
 
 class Refused(Exception):
@@ -50,7 +50,7 @@ def test_a_variant_goes_on_in_its_own_run_and_a_refusal_is_one_line(begun, tmp_p
     folder = VariantFolder(tmp_path / "mqar" / "linear")
     folder.make()
     for _ in range(2):
-        open_run("herons", folder, {"a": 1})
+        open_wandb("herons", folder, {"a": 1})
     assert [run.given["id"] for run in begun] == [None, "id-linear"]
     given = begun[0].given
     assert (given["project"], given["name"], given["group"], given["config"]) == (
@@ -60,7 +60,7 @@ def test_a_variant_goes_on_in_its_own_run_and_a_refusal_is_one_line(begun, tmp_p
         {"a": 1},
     )
     with pytest.raises(RunFailed, match="^--wandb=closed: no key$"):
-        open_run("closed", folder, {})
+        open_wandb("closed", folder, {})
 
 
 @pytest.mark.slow

@@ -19,9 +19,8 @@ import submitit
 from loglinear_jax.commands.main import main
 from loglinear_jax.runs.folders import read_lines, write_record
 from loglinear_jax.runs.loading import read_run
-from loglinear_jax.runs.lock import only_process
 from loglinear_jax.runs.outcome import RunSummary
-from loglinear_jax.runs.writing import write_json
+from loglinear_jax.runs.writing import only_process, write_json
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
 from loglinear_jax.sweep.states import State, track
