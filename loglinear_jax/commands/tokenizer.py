@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loglinear_jax.text.documents import find_documents
-    from loglinear_jax.text.files import cut_line
+    from loglinear_jax.text.sources import cut_line, find_documents
     from loglinear_jax.text.tokenizer import train_tokenizer
 
     check_folder(args.out, "--out")

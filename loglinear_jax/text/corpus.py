@@ -6,8 +6,7 @@
         manifest.json                          what they were made from, and how many they are
 
 The hash is that of the source files, the tokenizer and FORMAT: another source or tokenizer gets a folder of its own. A folder
-is filled under another name and renamed when it is complete. Its files are checked by their SHA-256 whenever it is opened; a
-damaged folder is made again.
+is filled under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,14 +26,10 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from loglinear_jax.files import file_sha256, local_path
+from loglinear_jax.files import local_path
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.text.documents import find_documents
-from loglinear_jax.text.files import SPLITS, CorpusError, cut_line, kept_pieces
-from loglinear_jax.text.sources import Source, find_source
+from loglinear_jax.text.sources import SPLITS, CorpusError, Source, cut_line, find_documents, find_source, kept_pieces
 from loglinear_jax.text.tokenizer import END_TOKEN, check_returned, load_tokenizer, tokenizer_sha256, tokenizer_size
-
-log = logging.getLogger(__name__)
 
 FORMAT = 3  # of the files, of how text becomes tokens, and of what is checked meanwhile
 GROUP_CHARS = 2**22  # of the documents that are tokenised at once
@@ -138,123 +132,74 @@ def _open(
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{text.name}-{digest}"
     try:
-        manifest = _finished(folder, made_from)
-        if manifest is None:
-            root.mkdir(parents=True, exist_ok=True)
-            with _hold_lock(folder, text.name):  # another process may have made it meanwhile
-                manifest = _finished(folder, made_from)
-                manifest = manifest or _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock") if not folder.exists() else contextlib.nullcontext():
+            if not folder.exists():  # another process may have made it meanwhile
+                _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
         raise CorpusError(f"cache: {root} can't be written ({error}): expected another folder as task.cache") from error
+    manifest = json.loads((folder / "manifest.json").read_bytes())
     tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
     starts = {split: np.fromfile(folder / f"{split}.starts", np.int64) for split in SPLITS} if documents else None
     return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder, starts=starts)
 
 
-def _finished(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a folder whose files are complete, else None."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        same = all(manifest[key] == value for key, value in made_from.items())
-        complete = all(sha256 == file_sha256(folder / name) for name, sha256 in manifest["files_sha256"].items())
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return manifest if same and complete else None
-
-
-def _hold_lock(folder: Path, name: str) -> contextlib.AbstractContextManager:
-    """Holds the lock under which a folder is filled, until the context ends or the process does."""
-    lock = filelock.FileLock(f"{folder}.lock")
-    try:
-        return lock.acquire(timeout=0)
-    except filelock.Timeout:
-        log.info("Waiting for another process, which tokenises %s (its lock: %s)", name, lock.lock_file)
-        return lock.acquire()
-
-
-def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict[str, Any]) -> dict[str, Any]:
-    """Fills the folder, and returns its manifest. Only with the lock held."""
-    if folder.exists():
-        log.warning("%s is damaged: its tokens are made again", folder)
-        shutil.rmtree(folder)
+def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict[str, Any]) -> None:
+    """Fills the folder. Only with the lock held."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
-    write = _write_documents if "end_token" in about else _write_lines
-    manifest: dict[str, Any] = about | {"splits": {}, "files_sha256": {}}
+    manifest: dict[str, Any] = about | {"splits": {}}
     try:
         with progress_bar(f"tokenising {text.name}", None, unit="B", unit_scale=True) as bar:
             for split in SPLITS:
-                encode = _Encoder(encoder, about, f"the {split} split of {text.name}")
                 with (partial / f"{split}.bin").open("wb") as file:
-                    manifest["splits"][split] = write(encode, text.blocks(split), file, bar)
-        manifest["files_sha256"] = {path.name: file_sha256(path) for path in sorted(partial.iterdir())}
+                    where = f"the {split} split of {text.name}"
+                    manifest["splits"][split] = _write(file, text.blocks(split), encoder, about, where, bar)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial)
         raise
-    return manifest
 
 
-@dataclasses.dataclass(frozen=True)
-class _Encoder:
-    """Token ids of pieces of a text, which must come back when they are decoded. where: the text, for messages."""
-
-    tokenizer: tokenizers.Tokenizer
-    about: dict[str, Any]
-    where: str
-
-    def __call__(self, pieces: list[str]) -> list[list[int]]:
-        """By all cores: the library has its own threads."""
-        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
-        check_returned(self.tokenizer, pieces, ids, name=self.about["tokenizer"], where=self.where)
-        return ids
-
-    def array(self, ids: Iterable[int]) -> np.ndarray:
-        return np.fromiter(ids, self.about["dtype"])
-
-
-def _write_lines(encode: _Encoder, blocks: Iterator[str], file: BinaryIO, bar: tqdm) -> dict[str, Any]:
-    """Writes the token ids of a split; returns their number, with the SHA-256 of the lines that were kept."""
-    digest, num_tokens = hashlib.sha256(), 0
-    for block in blocks:
-        pieces = kept_pieces(block)
-        ids = encode(pieces)
-        file.write(encode.array(itertools.chain.from_iterable(ids)).data)
-        num_tokens += sum(map(len, ids))
-        digest.update("".join(pieces).encode())
-        bar.update(len(block.encode()))
-    if not num_tokens:
-        raise CorpusError(f"corpus: {encode.where} is empty: it has only blank lines")
-    return {"tokens": num_tokens, "text_sha256": digest.hexdigest()}
-
-
-def _write_documents(encode: _Encoder, documents: Iterator[str], file: BinaryIO, bar: tqdm) -> dict[str, Any]:
-    """Writes the token ids of a split, and where its documents start; returns how many there are, with the SHA-256 of the
-    texts, a zero byte behind each."""
-    digest, starts, end = hashlib.sha256(), [0], encode.array([encode.about["end_token"]])
+def _write(
+    file: BinaryIO, texts: Iterator[str], tokenizer: tokenizers.Tokenizer, about: dict[str, Any], where: str, bar: tqdm
+) -> dict[str, Any]:
+    """Writes the token ids of a split, and where its documents start; returns how many there are, with the SHA-256 of the lines
+    that were kept, or of the documents, a zero byte behind each. texts: blocks of lines, or documents. where: for messages."""
+    of_documents = "end_token" in about
+    end = np.array([about["end_token"]] if of_documents else [], about["dtype"])
+    digest, starts = hashlib.sha256(), [0]
     file.write(end.data)
-    for texts in _grouped(documents):
-        pieces = [cut_line(text) for text in texts]
-        ids = iter(encode(list(itertools.chain.from_iterable(pieces))))
-        for text, own in zip(texts, pieces, strict=True):
-            tokens = encode.array(itertools.chain.from_iterable(itertools.islice(ids, len(own))))
+    for group in _grouped(texts):
+        pieces = [cut_line(text) if of_documents else kept_pieces(text) for text in group]
+        joined = list(itertools.chain.from_iterable(pieces))
+        encoded = [found.ids for found in tokenizer.encode_batch_fast(joined, add_special_tokens=False)]  # by all cores
+        check_returned(tokenizer, joined, encoded, name=about["tokenizer"], where=where)
+        ids = iter(encoded)
+        for text, own in zip(group, pieces, strict=True):
+            tokens = np.fromiter(itertools.chain.from_iterable(itertools.islice(ids, len(own))), about["dtype"])
             file.write(tokens.data)
             file.write(end.data)
-            starts.append(starts[-1] + len(tokens) + 1)
-            digest.update(text.encode() + b"\0")
+            starts.append(starts[-1] + len(tokens) + len(end))
+            digest.update("".join(own).encode() + b"\0" * of_documents)
             bar.update(len(text.encode()))
-    if len(starts) == 1:
-        raise CorpusError(f"corpus: {encode.where} has no documents: expected at least one that is not blank")
-    np.asarray(starts, np.int64).tofile(Path(file.name).with_suffix(".starts"))
-    return {"documents": len(starts) - 1, "tokens": starts[-1] + 1, "text_sha256": digest.hexdigest()}
+    if not starts[-1]:
+        raise CorpusError(
+            f"corpus: {where} is empty: expected {'a document' if of_documents else 'a line'} that is not blank"
+        )
+    counts = {"tokens": starts[-1] + len(end)}
+    if of_documents:
+        np.asarray(starts, np.int64).tofile(Path(file.name).with_suffix(".starts"))
+        counts = {"documents": len(starts) - 1} | counts
+    return counts | {"text_sha256": digest.hexdigest()}
 
 
-def _grouped(documents: Iterator[str]) -> Iterator[list[str]]:
-    """Documents in groups of GROUP_CHARS characters or a little more, so that all cores have pieces to encode."""
+def _grouped(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Texts in groups of GROUP_CHARS characters or a little more, so that all cores have pieces to encode."""
     group, size = [], 0
-    for text in documents:
+    for text in texts:
         group.append(text)
         size += len(text)
         if size >= GROUP_CHARS:

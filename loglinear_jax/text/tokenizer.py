@@ -8,12 +8,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import huggingface_hub.constants
 import tokenizers
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from tokenizers.decoders import DecodeStream
 
 from loglinear_jax.files import local_path
-from loglinear_jax.text.downloads import hub_tokenizer
-from loglinear_jax.text.files import CorpusError, check_text_file, decode
+from loglinear_jax.text.sources import CorpusError, check_answers, check_text_file, decode
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
 BYTES = "bytes"  # the name of the tokenizer whose tokens are the bytes of UTF-8
@@ -39,7 +40,25 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
         raise CorpusError(
             f"tokenizer: {where!r} is not a folder: expected one with {FILES}, a file tokenizer.json, or a name on the hub"
         )
-    return _read(hub_tokenizer(where))
+    return _read(_from_hub(where))
+
+
+def _from_hub(name: str) -> Path:
+    """The file tokenizer.json of a repository on the hub, downloaded unless it is there. Raises CorpusError if it can't be
+    had."""
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            check_answers(huggingface_hub.hf_hub_url(name, "tokenizer.json"))
+        return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:  # requests' errors are OSErrors
+        reason = str(error).strip().split("\n")[0]
+        raise CorpusError(
+            f"tokenizer: {name!r} is not a local folder, and can't be had from the hub ({reason}). Without a network, give a "
+            "folder that holds tokenizer.json, or vocab.json and merges.txt"
+        ) from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:

@@ -8,7 +8,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from loglinear_jax.text.files import CorpusError
+from loglinear_jax.text.sources import CorpusError
 
 
 class SeedBatches:

@@ -3,7 +3,7 @@
 from configs.books import FABLES
 from loglinear_jax.commands.main import main
 from loglinear_jax.text import load_tokenizer
-from loglinear_jax.text.documents import find_documents
+from loglinear_jax.text.sources import find_documents
 
 
 def train(out, *arguments):

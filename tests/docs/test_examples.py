@@ -19,7 +19,7 @@ from loglinear_jax.config import build, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import run
 from loglinear_jax.runs.folders import RunFolder
-from loglinear_jax.text.documents import find_documents
+from loglinear_jax.text.sources import find_documents
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
-from loglinear_jax.text import CorpusError, files, load_tokenizer, open_documents
-from loglinear_jax.text.documents import SPLIT_PERCENT, find_documents
-from loglinear_jax.text.files import SPLITS
+from loglinear_jax.text import CorpusError, load_tokenizer, open_documents, sources
+from loglinear_jax.text.sources import SPLIT_PERCENT, SPLITS, find_documents
 
 DOCUMENTS = {
     "train": ["A heron.\n\nIt stands.\n", " é 東京 <|endoftext|> ", "To be or\n\nnot  to be, " * 20],
@@ -56,7 +55,7 @@ def documents_of(corpus, split):
 
 
 def test_documents_come_back_whatever_they_are_stored_as(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_CHARS", 100)  # a long document is encoded in pieces
+    monkeypatch.setattr(sources, "PIECE_CHARS", 100)  # a long document is encoded in pieces
     corpus = opened(folder, tmp_path)
     for split, texts in zip(SPLITS, DOCUMENTS.values(), strict=True):
         assert documents_of(corpus, split) == texts
@@ -65,7 +64,7 @@ def test_documents_come_back_whatever_they_are_stored_as(folder, tmp_path, monke
 
 
 def test_tokens_are_those_of_the_whole_document(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_CHARS", 50)
+    monkeypatch.setattr(sources, "PIECE_CHARS", 50)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         DOCUMENTS["train"], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
@@ -76,14 +75,11 @@ def test_tokens_are_those_of_the_whole_document(folder, tmp_path, monkeypatch):
     assert corpus.train[corpus.starts["train"][2] + 1 : -1].tolist() == tokenizer.encode(last).ids
 
 
-def test_tokens_are_made_once_and_again_when_damaged(folder, tmp_path):
+def test_tokens_are_made_once(folder, tmp_path):
     first = opened(folder, tmp_path)
     made = first.train.filename.parent
     before = made.stat().st_mtime_ns
     assert opened(folder, tmp_path).train.filename.parent == made and made.stat().st_mtime_ns == before
-    for name in ("train.bin", "test.starts", "manifest.json"):
-        shutil.copy(made / "validation.bin", made / name)
-        assert documents_of(opened(folder, tmp_path), "train") == DOCUMENTS["train"]
     other = tmp_path / "more"
     shutil.copytree(folder, other)
     write_jsonl(other / "train.jsonl" if (other / "train.jsonl").exists() else other / "train" / "z.jsonl", ["New."])
@@ -119,7 +115,7 @@ def test_unusable_corpora_are_refused_with_a_reason(tmp_path):
     (tmp_path / "one.txt").write_text("a")
     refused(tmp_path / "one.txt", "is one file: expected a folder of documents, or a .jsonl file")
     write_jsonl(tmp_path / "few.jsonl", ["a"])
-    refused(tmp_path / "few.jsonl", "split of few has no documents")
+    refused(tmp_path / "few.jsonl", "split of few is empty: expected a document")
     refused(tmp_path / "few.jsonl", "line 1: expected an object with a text as text_field='body', got the fields id, text",
             text_field="body")  # fmt: skip
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import itertools
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from loglinear_jax.text import CorpusError, downloads, open_corpus, open_documents
-from loglinear_jax.text.files import SPLITS
+from loglinear_jax.text import CorpusError, open_corpus, open_documents, sources
+from loglinear_jax.text.sources import SPLITS
 from tests.text.conftest import without_blank
 
 DOCUMENTS = {"train": ["One wren.\n\nAnd another.", "A rook."], "validation": ["An owl."], "test": ["A heron é."]}
@@ -69,8 +70,8 @@ def write_zip(folder, texts, name="wikitext-2", suffix="tokens"):
 def use_server(monkeypatch, address, data, name="wikitext-2"):
     """The published size and SHA-256 become those of the data; the SHA-256."""
     sha256 = hashlib.sha256(data).hexdigest()
-    monkeypatch.setattr(downloads, "WIKITEXT_SITE", address)
-    monkeypatch.setitem(downloads.WIKITEXT_ARCHIVES, name, (len(data), sha256))
+    monkeypatch.setattr(sources, "WIKITEXT_SITE", address)
+    monkeypatch.setitem(sources.WIKITEXT_ARCHIVES, name, (len(data), sha256))
     return sha256
 
 
@@ -88,10 +89,9 @@ def test_wikitext_is_downloaded_once_and_read_from_its_zip(tmp_path, texts, bpe,
     for split, text in zip(SPLITS, texts.values(), strict=True):
         assert corpus.tokenizer.decode(getattr(corpus, split)) == without_blank(text)
         np.testing.assert_array_equal(getattr(unpacked, split), getattr(corpus, split))
-    manifest = corpus.train.filename.parent / "manifest.json"
-    manifest.unlink()
+    shutil.rmtree(corpus.train.filename.parent)
     assert open_wikitext().manifest == corpus.manifest  # from the zip that is here, without the server
-    manifest.unlink()
+    shutil.rmtree(corpus.train.filename.parent)
     (path,) = (tmp_path / "cache" / "downloads").glob("*.zip")
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(CorpusError, match=f"{path.name} is damaged .*: delete it, and it is downloaded again$"):
@@ -112,7 +112,7 @@ def test_without_a_network_the_zip_can_be_fetched_elsewhere(tmp_path, bpe, monke
         bound.bind(("127.0.0.1", 0))
         if silent:
             bound.listen()
-            monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.1)
+            monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.1)
         use_server(monkeypatch, f"http://127.0.0.1:{bound.getsockname()[1]}", b"")
         wanted = "fetch wikitext-2-v1.zip elsewhere, unpack it, and give the folder as task.corpus$"
         with pytest.raises(CorpusError, match=wanted):

@@ -8,7 +8,7 @@ import huggingface_hub.constants
 import pytest
 import tokenizers
 
-from loglinear_jax.text import CorpusError, downloads, load_tokenizer
+from loglinear_jax.text import CorpusError, load_tokenizer, sources
 from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, tokenizer_size
 
 LINE = " The heron , é 東京\t = \n"
@@ -50,7 +50,7 @@ def test_no_tokenizer_of_that_name(name):
         ({"tokenizer.json": b"{}"}, "tokenizer.json can't be read as a tokenizer"),
         ({"tokenizer.json": b""}, "tokenizer.json is empty"),
         ({"tokenizer.json": b"\x89PNG\r\n\x1a\n"}, "tokenizer.json is not UTF-8 text: byte 0x89 at position 0"),
-        ({"tokenizer.json": None}, "tokenizer.json is not a file"),
+        ({"tokenizer.json": None}, "tokenizer.json can't be read: Is a directory"),
         ({"vocab.json": b"[]", "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
         ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary is empty"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b""}, "merges.txt is empty"),
@@ -150,7 +150,7 @@ def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
 @pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
 def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, silent, caplog, capfd):
     """The hub's library tries seven times, and logs each."""
-    monkeypatch.setattr(downloads, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         if silent:
