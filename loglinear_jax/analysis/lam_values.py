@@ -103,7 +103,7 @@ def static_lam(
             f"{trained.variant} of {trained.workdir} has no static part of λ: lam={mixer.lam} is content-aware"
         )
     levels = num_levels(settings.max_length)
-    reached = np.arange(levels) < num_levels(trained.task.trained_on.longest)
+    reached = np.arange(levels) < num_levels(trained.task.trained_on.longest + settings.random_first_position)
     params = trained.params(seed, which)["params"]
     of_layers = [mixer_params(params[f"layer_{layer}"]) for layer in layers]
     if mixer.lam == "linear":

@@ -48,7 +48,8 @@ def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None
     traits = [lam_traits(mixers[layer % len(mixers)].lam) for layer in layers_that(trained, "has_lam")]
     if not traits or any(one.needs_scores or not one.has_levels for one in traits):
         return None
-    settings = dataclasses.replace(settings, lam_levels=num_levels(trained.task.trained_on.longest))
+    reached = trained.task.trained_on.longest + settings.random_first_position
+    settings = dataclasses.replace(settings, lam_levels=num_levels(reached))
     return dataclasses.replace(trained, model=type(trained.model)(settings))
 
 
@@ -174,7 +175,7 @@ class Lengths(Section):
 
     def find(self, run: Run, trained: TrainedVariant) -> list[ByLength] | None:
         """Of the variant, and of one with its higher levels replaced."""
-        longest = self.context.choices.longest or run.config.model.max_length or run.task.max_seq_len
+        longest = self.context.choices.longest or trained.model.settings.max_length
         if len(lengths_to_test(trained, longest)) < 2:
             return None
         found = [self._scores(trained, longest)]

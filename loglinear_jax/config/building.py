@@ -176,10 +176,12 @@ def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
         model = _model_settings(config.model, task, "bfloat16" if train.precision == "bfloat16" else "float32")
         model.check()
         check_pieces(train, task, model)
-        if model.max_length < task.max_seq_len:
+        if model.max_length < task.max_seq_len + model.random_first_position:
             longest = f"task.seq_len={task.seq_len}"
             if task.max_seq_len > task.seq_len:
                 longest = f"the longest sequences of the task, which have {task.max_seq_len} tokens"
+            if model.random_first_position:
+                longest += f", from model.random_first_position={model.random_first_position}"
             raise SettingError(f"model.max_length={model.max_length} is shorter than {longest}")
         module = type(model.make()) if isinstance(model, OwnSettings) else find_kind(config.model.kind).model
         if task.has_segments and "segment_ids" not in inspect.signature(module.__call__).parameters:
@@ -202,5 +204,5 @@ def _model_settings(model: ConfigDict, task: BaseTask, dtype: str) -> MixerSetti
     settings = with_none(model.to_dict(), settings_class)
     if settings_class is not OwnSettings:
         del settings["kind"]
-    settings["max_length"] = settings["max_length"] or task.max_seq_len
+    settings["max_length"] = settings["max_length"] or task.max_seq_len + settings.get("random_first_position", 0)
     return settings_class(vocab_size=1 if task.STREAMED else task.vocab_size, dtype=dtype, **settings)

@@ -125,7 +125,7 @@ def describe_settings(config: ConfigDict) -> list[Setting]:
     extra = {
         "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",
         "model.kind": "`recall`, `language`, or a class of your own, as `my_module:MyModel(width=64)`",
-        "model.max_length": "longest sequence that λ has levels for; None: the task's seq_len",
+        "model.max_length": "longest sequence that λ has levels for; None: the task's seq_len, and random_first_position",
     }
     found = [Setting("variants", config.variants, VARIANTS_MEANING)]
     for name, settings_class in settings_classes(config).items():

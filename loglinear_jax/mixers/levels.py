@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -45,6 +46,9 @@ class LevelMixer(DecayingMixer):
     With a lam_head_slope s other than 0, λ is multiplied by exp(Σ), Σ [H, L] learned, which starts from -s · a to s · a over
     the levels with a from -1 to 1 over the heads: some heads start with the near past, some with the far.
 
+    With a random_first_position N above 0, each sequence starts at a position drawn from 0 .. N-1 where `apply` is given an rng
+    "first_position", as training does: the same in all layers. Elsewhere sequences start at 0.
+
     λ is sown as "lam_value", what it looks at as "bucket_scores".
     """
 
@@ -55,6 +59,7 @@ class LevelMixer(DecayingMixer):
     init_scheme: str = MlpLam.init_scheme
     lam_head_slope: float = 0.0
     lam_levels: int | None = None
+    random_first_position: int = 0
     chunk_size: int | None = None
     implementation: Implementation | None = None
     axis_name: str | None = None
@@ -119,14 +124,16 @@ class LevelMixer(DecayingMixer):
         token after others is a step of it. Inside a compact method."""
         q, k, _, log_decay = arrays[:4]
         before = None if cache is None else self._checked(cache)
-        lam, key_sums, first = self._lam(q, k, log_decay, d, before, max_length, segment_ids)
+        drawn = self._drawn_position(q.shape[0])
+        where: dict[str, Any] = {"segment_ids": segment_ids} | ({} if drawn is None else {"first_position": drawn})
+        lam, key_sums, first = self._lam(q, k, log_decay, d, before, max_length, where)
         sow(self, lam_value=lam)
         if before is not None and q.shape[1] == 1:
             out, states = step(before.states, *(x[:, 0] for x in (*arrays, lam)))
             return out[:, None], states if key_sums is None else LookingCache(states, key_sums, first)
         decoding = cache is not None or max_length is not None
         attended = attention(
-            *arrays, lam, segment_ids=segment_ids,
+            *arrays, lam, **where,
             initial_state=None if before is None else before.states, return_state=decoding, axis_name=self.axis,
             chunk_size=self.chunk_size, implementation=self.implementation,
         )  # fmt: skip
@@ -139,8 +146,15 @@ class LevelMixer(DecayingMixer):
             states = states.replace(levels=states.levels[:, :, : before.states.levels.shape[2]])
         return out, states if key_sums is None else LookingCache(states, key_sums, first)
 
+    def _drawn_position(self, batch: int) -> Int[Array, " B"] | None:
+        if not (self.random_first_position and self.has_rng("first_position")):
+            return None
+        assert self.scope is not None
+        key = self.scope.rngs["first_position"].rng  # not make_rng's, which each layer has of its own
+        return jax.random.randint(key, (batch,), 0, self.random_first_position, jnp.int32)
+
     def _lam(
-        self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None, segment_ids
+        self, q, k, log_decay, d, before: LookingCache | None, max_length: int | None, where: dict[str, Any]
     ) -> tuple[Float[Array, "B T H L"], FenwickState | None, Int[Array, "*B"] | None]:
         """(λ; where λ looks at them and something is to be remembered, the sums of keys after these tokens and the position of
         the first of them)."""
@@ -148,6 +162,7 @@ class LevelMixer(DecayingMixer):
         module = self.lam_module(name="lam")
         pieces = 1 if self.axis is None else num_pieces(self.axis)
         room = pieces * q.shape[1] if max_length is None else max_length
+        room += self.random_first_position if "first_position" in where else 0
         wanted = num_levels(room) if before is None else before.states.levels.shape[2]
         levels = self.num_levels if traits.has_levels and self.num_levels is not None else wanted
         if room > capacity(levels) and self.lam_levels is None and before is None:
@@ -159,7 +174,7 @@ class LevelMixer(DecayingMixer):
         d = jnp.zeros(shape) if d is None else d.reshape(*log_decay.shape, -1)
         key_sums, first = None, None
         if traits.needs_scores:
-            scores, occupied, key_sums, first = self._look(q, k, log_decay, levels, before, max_length, segment_ids)
+            scores, occupied, key_sums, first = self._look(q, k, log_decay, levels, before, max_length, where)
             lam = module(d, scores, occupied)
         else:
             lam = module(d)
@@ -174,12 +189,12 @@ class LevelMixer(DecayingMixer):
             lam = jnp.pad(lam, [(0, 0)] * 3 + [(0, max(wanted - lam.shape[3], 0))], mode="edge")
         return lam, key_sums, first
 
-    def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None, segment_ids):
+    def _look(self, q, k, log_decay, levels: int, before: LookingCache | None, max_length: int | None, where):
         """(bucket scores of unit queries and keys; where levels are occupied; the sums of keys that are to be remembered, and
         the position of the first of them)."""
         sums = None if before is None else before.key_sums
         found = bucket_scores(
-            unit(q), unit(k), log_decay, segment_ids=segment_ids,
+            unit(q), unit(k), log_decay, **where,
             num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
             axis_name=self.axis,
             implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
@@ -187,9 +202,11 @@ class LevelMixer(DecayingMixer):
         scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
         start = jnp.zeros((), jnp.int32) if self.axis is None else place_of_piece(q.shape[1], self.axis)
-        position = start if sums is None else sums.position
+        position = where.get("first_position", start) if sums is None else sums.position
         first = jnp.zeros((), jnp.int32) if before is None or before.first is None else before.first
+        first = where.get("first_position", first)
         places = position[..., None] + jnp.arange(q.shape[1])
+        segment_ids = where["segment_ids"]
         if segment_ids is None:
             occupied = occupied_levels(places, levels, first[..., None])
         else:

@@ -28,6 +28,7 @@ class OwnSettings:
     # What nothing is known of: λ, states and the form of an attention.
     has_lam = has_states = takes_pallas = False
     longest = implementation = lam_levels = None
+    random_first_position = 0
     unread = frozenset()
 
     def extended(self):

@@ -60,6 +60,12 @@ class MixerSettings:
         "form of the attention, and of what λ looks at (`softmax` has one): "
         f"{', '.join(f'`{name}`' for name in get_args(Implementation))}; None: the best that works",
     )
+    random_first_position: int = setting(
+        0,
+        "in training, mixers with λ let each sequence of a batch start at a position drawn from 0 .. N-1, so that more levels "
+        "are trained; 0: all start at 0, as in evaluation",
+        least=0,
+    )
     dtype: str = "float32"
     # Not in configs, as training never needs it: so many levels have a λ of their own, and higher ones that of the highest of
     # them. None: all that max_length needs.

@@ -88,6 +88,8 @@ def check_pieces(settings: TrainSettings, task: Any, model: Any) -> None:
         raise SettingError(
             f"train.sequence_devices={pieces} must be 1 with {what}, which takes no pieces of a sequence"
         )
+    if model.random_first_position:
+        raise SettingError(f"train.sequence_devices={pieces} must be 1 with a model.random_first_position")
     piece, rest = divmod(task.seq_len, pieces)
     if rest or piece & (piece - 1) or piece < model.conv_width:
         raise SettingError(

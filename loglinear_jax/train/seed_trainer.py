@@ -27,7 +27,7 @@ Parts = tuple[Sequences, ...]  # of a task's mixture
 
 
 # Each purpose draws from its own stream of the seed.
-_INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA = range(5)
+_INIT, _TRAIN_DATA, _VALIDATION_DATA, _BATCHES, _TEST_DATA, _FIRST_POSITIONS = range(6)
 
 
 class SeedState(flax.struct.PyTreeNode):
@@ -76,15 +76,22 @@ def means(loss: Any, right: Any, scored: Any) -> tuple[Any, Any]:
 
 
 def mean_loss(
-    model: nn.Module, params: Any, batch: Batch, scored: slice | int = slice(None), z_loss: float = 0.0
+    model: nn.Module,
+    params: Any,
+    batch: Batch,
+    scored: slice | int = slice(None),
+    z_loss: float = 0.0,
+    position_key: jax.Array | None = None,
 ) -> Float[Array, ""]:
     """What training minimises: the mean cross-entropy over the targets ≥ 0 of a batch, in nats; 0 if there are none.
 
     scored: as in `scored_sums`. z_loss: weight of (log Σ exp logits)², which is added for each of these targets.
+    position_key: of the first positions that a model draws which has a random_first_position; None: all are 0.
     """
     tokens, targets, *_ = batch
     at = _positions(targets, scored)
     more = _segments(batch) | ({"z_loss": z_loss} if z_loss else {})
+    more |= {} if position_key is None else {"rngs": {"first_position": position_key}}
     total: Any = model.apply(params, tokens, targets, at, **more, method="summed_loss")
     return total / jnp.maximum(_num_scored(batch), 1)
 
@@ -317,29 +324,41 @@ class SeedTrainer:
             loss_sum=state.loss_sum + jnp.where(state.active, loss, jnp.nan),
         )
 
-    def _loss_and_gradients(self, params: Any, batch: Batch, part: int = 0) -> tuple[Array, Any]:
-        """part: of the task's mixture, of which the batch is."""
+    def _position_key(self, state: SeedState) -> jax.Array | None:
+        """That of `mean_loss` in this step, on each device its own; None where nothing is drawn."""
+        if not getattr(getattr(self.model, "settings", None), "random_first_position", 0):
+            return None
+        key = jax.random.fold_in(self._key(state.seed, _FIRST_POSITIONS), state.step)
+        return jax.random.fold_in(key, jax.lax.axis_index(self.token_axes)) if self.token_axes else key
 
-        def of(batch, share=None):
+    def _loss_and_gradients(
+        self, params: Any, batch: Batch, part: int = 0, key: jax.Array | None = None
+    ) -> tuple[Array, Any]:
+        """part: of the task's mixture, of which the batch is. key: of `_position_key`."""
+
+        def of(batch, key, share=None):
+            drawn = {} if key is None else {"position_key": key}
+
             def loss(params):
-                found = self.losses[part](self.model, self._boxed(params), batch)
+                found = self.losses[part](self.model, self._boxed(params), batch, **drawn)
                 return found if share is None else share * found
 
             return jax.value_and_grad(loss)(params)
 
         parts = self.settings.grad_accumulation
         if parts == 1 and not self.token_axes:
-            return of(batch)
+            return of(batch, key)
         total = jax.lax.psum(_num_scored(batch), self.token_axes)
 
-        def add(sums, batch):
+        def add(sums, batch_and_key):
+            batch, key = batch_and_key
             # Inside of what is differentiated, as devices exchange gradients there.
             share = _num_scored(batch) / jnp.maximum(total, 1)
-            return jax.tree.map(jnp.add, sums, of(batch, share)), None
+            return jax.tree.map(jnp.add, sums, of(batch, key, share)), None
 
         split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
         zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
-        (loss, grads), _ = jax.lax.scan(add, zeros, split)
+        (loss, grads), _ = jax.lax.scan(add, zeros, (split, None if key is None else jax.random.split(key, parts)))
         if self.cut is None:
             return jax.lax.psum((loss, grads), self.token_axes)
         # Gradients of parts are summed over "fsdp" already.
@@ -365,12 +384,14 @@ class SeedTrainer:
         parts = range(len(self.task.trained_on.parts))
 
         def loss_and_gradients(part, state):
-            return self._loss_and_gradients(state.params, self._batch(state, data, part, row), part)
+            batch = self._batch(state, data, part, row)
+            return self._loss_and_gradients(state.params, batch, part, self._position_key(state))
 
         def body(state, index_and_part):
             index, part = index_and_part
             if "batches" in data:
-                found = self._loss_and_gradients(state.params, _at(data["batches"], index, row))
+                batch = _at(data["batches"], index, row)
+                found = self._loss_and_gradients(state.params, batch, key=self._position_key(state))
             elif len(parts) == 1:
                 found = loss_and_gradients(0, state)
             else:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.tasks import load_task
@@ -545,3 +546,52 @@ def test_a_seed_is_the_same_whatever_settings_jax_has(stream):
         found, also = three_seeds()
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert [x.dtype for x in jax.tree.leaves((found, also))] == [x.dtype for x in jax.tree.leaves((expected, abstract))]
+
+
+def _first_position_model(number, layers=1, **settings):
+    return RecallModel(
+        RecallSettings(
+            vocab_size=16,
+            max_length=64,
+            hidden=16,
+            head_dim=8,
+            key_dim=8,
+            layers=layers,
+            implementation="parallel",
+            random_first_position=number,
+            **settings,
+        )
+    )
+
+
+@pytest.mark.parametrize(("mixer", "lam"), [("log_linear", "fixed"), ("log_linear_delta", "content_mlp")])
+def test_random_first_positions_train_the_levels_that_no_sequence_from_0_reaches(mixer, lam):
+    """Of 16 tokens from 0, the queries, which stand at even positions, read levels 0 and 2 to 4. Evaluation reads no others."""
+    batch = TASK.sample(jax.random.key(1), 32)
+    usual, moved = (_first_position_model(number, mixer=mixer, lam=lam) for number in (0, 48))
+    params = usual.init(jax.random.key(0), batch[0])
+    jax.tree.map(np.testing.assert_array_equal, params, moved.init(jax.random.key(0), batch[0]))
+    np.testing.assert_array_equal(scored_sums(usual, params, batch)[0], scored_sums(moved, params, batch)[0])
+
+    def of_levels(model, key):
+        grads = jax.grad(lambda params: mean_loss(model, params, batch, position_key=key))(params)
+        of_lam = grads["params"]["layer_0"]["mixer"]["lam"]
+        found = of_lam["bias"][0] if lam == "fixed" else of_lam["out_proj"]["bias"]
+        return np.asarray(found) != 0
+
+    for model, key in ((usual, jax.random.key(2)), (moved, None)):
+        np.testing.assert_array_equal(of_levels(model, key), [True, False, True, True, True, False, False])
+    assert of_levels(moved, jax.random.key(2)).all()
+
+
+def test_all_layers_start_each_sequence_at_the_same_drawn_position():
+    """Bucket scores are 0 where a token has no bucket, which tells its position."""
+    model, tokens, key = _first_position_model(40, lam="content", layers=2), jnp.ones((8, 16), int), jax.random.key(3)
+    params = model.init(jax.random.key(0), tokens)
+    _, seen = jax.jit(functools.partial(model.apply, mutable="intermediates"))(
+        params, tokens, rngs={"first_position": key}
+    )
+    first = np.asarray(jax.random.randint(key, (8,), 0, 40))
+    expected = occupied_levels(first[:, None] + np.arange(16), 7, first[:, None])
+    for layer in seen["intermediates"].values():
+        np.testing.assert_array_equal(layer["mixer"]["bucket_scores"][0][:, :, 0] != 0, expected)
