@@ -24,14 +24,16 @@ def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
             if stop.requested and not jobs.stopping:
                 say("Stopping: what runs saves and ends; a second Ctrl-C does not wait for it.")
                 jobs.stop()
-            changed = jobs.start()
-            for tracked in changed:
+            started = jobs.start()
+            for tracked in started:
                 began[tracked.name], tracked.seconds = time.monotonic(), 0.0
             ended = jobs.poll()
             for tracked in ended:
                 tracked.seconds = time.monotonic() - began[tracked.name]
-            for tracked in changed + ended:
-                say_state(tracked)
+            for tracked in started + ended:
+                place = f" ({tracked.place})" if tracked.state in (State.RUNNING, State.QUEUED) else ""
+                after = f" after {tracked.seconds / 60:.1f} min" if tracked.seconds else ""
+                say(f"{tracked.name}: {tracked.state}{place}{after}{tracked.why and ': ' + tracked.why}")
                 if tracked.state is State.FINISHED:  # maybe by another sweep, meanwhile
                     tracked.why = tracked.of.keep()
             if time.monotonic() - counted >= LOG_FILE_SECONDS:
@@ -44,12 +46,6 @@ def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
 def say(text: str) -> None:
     """A line on standard error."""
     print(text, file=sys.stderr, flush=True)
-
-
-def say_state(tracked: Tracked) -> None:
-    place = f" ({tracked.place})" if tracked.state in (State.RUNNING, State.QUEUED) else ""
-    after = f" after {duration(tracked.seconds)}" if tracked.seconds else ""
-    say(f"{tracked.name}: {tracked.state}{place}{after}{tracked.why and ': ' + tracked.why}")
 
 
 def counts(variants: Sequence[Tracked]) -> str:
@@ -66,10 +62,3 @@ def end_report(variants: Sequence[Tracked]) -> str:
     lines += [f"{t.name}: {t.state}" for t in left]
     lines += [f"{t.name}: {t.state}, {t.why}" for t in variants if t.state is State.FINISHED and t.why]
     return "\n".join([*lines, counts(variants)])
-
-
-def duration(seconds: float) -> str:
-    """ "35 s", "12 min", "3.4 h"."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

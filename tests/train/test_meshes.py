@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from loglinear_jax.config import ConfigError, default_config
-from loglinear_jax.config.building import check_variants
+from loglinear_jax.config.building import check_config
 from loglinear_jax.layers import GatedDeltaNetBlock, LogLinearAttention, LogLinearMamba2Block
 from loglinear_jax.mixers import TokenMixer
 from loglinear_jax.models import LanguageModel, LanguageSettings
@@ -284,14 +284,14 @@ def test_impossible_settings(settings, message):
         section, _, field = name.partition("__")
         config[section][field] = value
     with pytest.raises(ConfigError, match=message):
-        check_variants(config)
+        check_config(config)
 
 
 def test_sequences_that_devices_draw_are_not_cut():
     config = default_config("recall", "mqar")
     config.train.fsdp_devices = 2
     with pytest.raises(ConfigError, match="train.fsdp_devices=2 is for texts: expected 1"):
-        check_variants(config)
+        check_config(config)
 
 
 def test_too_few_devices_and_sequences():
