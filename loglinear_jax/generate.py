@@ -30,27 +30,12 @@ Prompts = Int[Array | np.ndarray, "B T"] | Sequence[Sequence[int] | Int[np.ndarr
 
 
 def generate(
-    model: LanguageModel,
-    params: Any,
-    prompt: Prompts,
-    num_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    stop_token: int | Sequence[int] | None = None,
-    max_length: int | None = None,
-    num_ids: int | None = None,
+    model: LanguageModel, params: Any, prompt: Prompts, num_tokens: int, **settings: Any
 ) -> Int[np.ndarray, "B N"]:
     """Generate up to num_tokens tokens after each prompt; fewer if every sequence has stopped.
 
-    Arguments and errors: see `stream`."""
-    tokens = stream(
-        model, params, prompt, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        stop_token=stop_token, max_length=max_length, num_ids=num_ids,
-    )  # fmt: skip
-    return np.stack(list(tokens), axis=1)
+    Arguments, settings and errors: see `stream`."""
+    return np.stack(list(stream(model, params, prompt, num_tokens, **settings)), axis=1)
 
 
 def stream(

@@ -1,6 +1,7 @@
 """Sampling, and generation against the full forward pass."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -88,28 +89,17 @@ def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
     np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: {}, 'params has no mapping "params"'),
-        (lambda p: {"params": {k: x for k, x in p["params"].items() if k != "head"}}, "params has no head: expected"),
-        (lambda p: {"params": p["params"] | {"tail": p["params"]["head"]}}, "params has tail, for which"),
-        (
-            lambda p: {"params": p["params"] | {"head": p["params"]["head"].T}},
-            r"head has shape \(\d+, \d+\): expected \(",
-        ),
-        (lambda p: jax.tree.map(lambda x: jnp.stack([x, x]), p), "the params of one seed, not of several"),
-    ],
-)
-def test_parameters_that_do_not_fit_are_named(params, change, message):
-    with pytest.raises(ValueError, match=message):
-        generate(MODEL, change(params), PROMPT, 2)
+def test_parameters_that_do_not_fit_are_named(params):
+    with pytest.raises(ValueError, match="the params of one seed, not of several"):
+        generate(MODEL, jax.tree.map(lambda x: jnp.stack([x, x]), params), PROMPT, 2)
 
 
 def test_the_seed_decides(params):
     first, again, other = (generate(MODEL, params, PROMPT, 10, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+    likeliest = generate(MODEL, params, PROMPT, 8, temperature=0)
+    np.testing.assert_array_equal(generate(MODEL, params, PROMPT, 8, temperature=1e-30), likeliest)
 
 
 def test_a_sequence_stops_and_the_other_goes_on(params):
@@ -152,12 +142,6 @@ def test_parameters_that_are_not_finite_give_no_tokens(params):
     np.testing.assert_array_equal([next(tokens)[0] for _ in range(later + 1)], free[0, : later + 1])
     with pytest.raises(SettingError, match=f"not finite, at token {later + 1} after the prompt"):
         next(tokens)
-
-
-def test_a_small_temperature_takes_the_likeliest(params):
-    np.testing.assert_array_equal(
-        generate(MODEL, params, PROMPT, 8, temperature=1e-30), generate(MODEL, params, PROMPT, 8, temperature=0)
-    )
 
 
 def test_sampling_follows_the_logits():
@@ -222,30 +206,18 @@ def test_jax_settings_change_no_token(params):
     [
         (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ, mlp_softplus, has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
-        (PROMPT, -5, {}, "num_tokens must be a whole number from 1 to .*, got -5"),
-        (PROMPT, 2.5, {}, "num_tokens must be a whole number from 1 to .*, got 2.5"),
         (PROMPT, True, {}, "num_tokens must be a whole number from 1 to .*, got True"),
         (PROMPT, 2**31, {}, "num_tokens must be a whole number from 1 to 2147483644, got 2147483648"),
-        (PROMPT, 1, {"max_length": 7.5}, "max_length must be a whole number from 1 to .*, got 7.5"),
         (PROMPT, 1, {"seed": 0.5}, "seed must be a whole number from 0 to 4294967295, got 0.5"),
-        (PROMPT, 1, {"stop_token": 23}, "stop_token must be a whole number from 0 to 22, got 23"),
-        (PROMPT, 1, {"top_k": 1.5}, "top_k must be a whole number from 1 to 23, got 1.5"),
-        (PROMPT, 1, {"temperature": float("nan")}, "temperature must be 0, or a number from .* on, got nan"),
-        (PROMPT, 1, {"temperature": float("inf")}, "temperature must be 0, or a number from .* on, got inf"),
-        (PROMPT, 1, {"top_p": float("nan")}, "top_p must be a number above 0 and at most 1, got nan"),
         (PROMPT, 1, {"stop_token": [3, 23]}, "stop_token must be a whole number from 0 to 22, got 23"),
+        (PROMPT, 1, {"temperature": math.nan}, "temperature must be 0, or a number from .* on, got nan"),
+        (PROMPT, 1, {"top_p": 0.0}, "top_p must be a number above 0 and at most 1, got 0.0"),
         (PROMPT, 1, {"num_ids": 24}, "num_ids must be a whole number from 1 to 23, got 24"),
         (PROMPT, 1, {"num_ids": 5, "top_k": 6}, "top_k must be a whole number from 1 to 5, got 6"),
         ([[1, 2], []], 1, {}, r"prompt has a sequence of shape \(0,\) .*: expected token ids \[T\], at least one"),
         ([[1, 2], [3.5]], 1, {}, r"prompt has a sequence of shape \(1,\) and dtype float64: expected token ids"),
-        ([[1, 2], [23]], 1, {}, "prompt has ids 1 to 23: expected 0 to 22"),
         (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
-        (PROMPT[:, :0], 1, {}, r"prompt has shape \(2, 0\)"),
-        (PROMPT + 30, 1, {}, "prompt has ids 30 to 37: expected 0 to 22"),
         (jnp.asarray(PROMPT) - 1, 1, {}, "prompt has ids -1 to 6: expected 0 to 22"),
-        (PROMPT, 1, {"temperature": -1}, "temperature must be 0, or a number from .* on, got -1"),
-        (PROMPT, 1, {"top_k": 24}, "top_k must be a whole number from 1 to 23, got 24"),
-        (PROMPT, 1, {"top_p": 0.0}, "top_p must be a number above 0 and at most 1, got 0.0"),
     ],
 )
 def test_what_cannot_be_generated_is_named(params, prompt, num_tokens, kwargs, message):

@@ -5,12 +5,16 @@ report of them."""
 from loglinear_jax.command_line import needs_extra
 
 with needs_extra("analysis"):
-    from loglinear_jax.analysis.answers import answer_levels, levels_of_answers
+    from loglinear_jax.analysis.answers import answer_levels, found_by_position, levels_of_answers, looks_at_answers
     from loglinear_jax.analysis.attention_rows import AttentionRow, attention_row, draw_attention_rows
-    from loglinear_jax.analysis.dependence import input_dependence, relative_variation
-    from loglinear_jax.analysis.lam import Panel, draw_lam_by_head, draw_lam_over_tokens
+    from loglinear_jax.analysis.lam import (
+        Panel,
+        draw_lam_by_head,
+        draw_lam_over_tokens,
+        input_dependence,
+        relative_variation,
+    )
     from loglinear_jax.analysis.lam_values import lam_values, sample_tokens, static_lam
     from loglinear_jax.analysis.lengths import scores_by_length
-    from loglinear_jax.analysis.looks import found_by_position, looks_at_answers
     from loglinear_jax.analysis.rates import by_rate, chosen_interval, chosen_rate
     from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run

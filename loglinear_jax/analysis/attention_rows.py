@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis.answers import answer_places
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.html import slug
 from loglinear_jax.analysis.lam import short
-from loglinear_jax.analysis.lam_values import Which, mixer_values
-from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.lam_values import Which, layers_that, mixer_values
+from loglinear_jax.analysis.section import Section, slug
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -158,7 +157,7 @@ class AttentionRows(Section):
 
     def find(self, run: Run, trained: TrainedVariant) -> None:
         """Draws at once, as the values are large."""
-        if not (layers := self.layers(run, trained, "has_states", "states")):
+        if not (layers := layers_that(trained, "has_states")):
             return
         context, choices, task = self.context, self.context.choices, trained.task
         tokens, targets = (x[choices.example] for x in context.sequences(trained))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,7 +18,7 @@ from loglinear_jax.analysis.rates import DASHES, without_rates
 from loglinear_jax.analysis.section import Context, Section
 from loglinear_jax.config import some_of
 from loglinear_jax.runs.loading import Run, read_run
-from loglinear_jax.tasks import SOLVED_ACCURACY
+from loglinear_jax.tasks import SOLVED_ACCURACY, Score
 
 WIDTHS = tuple(style.FULL_WIDTH / 3 * n + 1.6 * (n == 1) for n in (1, 2, 3))  # of learning curves, by their columns
 
@@ -31,14 +30,24 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
     score, seeds = run.task.score, run.config.train.num_seeds
     variants = without_rates(run.config, run.variants)
     swept = {name: at_rates for name, at_rates in variants.items() if len(at_rates) > 1}
-    of_rates, handles = _looks_of_rates(swept)
+    of_rates, handles = _looks_of_rates({at for at_rates in swept.values() for at in at_rates.values()})
     figure, axes = style.panel_grid(len(variants), WIDTHS, 0.8, 2.7)
     for axis, (name, look) in zip(axes.flat, style.looks_of(variants).items(), strict=False):
-        if name in swept:
-            best = _draw_rates_of(axis, run, swept[name], of_rates)
-        else:
-            best = _draw_every_seed(axis, run, next(iter(variants[name])), look.color, seeds > 2)
-        style.label_panel(axis, f"{_breakable(name)}\n{best}", "training step", 10)
+        bests = []
+        for variant, at in variants[name].items():
+            steps, values, best = _validation(run, variant)
+            bests.append(best)
+            if len(steps) and name in swept:
+                axis.plot(steps, np.nanmedian(values, axis=1), **of_rates[at])
+            elif len(steps):
+                alpha, width = max(0.2, seeds**-0.4), 0.8 if seeds > 2 else 2
+                axis.plot(steps, values, color=look.color, alpha=alpha, linewidth=width)
+                if seeds > 2:
+                    low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
+                    axis.plot(steps, np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
+                    axis.plot(steps, median, color="0.15", linewidth=2.4)
+        found = _of_rates(score, bests) if name in swept else _of_seeds(score, *bests)
+        style.label_panel(axis, f"{_breakable(name)}\n{found}", "training step", 10)
         axis.xaxis.get_major_locator().set_params(nbins=5)
         for threshold in score.thresholds[-1:]:
             axis.axhline(100 * threshold, color="0.6", linewidth=0.8, linestyle=":")
@@ -71,15 +80,8 @@ def _validation(run: Run, variant: str) -> tuple[np.ndarray, np.ndarray, Float[n
     return metrics["step"][some], np.where(there, values, np.nan)[some], best
 
 
-def _draw_every_seed(axis: Axes, run: Run, variant: str, color: str, several: bool) -> str:
-    """Every seed of a variant and, of several, the median and quartiles; returns how good they get, in words."""
-    score, (steps, values, best) = run.task.score, _validation(run, variant)
-    if len(steps):
-        axis.plot(steps, values, color=color, alpha=max(0.2, values.shape[1] ** -0.4), linewidth=0.8 if several else 2)
-        if several:
-            low, median, high = np.nanpercentile(values, (25, 50, 75), axis=1)
-            axis.plot(steps, np.stack([low, high], 1), color="0.15", linewidth=1.3, linestyle=(0, (4, 2)))
-            axis.plot(steps, median, color="0.15", linewidth=2.4)
+def _of_seeds(score: Score, best: Float[np.ndarray, " seeds"]) -> str:
+    """How good the seeds get, in words."""
     found = best[np.isfinite(best)]
     if not len(found):
         return "no finite evaluation"
@@ -90,39 +92,24 @@ def _draw_every_seed(axis: Axes, run: Run, variant: str, color: str, several: bo
     return f"best {score.name}: {score.text(found.max() if score.higher_is_better else found.min())}{of_some}"
 
 
-def _draw_rates_of(
-    axis: Axes,
-    run: Run,
-    at_rates: Mapping[str, tuple[float, float]],
-    looks: Mapping[tuple[float, float], Mapping[str, Any]],
-) -> str:
-    """The median over seeds at each learning rate and weight decay; returns at how many of them most seeds converge, or the
-    best median."""
-    score, medians = run.task.score, []
-    for variant, at in at_rates.items():
-        steps, values, best = _validation(run, variant)
-        if len(steps):
-            axis.plot(steps, np.nanmedian(values, axis=1), **looks[at])
-        medians.append(np.nan if np.isnan(best).all() else np.nanmedian(best))
+def _of_rates(score: Score, bests: Sequence[Float[np.ndarray, " seeds"]]) -> str:
+    """At how many of the rates most seeds converge, or the best median."""
+    medians = np.array([np.nan if np.isnan(best).all() else np.nanmedian(best) for best in bests])
     if np.isnan(medians).all():
         return "no finite evaluation"
     if score.thresholds:
         threshold = 100 * score.thresholds[0]
-        return f"median reaches {threshold:.0f} % at {(np.array(medians) >= threshold).sum()} of {len(medians)} rates"
-    best = np.nanmax(medians) if score.higher_is_better else np.nanmin(medians)
-    return f"best median {score.name}: {score.text(best)}"
+        return f"median reaches {threshold:.0f} % at {(medians >= threshold).sum()} of {len(medians)} rates"
+    return f"best median {score.name}: {score.text((np.nanmax if score.higher_is_better else np.nanmin)(medians))}"
 
 
-def _looks_of_rates(
-    swept: Mapping[str, Mapping[str, tuple[float, float]]],
-) -> tuple[dict[tuple[float, float], dict[str, Any]], dict[str, Line2D]]:
+def _looks_of_rates(every: Collection[tuple[float, float]]) -> tuple[dict[tuple[float, float], Any], dict[str, Line2D]]:
     """(By learning rate and weight decay how its line looks, and the same for the legend): a colour for each rate, a dash for
     each decay."""
-    every = sorted({at for at_rates in swept.values() for at in at_rates.values()}, key=lambda at: at[::-1])
     rates, decays = (sorted({at[i] for at in every}) for i in (0, 1))
     colors = dict(zip(rates, colormaps["viridis"](np.linspace(0, 0.9, len(rates))), strict=True))
     looks, handles = {}, {}
-    for rate, decay in every:
+    for rate, decay in sorted(every, key=lambda at: at[::-1]):
         dash = DASHES[decays.index(decay) % len(DASHES)]
         looks[rate, decay] = dict(color=colors[rate], linestyle=dash, linewidth=1.3)
         name = f"rate {rate:g}" + (f", decay {decay:g}" if len(decays) > 1 else "")

@@ -1,25 +1,29 @@
-"""What a question of the report is made from: its choices, the runs, and where to show the answer."""
+"""What a question of the report is made from: its choices, the runs, and the report that shows the answer, one HTML file
+that holds all figures and tables and needs nothing else."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis.experiments import describe_run
-from loglinear_jax.analysis.html import Report, slug
-from loglinear_jax.analysis.lam_values import layers_that, mixer_values
-from loglinear_jax.analysis.style import sentence
+from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.style import save, sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
+from loglinear_jax.runs.writing import replace_file
 
 log = logging.getLogger(__name__)
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
@@ -59,6 +63,72 @@ class Choices:
         if not 0 <= self.example < self.sequences:
             most = self.sequences
             raise ValueError(f"example={self.example}: expected 0 to {most - 1}, as there are {most}")
+
+
+def slug(text: str) -> str:
+    """A name for files and anchors."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("λ", "lam")).strip("-")
+
+
+@dataclasses.dataclass
+class Part:
+    """A heading of the report with its figures and tables, as the template shows them."""
+
+    title: str
+    intro: str = ""
+    items: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        return slug(self.title)
+
+
+class Report:
+    """Parts in order, written into one folder. problems: what had to be left out, and why."""
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.parts: dict[str, Part] = {}
+        self.problems: list[str] = []
+        self._stems: set[str] = set()
+        out.mkdir(parents=True, exist_ok=True)
+
+    def part(self, title: str, intro: str = "") -> Part:
+        """The part of that title, begun if there is none yet. One without items and notes is not shown."""
+        return self.parts.setdefault(title, Part(title, intro))
+
+    def add(
+        self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "", folded: bool = False
+    ) -> None:
+        """Writes a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex. title: in the report; a table
+        has one of its own. folded: shown only when opened."""
+        if stem in self._stems:
+            raise ValueError(f"two figures or tables are called {stem}")
+        self._stems.add(stem)
+        item = {"title": title, "note": note, "folded": folded}
+        if isinstance(shown, Table):
+            paths = shown.write(self.out / stem)
+            item |= {"html": shown.text("html"), "title": title or shown.full_title, "note": note or shown.note}
+        else:
+            paths = save(shown, self.out / stem)
+            item["image"] = "data:image/png;base64," + base64.b64encode(paths[0].read_bytes()).decode()
+        part.items.append(item | {"files": [path.name for path in paths]})
+
+    def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:
+        """Writes report.html, with pictures inside. Raises CannotWrite."""
+        import jinja2  # of the extra analysis, which training does not need
+
+        loader = jinja2.PackageLoader("loglinear_jax.analysis", "")
+        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters["as_html"] = lambda table: table.text("html")
+        parts = [part for part in self.parts.values() if part.items or part.notes]
+        html = environment.get_template("report.html.jinja").render(
+            title=title, runs=runs, settings=settings, commands=commands, problems=self.problems, parts=parts
+        )
+        path = self.out / "report.html"
+        replace_file(path, lambda file: file.write(html))
+        return path
 
 
 class Section:
@@ -102,15 +172,6 @@ class Section:
             title = f"{describe_run(run)}: {what}" if len(self.context.runs) > 1 else sentence(what)
         self.context.report.add(self.part, shown, name, title, **how)
 
-    def layers(self, run: Run, trained: TrainedVariant, trait: str, what: str) -> list[int]:
-        """`layers_that` have λ or states; a line of the report names the others, if there are both."""
-        layers = layers_that(trained, trait)
-        others = [str(layer) for layer in range(trained.model.settings.layers) if layer not in layers] if layers else []
-        note = f"{describe_run(run)}, {trained.variant}: left out, as they have no {what}: layers {', '.join(others)}."
-        if others and note not in self.part.notes:
-            self.part.notes.append(note)
-        return layers
-
 
 @dataclasses.dataclass
 class Context:
@@ -121,27 +182,23 @@ class Context:
     choices: Choices
 
     def __post_init__(self):
-        self.names: dict[Any, str] = {}  # of each run's files: its folder's, with a number where two are the same
-        for run in self.runs:
-            name = candidate = slug(run.name) or "run"
-            count = 1
-            while candidate in self.names.values():
-                count += 1
-                candidate = f"{name}-{count}"
-            self.names[run.workdir] = candidate
+        names = [slug(run.name) or "run" for run in self.runs]
+        numbers = [names[:index].count(name) for index, name in enumerate(names)]
+        of_runs = zip(self.runs, names, numbers, strict=True)
+        # Of each run's files: its folder's, with a number where two are the same.
+        self.names = {run.workdir: name + (f"-{number + 1}" if number else "") for run, name, number in of_runs}
         self._kept: dict[tuple, dict[int, dict[str, np.ndarray]]] = {}
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
-        """Records what goes wrong inside as a line of the report, and its traceback in the log, and goes on: nothing already
-        computed is lost. The line of an error that is not about the run or the choices begins with the error's type."""
+        """Records what goes wrong inside as a line of the report, and goes on: nothing already computed is lost. The line of an
+        error that is not about the run or the choices begins with the error's type, and its traceback is logged."""
         try:
             yield
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            known = isinstance(error, (OSError, ValueError, NoReadableCheckpoint))
-            log.log(logging.WARNING if known else logging.ERROR, "%s: %s", where, what, exc_info=True)
-            if not known:
+            if not isinstance(error, (OSError, ValueError, NoReadableCheckpoint)):
+                log.exception("%s: %s", where, what)
                 text = f"{type(error).__name__}: {text}"
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
 

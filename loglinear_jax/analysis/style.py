@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -156,36 +154,6 @@ def draw_line(
     elif low is not None:
         axis.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     return line
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedPanel:
-    """One panel of `draw_seeds`. line: where a vertical line stands. by_variant: (what is on the x axis, accuracy from 0 to 1)
-    of the seeds."""
-
-    title: str
-    line: float
-    by_variant: Mapping[str, tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]]
-
-
-def draw_seeds(panels: Sequence[SeedPanel], x: str, y: str, line: str, message: str) -> tuple[Figure, Axes]:
-    """Every seed's accuracy against something else, and one of the axes, which share their scales. x, y: what is on the axes.
-    line: what the panels' lines are."""
-    figure, axes = panel_grid(len(panels), (5.6, 7.4, FULL_WIDTH), 0.9, 2.8)
-    looks = looks_of(variant for panel in panels for variant in panel.by_variant)
-    handles: dict[str, Any] = {}
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        for variant, (values, accuracy) in panel.by_variant.items():
-            how = dict(looks[variant]._asdict(), linestyle="none", alpha=0.65, clip_on=False)
-            handles[describe_variant(variant)] = draw_line(axis, values, 100 * accuracy, **how)
-        axis.axvline(panel.line, color="0.5", linestyle="--", linewidth=1)
-        label_panel(axis, panel.title, x)
-    axes[0, 0].set_ylim(0, 102)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(y)
-    handles[line] = Line2D([], [], color="0.5", linestyle="--", linewidth=1)
-    finish(figure, message, handles)
-    return figure, axes[0, 0]
 
 
 def finish(figure: Figure, message: str, handles: Mapping[str, Any] | None = None) -> None:

@@ -9,13 +9,10 @@ Runs may have been trained on any machine. A run that can't be read is named, an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import glob
-import logging
 import os
 import sys
-from collections.abc import Iterator
 
 from loglinear_jax.command_line import (
     FAILED,
@@ -42,44 +39,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(name: str, help: str, **kwargs) -> None:
         parser.add_argument(f"--{name}", default=getattr(Choices, name), help=help, **kwargs)
 
-    parser.add_argument(
-        "--workdir",
-        action="append",
-        type=path_pattern,
-        required=True,
-        help="folder or record (NAME.json) of a run, or a pattern such as 'runs/*'; may be given several times",
-    )
+    help_of_runs = "folder or record (NAME.json) of a run, or a pattern such as 'runs/*'; may be given several times"
+    parser.add_argument("--workdir", action="append", type=path_pattern, required=True, help=help_of_runs)
     parser.add_argument("--out", type=path, required=True, help="folder to write to")
-    add(
-        "sections",
-        f"sections of the report: {', '.join(find_sections())}, or import paths of your own (default: all); "
-        "without checkpoints: tables,rates,answers, and with metrics.jsonl curves",
-        type=comma_separated(),
+    help_of_sections = (
+        f"sections of the report: {', '.join(find_sections())}, or import paths of your own (default: all); without "
+        "checkpoints: tables,rates,answers, and with metrics.jsonl curves"
     )
+    help_of_positions = "positions whose attention rows are drawn (default: three scored ones)"
+    help_of_which = "parameters of each seed: at its best evaluation, or at the end (default: %(default)s)"
+    add("sections", help_of_sections, type=comma_separated())
     add("seeds", "seeds whose λ is drawn (default: the first three)", type=comma_separated(whole_number))
     add("max_seeds", "most seeds of each variant to average over (default: all)", type=size)
     add("layer", "layer whose λ and attention rows are drawn; -1 is the last", type=integer)
     add("head", "head whose λ and attention rows are drawn", type=integer)
     add("example", "number of the sequence that is drawn, from 0", type=whole_number)
-    add(
-        "positions",
-        "positions whose attention rows are drawn (default: three scored ones)",
-        type=comma_separated(whole_number),
-    )
+    add("positions", help_of_positions, type=comma_separated(whole_number))
     add("sequences", "number of sequences over which λ is averaged (default: %(default)s)", type=size)
     add("longest", "longest sequence in length generalisation (default: the run's model.max_length)", type=size)
     add("evaluated", "number of sequences of each length in length generalisation (default: %(default)s)", type=size)
-    add(
-        "which",
-        "parameters of each seed: at its best evaluation, or at the end (default: %(default)s)",
-        choices=["best", "last"],
-    )
+    add("which", help_of_which, choices=["best", "last"])
 
 
 def run(args: argparse.Namespace) -> int:
     import jax
 
-    from loglinear_jax.analysis.report import LOG, make_report
+    from loglinear_jax.analysis.report import make_report
     from loglinear_jax.analysis.section import Choices
     from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
     from loglinear_jax.settings import SettingError
@@ -93,30 +78,16 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(error) from error
     workdirs = _matching(args.workdir)
     check_folder(args.out, "--out")
-    with _tracebacks_in_the_log_alone():
-        try:
-            page, problems = make_report(workdirs, args.out, choices)
-        except (SettingError, NoReadableCheckpoint) as error:
-            raise BadInput(error) from error
-        except RunFailed as error:
-            raise Failed(error) from error
+    try:
+        page, problems = make_report(workdirs, args.out, choices)
+    except (SettingError, NoReadableCheckpoint) as error:
+        raise BadInput(error) from error
+    except RunFailed as error:
+        raise Failed(error) from error
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)
-    if (log_file := page.with_name(LOG)).exists():
-        print(f"analysis: tracebacks are in {log_file}", file=sys.stderr)
     print(f"Written to {page}")
     return FAILED if problems else 0
-
-
-@contextlib.contextmanager
-def _tracebacks_in_the_log_alone() -> Iterator[None]:
-    """Keeps what the report logs meanwhile off the terminal, which shows a line for each problem."""
-    package = logging.getLogger("loglinear_jax")
-    propagated, package.propagate = package.propagate, False
-    try:
-        yield
-    finally:
-        package.propagate = propagated
 
 
 def _matching(patterns: list[str]) -> list[str]:

@@ -19,10 +19,10 @@ EXTRA = "text"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", type=path, required=True, help="folder of a run")
     add_run_arguments(parser)
-    parser.add_argument(
-        "--architecture",
-        help="target architecture, such as HAttentionForCausalLM (default: the first that has such models)",
+    help_of_architecture = (
+        "target architecture, such as HAttentionForCausalLM (default: the first that has such models)"
     )
+    parser.add_argument("--architecture", help=help_of_architecture)
     parser.add_argument("--out", type=path, required=True, help="folder to write to, without a model in it")
 
 

@@ -7,20 +7,12 @@ loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The ci
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from loglinear_jax.command_line import BadInput, number, path, read_text, size, whole_number
 from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 HELP = "text from a trained language model"
 EXTRA = "text"
@@ -30,32 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trained_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", help="text to continue; may be given several times")
-    prompts.add_argument(
-        "--prompt_file",
-        action="append",
-        type=path,
-        help="UTF-8 file whose whole text is the prompt; may be given several times",
-    )
-    parser.add_argument(
-        "--num_tokens", type=size, default=100, help="number of tokens to generate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=number,
-        default=1.0,
-        help="divisor of the logits; 0 takes the likeliest token (default: 1)",
-    )
-    parser.add_argument("--top_k", type=size, help="sample from this many of the likeliest tokens (default: all)")
-    parser.add_argument(
-        "--top_p", type=number, help="sample from the fewest tokens whose probabilities sum to this (default: all)"
-    )
-    parser.add_argument("--seed", type=_sampling_seed, default=0, help="seed of the sampling (default: 0)")
-    parser.add_argument("--stop", help="text of the token that ends a text")
-    parser.add_argument(
-        "--go_on",
-        action="store_true",
-        help="do not end at eos_token_id of the config.json of --model",
-    )
+    help_of_file = "UTF-8 file whose whole text is the prompt; may be given several times"
+    prompts.add_argument("--prompt_file", action="append", type=path, help=help_of_file)
+    help_of_top_p = "sample from the fewest tokens whose probabilities sum to this (default: all)"
+    help_of_temperature = "divisor of the logits; 0 takes the likeliest token (default: 1)"
+    add = parser.add_argument
+    add("--num_tokens", type=size, default=100, help="number of tokens to generate (default: %(default)s)")
+    add("--temperature", type=number, default=1.0, help=help_of_temperature)
+    add("--top_k", type=size, help="sample from this many of the likeliest tokens (default: all)")
+    add("--top_p", type=number, help=help_of_top_p)
+    add("--seed", type=_sampling_seed, default=0, help="seed of the sampling (default: 0)")
+    add("--stop", help="text of the token that ends a text")
+    add("--go_on", action="store_true", help="do not end at eos_token_id of the config.json of --model")
 
 
 def _sampling_seed(text: str) -> int:
@@ -66,7 +44,7 @@ def _sampling_seed(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from loglinear_jax.generate import stream
-    from loglinear_jax.text.tokenizer import tokenizer_size
+    from loglinear_jax.text.tokenizer import text_after, tokenizer_size
 
     stop = None if args.stop is None else _unicode("stop", args.stop)
     texts = [_unicode("prompt", text) for text in args.prompt or []]
@@ -84,57 +62,26 @@ def run(args: argparse.Namespace) -> int:
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     if not all(prompts):
         raise BadInput("--prompt is empty: expected some text to go on from")
-    go_on = functools.partial(
-        stream,
-        model,
-        params,
-        num_tokens=args.num_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        stop_token=stops,
-        num_ids=min(tokenizer_size(tokenizer), model.settings.vocab_size),
-    )
+    settings = dict(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed, stop_token=stops)
+    num_ids = min(tokenizer_size(tokenizer), model.settings.vocab_size)
+    tokens = stream(model, params, prompts, args.num_tokens, num_ids=num_ids, **settings)
     if len(prompts) == 1:
-        _print_one(texts[0], prompts[0], tokenizer, go_on)
+        first = next(tokens)  # what is wrong shows before anything is printed
+        print(texts[0], end="", flush=True)
+        try:
+            for piece in text_after(tokenizer, prompts[0], (one for (one,) in itertools.chain([first], tokens))):
+                print(piece, end="", flush=True)
+        finally:
+            print()
     else:
-        after = _tokens_after(prompts, go_on, stops)
-        of_prompts = zip(texts, prompts, after, strict=True)
-        print("\n\n".join(text + _text_after(tokenizer, prompt, ids) for text, prompt, ids in of_prompts))
+        after: list[list[int]] = [[] for _ in prompts]
+        for of_all in tokens:
+            for found, token in zip(after, of_all, strict=True):
+                if not found or found[-1] not in stops:
+                    found.append(int(token))
+        every = zip(texts, prompts, after, strict=True)
+        print("\n\n".join(text + "".join(text_after(tokenizer, prompt, ids)) for text, prompt, ids in every))
     return 0
-
-
-def _print_one(text: str, prompt: Sequence[int], tokenizer: Tokenizer, go_on: Callable[..., Iterator]) -> None:
-    """The text and what follows it, token by token."""
-    from loglinear_jax.text.tokenizer import text_after
-
-    tokens = go_on(np.asarray([prompt]))
-    first = next(tokens)
-    print(text, end="", flush=True)
-    try:
-        for piece in text_after(tokenizer, prompt, (token for (token,) in itertools.chain([first], tokens))):
-            print(piece, end="", flush=True)
-    finally:
-        print()
-
-
-def _text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    from loglinear_jax.text.tokenizer import text_after
-
-    return "".join(text_after(tokenizer, prompt, ids))
-
-
-def _tokens_after(
-    prompts: Sequence[Sequence[int]], go_on: Callable[..., Iterator], stops: Sequence[int]
-) -> list[list[int]]:
-    """Of each prompt, until it stops."""
-    after: list[list[int]] = [[] for _ in prompts]
-    for tokens in go_on(prompts):
-        for found, token in zip(after, tokens, strict=True):
-            if not found or found[-1] not in stops:
-                found.append(int(token))
-    return after
 
 
 def _unicode(name: str, text: str) -> str:

@@ -19,16 +19,11 @@ HELP = "check the tables of the pages against the records of runs, or write them
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--check", action="store_true", help="print one line for each difference; exit code 1 if there is one"
-    )
+    help_of_check = "print one line for each difference; exit code 1 if there is one"
+    what.add_argument("--check", action="store_true", help=help_of_check)
     what.add_argument("--write", action="store_true", help="write the tables of the pages again")
-    parser.add_argument(
-        "--folder",
-        type=path,
-        default=Path("."),
-        help="folder with README.md, docs/ and results/ (default: this one)",
-    )
+    help_of_folder = "folder with README.md, docs/ and results/ (default: this one)"
+    parser.add_argument("--folder", type=path, default=Path("."), help=help_of_folder)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,38 +26,26 @@ TAKES_CONFIG = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=path, help="a grid file, in TOML")
-    parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
-    parser.add_argument("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
-    parser.add_argument("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
-    parser.add_argument(
-        "--list",
-        nargs="?",
-        const="settings",
-        choices=["settings", "commands"],
-        help="print each variant's state, name, and the settings in which jobs differ, and start nothing; or its command",
+    add, slurm = parser.add_argument, parser.add_argument_group("under SLURM, for each variant").add_argument
+    add("file", type=path, help="a grid file, in TOML")
+    add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
+    add("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
+    add("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
+    help_of_list = (
+        "print each variant's state, name, and the settings in which jobs differ, and start nothing; or its command"
     )
-    parser.add_argument(
-        "--report", type=path, help="folder for tables and figures of the finished jobs (see analyze), made at the end"
-    )
-    parser.add_argument(
-        "--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--workers", type=size, help="variants at a time (default: here as many as have GPUs, or 1; under SLURM all)"
-    )
-    parser.add_argument("--gpus", type=size, help="GPUs of each variant (default: 1)")
-    slurm = parser.add_argument_group("under SLURM, for each variant")
-    slurm.add_argument("--partition", help="partition to submit to")
-    slurm.add_argument(
-        "--time", type=size, help="minutes; a variant that needs more is queued again and resumed (default: 60)"
-    )
-    slurm.add_argument(
-        "--slurm",
-        action="append",
-        metavar="KEY=VALUE",
-        help="further option of sbatch, such as account=ours or cpus_per_task=8; may be given several times",
-    )
+    add("--list", nargs="?", const="settings", choices=["settings", "commands"], help=help_of_list)
+    help_of_report = "folder for tables and figures of the finished jobs (see analyze), made at the end"
+    add("--report", type=path, help=help_of_report)
+    add("--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)")
+    help_of_workers = "variants at a time (default: here as many as have GPUs, or 1; under SLURM all)"
+    add("--workers", type=size, help=help_of_workers)
+    add("--gpus", type=size, help="GPUs of each variant (default: 1)")
+    help_of_time = "minutes; a variant that needs more is queued again and resumed (default: 60)"
+    help_of_slurm = "further option of sbatch, such as account=ours or cpus_per_task=8; may be given several times"
+    slurm("--partition", help="partition to submit to")
+    slurm("--time", type=size, help=help_of_time)
+    slurm("--slurm", action="append", metavar="KEY=VALUE", help=help_of_slurm)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,12 +115,8 @@ def _jobs(args: argparse.Namespace, variants: list):
         places = [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)] or [None]
         workers = args.workers or len(places)
         return LocalJobs(variants, args.out, train, [places[i % len(places)] for i in range(workers)])
-    parameters = {
-        "name": args.file.stem,
-        "timeout_min": args.time or 60,
-        "gpus_per_node": args.gpus or 1,
-        "slurm_partition": args.partition,
-    }
+    parameters = {"name": args.file.stem, "timeout_min": args.time or 60, "gpus_per_node": args.gpus or 1}
+    parameters["slurm_partition"] = args.partition
     for item in args.slurm or []:
         key, equals, value = item.partition("=")
         if not (key and equals and value):

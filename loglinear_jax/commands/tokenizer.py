@@ -14,19 +14,12 @@ EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--corpus",
-        required=True,
-        help="corpus: a folder of documents, a .jsonl file, or a data set on the Hugging Face hub",
-    )
-    parser.add_argument(
-        "--text_field",
-        default="text",
-        help="field of the text in a line of JSON or a row of a data set (default: text)",
-    )
-    parser.add_argument(
-        "--vocab_size", type=size, default=16_384, help="number of tokens, at least 257 (default: 16384)"
-    )
+    help_of_corpus = "corpus: a folder of documents, a .jsonl file, or a data set on the Hugging Face hub"
+    help_of_field = "field of the text in a line of JSON or a row of a data set (default: text)"
+    help_of_size = "number of tokens, at least 257 (default: 16384)"
+    parser.add_argument("--corpus", required=True, help=help_of_corpus)
+    parser.add_argument("--text_field", default="text", help=help_of_field)
+    parser.add_argument("--vocab_size", type=size, default=16_384, help=help_of_size)
     parser.add_argument("--out", type=path, required=True, help="folder to write tokenizer.json to")
 
 

@@ -28,27 +28,18 @@ TAKES_CONFIG = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="CONFIG[:PRESET,...]", help="configuration, by name or file, and presets")
-    parser.add_argument("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
-    parser.add_argument("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="VARIANT",
-        help="train only this variant, at all its learning rates; may be given several times",
-    )
-    parser.add_argument(
-        "--wandb", default="", metavar="PROJECT", help="Weights & Biases project that also gets the curves"
-    )
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="join the other processes of this job; under SLURM nothing else is needed",
-    )
-    parser.add_argument("--coordinator", help="without SLURM: host:port of process 0, the same for all processes")
-    parser.add_argument("--num_processes", type=size, help="without SLURM: how many processes there are")
-    parser.add_argument("--process_id", type=whole_number, help="without SLURM: which process this is, from 0")
+    add = parser.add_argument
+    add("--config", metavar="CONFIG[:PRESET,...]", help="configuration, by name or file, and presets")
+    add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of the config")
+    add("--workdir", type=path, help="folder to write to (default: runs/CONFIG-PRESETS)")
+    help_of_only = "train only this variant, at all its learning rates; may be given several times"
+    add("--only", action="append", default=[], metavar="VARIANT", help=help_of_only)
+    add("--wandb", default="", metavar="PROJECT", help="Weights & Biases project that also gets the curves")
+    help_of_distributed = "join the other processes of this job; under SLURM nothing else is needed"
+    add("--distributed", action="store_true", help=help_of_distributed)
+    add("--coordinator", help="without SLURM: host:port of process 0, the same for all processes")
+    add("--num_processes", type=size, help="without SLURM: how many processes there are")
+    add("--process_id", type=whole_number, help="without SLURM: which process this is, from 0")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,11 +104,8 @@ def _join_others(args: argparse.Namespace) -> None:
         try:
             join(*by_hand)
         except (RuntimeError, ValueError) as error:  # no such address, or no scheduler that JAX knows
-            found = (
-                "no scheduler that JAX knows started this process; give --coordinator=host:port, --num_processes and "
-            )
-            none = f"{found}--process_id, or run it under SLURM: " if args.coordinator is None else ""
-            raise BadInput(f"--distributed: {none}{error}") from error
+            none = "no scheduler that JAX knows started this process; give --coordinator, --num_processes and --process_id: "
+            raise BadInput(f"--distributed: {none if args.coordinator is None else ''}{error}") from error
 
 
 def more_help(arguments: list[str]) -> str:

@@ -34,19 +34,13 @@ def add_trained_arguments(parser: argparse.ArgumentParser, required: bool = True
     """What `load_trained` reads. required: whether a model must be named by one of them."""
     trained = parser.add_mutually_exclusive_group(required=required)
     trained.add_argument("--workdir", type=path, help="folder of a run")
-    trained.add_argument(
-        "--model",
-        help="external checkpoint: a folder with config.json, safetensors and tokenizer, or its name on the hub",
-    )
-    parser.add_argument(
-        "--tokenizer", help="tokenizer of --model, if it has none of its own: a folder, or a name on the hub"
-    )
+    help_of_model = "external checkpoint: a folder with config.json, safetensors and tokenizer, or its name on the hub"
+    trained.add_argument("--model", help=help_of_model)
+    help_of_tokenizer = "tokenizer of --model, if it has none of its own: a folder, or a name on the hub"
+    parser.add_argument("--tokenizer", help=help_of_tokenizer)
     add_run_arguments(parser)
-    parser.add_argument(
-        "--extend_lam",
-        action="store_true",
-        help="go beyond the levels of λ: higher levels take the λ of the last one",
-    )
+    help_of_lam = "go beyond the levels of λ: higher levels take the λ of the last one"
+    parser.add_argument("--extend_lam", action="store_true", help=help_of_lam)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

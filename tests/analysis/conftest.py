@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis import TrainedVariant, html
+from loglinear_jax.analysis import TrainedVariant, section
 from loglinear_jax.analysis.report import make_report
 from loglinear_jax.analysis.section import Choices
 from loglinear_jax.analysis.style import save
@@ -57,7 +57,7 @@ def make_trained():
 @pytest.fixture
 def blank_figures(monkeypatch):
     """Figures of reports are saved empty: where none is looked at, rendering takes most of the time."""
-    monkeypatch.setattr(html, "save", lambda figure, stem: save(Figure(figsize=(0.1, 0.1)), stem))
+    monkeypatch.setattr(section, "save", lambda figure, stem: save(Figure(figsize=(0.1, 0.1)), stem))
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +80,6 @@ def report(workdir, tmp_path_factory):
         return save(figure, stem)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html, "save", save_and_keep)
+        patch.setattr(section, "save", save_and_keep)
         path, problems = make_report([workdir], out, Choices(sequences=4, evaluated=8))
     return SimpleNamespace(out=out, html=path.read_text(encoding="utf-8"), problems=problems, figures=drawn)

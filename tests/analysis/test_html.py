@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from loglinear_jax.analysis import html as report_html
+from loglinear_jax.analysis.section import Report
 from loglinear_jax.analysis.style import new_figure, save, wrap
 from loglinear_jax.analysis.table import Table
 
@@ -40,7 +40,7 @@ def check(page, times):
 def test_every_text_of_a_report_is_escaped(tmp_path):
     """Titles, notes, headings, cells, commands, problems, names of files."""
     table = Table(HOSTILE, [{HOSTILE: HOSTILE, "b": HOSTILE}], note=HOSTILE)
-    report = report_html.Report(tmp_path)
+    report = Report(tmp_path)
     report.problems.append(HOSTILE)
     part = report.part(HOSTILE, HOSTILE)
     report.add(part, table, "a")
@@ -48,14 +48,14 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     figure, ((axis,),) = new_figure(2, 1)
     axis.plot([0, 1])
     report.add(part, figure, "c", HOSTILE, HOSTILE)
-    part.items.append(report_html.Item(HOSTILE, note=HOSTILE, files=(HOSTILE,)))
+    part.items.append({"title": HOSTILE, "note": HOSTILE, "files": [HOSTILE]})
     page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
     check(page, 30)
 
 
 def test_links_lead_to_what_is_there(tmp_path):
     """To the files beside the report, and from the list of contents to figures and tables."""
-    report = report_html.Report(tmp_path)
+    report = Report(tmp_path)
     part = report.part("Results")
     for name in "abcde":
         report.add(part, Table(f"table {name}", [{"a": "1 [0, 2]", "b": "≥ 90 %"}]), name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis import levels_of_answers, looks_at_answers
-from loglinear_jax.analysis.looks import best_heads, found_by_position, looks_table
+from loglinear_jax.analysis.answers import best_heads, found_by_position, looks_table
 from loglinear_jax.analysis.report import make_report
 from loglinear_jax.analysis.section import Choices
 from loglinear_jax.fenwick import fenwick_level, num_levels, occupied_levels

@@ -7,8 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import comparisons, outcomes, paper, rates
-from loglinear_jax.analysis.dependence import dependence_table
 from loglinear_jax.analysis.experiments import changed_settings
+from loglinear_jax.analysis.lam import dependence_table
 from loglinear_jax.analysis.pages import of_variants
 from loglinear_jax.analysis.rates import by_rate, chosen_rate
 from loglinear_jax.analysis.table import Cell, Table

@@ -3,13 +3,12 @@
 import json
 import re
 
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loglinear_jax.commands.generate import _print_one, _text_after, _unicode
+from loglinear_jax.commands.generate import _unicode
 from loglinear_jax.commands.main import main
 from loglinear_jax.text.tokenizer import text_after
 from tests.hub.checkpoints import write, write_tokenizer
@@ -48,20 +47,14 @@ def test_several_prompts_of_any_lengths(folder, capsys):
 
 
 @pytest.mark.parametrize("scheme", ["always", "first"])
-def test_a_word_begins_with_a_space_after_another(scheme, capsys):
+def test_a_word_begins_with_a_space_after_another(scheme):
     """Also by a tokenizer that takes the space before a text's first word for none."""
     words = ["\u2581The", "\u2581city", "\u2581of", "\u2581the", "s"]
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="s")
     )
     tokenizer.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme)
-
-    def go_on(prompts):
-        return iter(np.tile([[2], [3], [4]], len(prompts))[:, : len(prompts)])
-
-    _print_one("The city", [0, 1], tokenizer, go_on)
-    assert capsys.readouterr().out == "The city of thes\n"
-    assert _text_after(tokenizer, [0, 1], [2, 3, 4]) == " of thes"
+    assert "".join(text_after(tokenizer, [0, 1], [2, 3, 4])) == " of thes"
 
 
 def with_bytes():
@@ -91,11 +84,8 @@ def bytes_of(text):
         (bytes_of("😀" * 90), [2, 3], "b of"),
     ],
 )
-def test_characters_of_several_tokens(prompt, ids, after, capsys):
-    tokenizer = with_bytes()
-    _print_one("text", prompt, tokenizer, lambda prompts: iter(np.asarray(ids)[:, None]))
-    assert capsys.readouterr().out == f"text{after}\n"
-    assert _text_after(tokenizer, prompt, ids) == after
+def test_characters_of_several_tokens(prompt, ids, after):
+    assert "".join(text_after(with_bytes(), prompt, ids)) == after
 
 
 def test_a_prompt_is_read_where_the_locale_has_ascii_alone():
@@ -111,7 +101,7 @@ def test_text_is_shown_as_soon_as_its_characters_are_complete():
 def test_text_shown_token_by_token_is_that_of_all_tokens(parts):
     tokenizer = with_bytes()
     ids = [i for part in parts for i in (bytes_of(part) if isinstance(part, str) else [part])]
-    assert " a" + _text_after(tokenizer, [0, 1], ids) == " " + tokenizer.decode([1, *ids])
+    assert " a" + "".join(text_after(tokenizer, [0, 1], ids)) == " " + tokenizer.decode([1, *ids])
 
 
 def test_prompts_from_files(folder, capsys):
