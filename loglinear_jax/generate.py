@@ -6,6 +6,7 @@ The command line is in loglinear_jax.commands.generate.
 from __future__ import annotations
 
 import functools
+import itertools
 import numbers
 import sys
 from collections.abc import Iterator, Sequence
@@ -144,13 +145,8 @@ def _start(weights, prompt, key, *, model, max_length, **sampling):
 
 @functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2,))
 def _advance(weights, tokens, caches, key, *, model, **sampling):
-    token, finite, caches = _advance_each(weights, tokens, caches, key, model=model, **sampling)
-    return token, finite.all(), caches
-
-
-def _advance_each(weights, tokens, caches, key, *, model, **sampling):
     logits, caches = model.apply(params_of(weights), tokens, caches, method="extend")
-    return sample(key, logits, **sampling), jnp.isfinite(logits).all(axis=-1), caches
+    return sample(key, logits, **sampling), jnp.isfinite(logits).all(), caches
 
 
 @functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2,))
@@ -160,42 +156,33 @@ def _advance_by_block(weights, token, caches, key, first, *, model, **sampling):
     def step(carry, index):
         token, caches = carry
         key_of_token = jax.random.fold_in(key, index)
-        token, finite, caches = _advance_each(weights, token[:, None], caches, key_of_token, model=model, **sampling)
-        return (token, caches), (token, finite.all())
+        token, finite, caches = _advance(weights, token[:, None], caches, key_of_token, model=model, **sampling)
+        return (token, caches), (token, finite)
 
     (_, caches), (tokens, finite) = jax.lax.scan(step, (token, caches), first + jnp.arange(BLOCK))
     return tokens, finite, caches
 
 
-@functools.partial(jax.jit, static_argnames=("model", *SAMPLING), donate_argnums=(2, 3))
-def _advance_some(weights, tokens, before, caches, some, key, *, model, **sampling):
-    """`_advance` of some sequences; of the others (token, whether its logits are finite) and caches as they were."""
-    *after, new = _advance_each(weights, tokens, caches, key, model=model, **sampling)
-    choose = lambda new, old: jnp.where(some.reshape(-1, *[1] * (new.ndim - 1)), new, old)  # noqa: E731
-    return jax.tree.map(choose, (tuple(after), new), (before, caches))
+def _prefill(model, weights, prompt, sizes, max_length, key, sampling):
+    """(the token after a prompt [B, T], whether its logits are finite, caches), by parts of these sizes."""
+    how = dict(model=model, **sampling)
+    token, finite, caches = _start(weights, prompt[:, : sizes[0]], key, max_length=max_length, **how)
+    for first, end in itertools.pairwise(np.cumsum(sizes)):
+        token, finite, caches = _advance(weights, prompt[:, first:end], caches, key, **how)
+    return token, finite, caches
 
 
 def _prefill_each(model, weights, prompts, part, max_length, key, sampling):
-    """What `_start` returns, of prompts of different lengths. Each is cut into powers of two, the larger ones first, and the
-    sequences that have one of a size go on together: each part begins a window (`ops.continuation`)."""
-    batch, lengths = len(prompts), np.array([len(prompt) for prompt in prompts])
-    one_token = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
-    prefill = functools.partial(model.apply, max_length=max_length, method="prefill")
-    _, caches = jax.eval_shape(lambda weights, tokens: prefill(params_of(weights), tokens), weights, one_token)
-    # Before the first token the caches are zeros, and every sequence has a position of its own.
-    caches = jax.tree.map(lambda x: jnp.zeros(x.shape or (batch,), x.dtype), caches)
-    state = (jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool)), caches
-    done = np.zeros_like(lengths)
-    sizes = [part] * (lengths.max() // part) + [1 << bit for bit in reversed(range(part.bit_length() - 1))]
-    for size in sizes:
-        some = lengths - done >= size
-        if some.any():
-            rows = zip(prompts, done, some, strict=True)
-            tokens = np.stack([row[at : at + size] if takes else np.zeros(size, int) for row, at, takes in rows])
-            state = _advance_some(weights, tokens, *state, some, key, model=model, **sampling)
-            done += size * some
-    (token, finite), caches = state
-    return token, finite.all(), caches
+    """`_prefill` of prompts of different lengths, one after the other; then every sequence has a position of its own. What is
+    less than a part is cut into powers of two, the larger ones first, so that few lengths are compiled."""
+    each = []
+    for prompt, key_of_one in zip(prompts, jax.random.split(key, len(prompts)), strict=True):
+        whole, rest = divmod(len(prompt), part)
+        sizes = [part] * whole + [1 << bit for bit in reversed(range(rest.bit_length())) if rest >> bit & 1]
+        each.append(_prefill(model, weights, prompt[None], sizes, max_length, key_of_one, sampling))
+    tokens, finite, caches = zip(*each, strict=True)
+    together = jax.tree.map(lambda *of_each: jnp.concatenate([x.reshape(x.shape or 1) for x in of_each]), *caches)
+    return jnp.concatenate(tokens), jnp.stack(finite).all(), together
 
 
 def _stream(model, params, prompts, num_tokens, max_length, sampling, seed, stops):
@@ -225,10 +212,9 @@ def _blocks(model, weights, prompts, num_tokens, max_length, sampling, key):
     if len(set(map(len, prompts))) > 1:
         token, finite, caches = _prefill_each(model, weights, prompts, part, max_length, first_key, sampling)
     else:
-        prompt, how = np.stack(prompts), dict(model=model, **sampling)
-        token, finite, caches = _start(weights, prompt[:, :part], first_key, max_length=max_length, **how)
-        for first in range(part, prompt.shape[1], part):
-            token, finite, caches = _advance(weights, prompt[:, first : first + part], caches, first_key, **how)
+        whole, rest = divmod(len(prompts[0]), part)
+        sizes = [part] * whole + [rest] * (rest > 0)
+        token, finite, caches = _prefill(model, weights, np.stack(prompts), sizes, max_length, first_key, sampling)
     block = token[None], finite[None]
     for first in range(1, num_tokens, BLOCK):
         *following, caches = _advance_by_block(weights, block[0][-1], caches, key, first, model=model, **sampling)

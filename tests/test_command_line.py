@@ -12,7 +12,6 @@ from loglinear_jax.command_line import (
     integer,
     number,
     one_of,
-    path_pattern,
     size,
     whole_number,
 )
@@ -50,11 +49,6 @@ def test_lists_are_read_item_by_item(item, text, value):
 def test_what_cannot_be_read_is_named(item, text, message):
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         comma_separated(item)(text)
-
-
-def test_patterns_begin_in_the_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    assert path_pattern("~/runs/*") == "/home/me/runs/*"
 
 
 @pytest.mark.parametrize(

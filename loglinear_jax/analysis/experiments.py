@@ -22,10 +22,7 @@ from loglinear_jax.config import (
 from loglinear_jax.runs.loading import Run
 
 # By the kind of model, how the paper-text configuration is made, and how the released-code one is made from it.
-SETTINGS = {
-    "recall": (default_config, released_config),
-    "language": (language_config, released_language_config),
-}
+SETTINGS = {"recall": (default_config, released_config), "language": (language_config, released_language_config)}
 # What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
 NOT_OF_A_SETTING = {
     "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},

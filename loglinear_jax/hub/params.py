@@ -32,10 +32,7 @@ MAX_LEVELS = 32  # those of int32 positions
 
 
 def import_params(
-    state_dict: Mapping[str, Any],
-    config: Mapping[str, Any],
-    *,
-    dtype: str = "float32",
+    state_dict: Mapping[str, Any], config: Mapping[str, Any], *, dtype: str = "float32"
 ) -> tuple[LanguageSettings, dict[str, Any]]:
     """Convert a state dict and config of an external model to (settings, params) of a LanguageModel that computes the same.
 

@@ -25,10 +25,7 @@ def folder(tmp_path):
     (tmp_path / "results/tables.toml").write_text(
         '[text]\ntable = "of_variants"\nruns = "copy-seq1024"\ncolumns = ["mean", "converged"]\n', encoding="utf-8"
     )
-    (tmp_path / "page.md").write_text(
-        "# Copying\n\n<!-- table: text -->\n<!-- end table -->\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "page.md").write_text("# Copying\n\n<!-- table: text -->\n<!-- end table -->\n", encoding="utf-8")
     assert Pages(tmp_path).write() == ([tmp_path / "page.md"], [])
     return tmp_path
 

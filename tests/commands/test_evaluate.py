@@ -86,9 +86,6 @@ def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
 )
 def test_what_does_not_fit_is_one_line(files, arguments, message, capsys):
     folder, text, _ = files
-    try:
-        code = main(["evaluate", f"--model={folder}", f"--text={text}", *arguments])
-    except SystemExit as ended:  # argparse
-        code = ended.code
+    code = main(["evaluate", f"--model={folder}", f"--text={text}", *arguments])
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error and re.search(message, error.splitlines()[-1]), error

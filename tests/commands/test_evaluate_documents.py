@@ -98,37 +98,25 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
 
 
+CORPUS = ["--corpus={books}", "--end_token=w18"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "expected a model: a run's folder, or an external checkpoint"),
         (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
         (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
-        (["{a}", "--windows=2"], "--windows has no meaning here: see --help"),
         (["{a}", "--needle", "--length=9"], "--length has no meaning with --needle"),
         (["{a}", "--depths=101"], "--depths: expected a number from 0 to 100, got '101'"),
-        (
-            ["{a}", "--needle", "--corpus={books}", "--end_token=w18"],
-            "--lengths: expected some of at most 42 tokens, which the longest document has",
-        ),
-        (
-            ["{a}", "--needle", "--corpus={books}", "--end_token=w18", "--lengths=50"],
-            "--lengths: no document of the test split has 50 tokens: the longest has 42",
-        ),
-        (
-            ["{a}", "--needle", "--corpus={books}", "--end_token=w18", "--lengths=40"],
-            "the tokenizer makes .* of the needle's ' The secret number of [A-Z]",
-        ),
-        (["{a}", "--text=x", "--documents=2"], "--documents has no meaning with --text"),
+        (["{a}", "--needle", *CORPUS], "--lengths: expected some of at most 42 tokens, which the longest document has"),
+        (["{a}", "--needle", *CORPUS, "--lengths=50"], "--lengths: no document .* has 50 tokens: the longest has 42"),
+        (["{a}", "--needle", *CORPUS, "--lengths=40"], "the tokenizer makes .* of the needle's ' The secret number of [A-Z]"),
         (["{a}", "--text=x", "--needle"], "--needle is of documents, and has no meaning with --text"),
         (["{a}", "--corpus=none", "--end_token=w18"], "there is no folder 'none'"),
-        (["nowhere"], "nowhere is not a folder: expected"),
-        (
-            ["{a}", "--corpus={books}", "--end_token=w18", "--length=99"],
-            "99 tokens of a document, for .*has levels for 64",
-        ),
+        (["{a}", *CORPUS, "--length=99"], "99 tokens of a document, for .*has levels for 64"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_one_line(models, books, arguments, message, capsys):
     places = dict(zip("ab", models, strict=True), books=books)
     code = main(["evaluate", *(argument.format(**places) for argument in arguments)])

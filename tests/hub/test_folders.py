@@ -1,7 +1,6 @@
 """Folders of config.json and safetensors: read, written, and what is wrong with them named."""
 
 import json
-import os
 
 import jax
 import jax.numpy as jnp
@@ -28,19 +27,6 @@ def test_one_file_or_several_and_back(tmp_path, architecture):
     assert_same(load_model(str(tmp_path / "several")), expected)
     save_model(tmp_path / "written", *expected, architecture)
     assert_same(load_model(tmp_path / "written"), expected)
-
-
-def test_files_follow_the_umask(tmp_path):
-    config, arrays = write(tmp_path / "one")
-    before = os.umask(0o026)
-    try:
-        save_model(tmp_path / "written", *import_params(arrays, config))
-    finally:
-        os.umask(before)
-    assert {path.name: oct(path.stat().st_mode)[-3:] for path in (tmp_path / "written").iterdir()} == {
-        "config.json": "640",
-        "model.safetensors": "640",
-    }
 
 
 def test_a_home_folder_is_found_and_an_address_refused(tmp_path, monkeypatch):
