@@ -125,7 +125,9 @@ class LevelMixer(DecayingMixer):
         q, k, _, log_decay = arrays[:4]
         before = None if cache is None else self._checked(cache)
         drawn = self._drawn_position(q.shape[0])
-        where: dict[str, Any] = {"segment_ids": segment_ids} | ({} if drawn is None else {"first_position": drawn})
+        where: dict[str, Any] = {"segment_ids": segment_ids, "implementation": self.implementation}
+        if drawn is not None:  # where each row has a position of its own, the kernels can't be mapped over seeds
+            where |= {"first_position": drawn, "implementation": self.implementation or "xla"}
         lam, key_sums, first = self._lam(q, k, log_decay, d, before, max_length, where)
         sow(self, lam_value=lam)
         if before is not None and q.shape[1] == 1:
@@ -135,7 +137,7 @@ class LevelMixer(DecayingMixer):
         attended = attention(
             *arrays, lam, **where,
             initial_state=None if before is None else before.states, return_state=decoding, axis_name=self.axis,
-            chunk_size=self.chunk_size, implementation=self.implementation,
+            chunk_size=self.chunk_size,
         )  # fmt: skip
         if not decoding:
             return attended
@@ -193,11 +195,11 @@ class LevelMixer(DecayingMixer):
         """(bucket scores of unit queries and keys; where levels are occupied; the sums of keys that are to be remembered, and
         the position of the first of them)."""
         sums = None if before is None else before.key_sums
+        one_token = before is not None and q.shape[1] == 1
         found = bucket_scores(
-            unit(q), unit(k), log_decay, **where,
+            unit(q), unit(k), log_decay, **(where | ({"implementation": "recurrent"} if one_token else {})),
             num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
             axis_name=self.axis,
-            implementation="recurrent" if before is not None and q.shape[1] == 1 else self.implementation,
         )  # fmt: skip
         scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
