@@ -236,33 +236,27 @@ def input_dependence(
     never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ
     over the used levels: the mean over tokens, for each layer and head.
     """
-    layers, num, length, heads, levels = lam.shape
-    used = occupied_levels(np.arange(length), levels)
-    lam = lam.astype(np.float64)
-    result = {name: np.full((layers, heads, levels), np.nan) for name in ("mean", "std", "min", "max", "role_share")}
-    for level in range(levels):
-        at = used[:, level]
-        if not at.any():
-            continue
-        values = lam[..., level][:, :, at]  # layers, num, positions, heads
-        mean = values.mean((1, 2))
-        total = ((values - mean[:, None, None]) ** 2).sum((1, 2))
-        between, found = np.zeros_like(total), 0
-        for role in range(num_roles):
-            here = roles[:, at] == role
-            if here.any():
-                found += 1
-                of_role = values[:, here]  # layers, tokens, heads
-                between += of_role.shape[1] * (of_role.mean(1) - mean) ** 2
-        result["mean"][..., level] = mean
-        result["std"][..., level] = np.sqrt(total / (num * at.sum()))
-        result["min"][..., level], result["max"][..., level] = values.min((1, 2)), values.max((1, 2))
-        varies = (found > 1) & (total > 1e-12 * (mean**2 + 1e-12) * num * at.sum())
-        result["role_share"][..., level] = np.where(varies, between / np.where(varies, total, 1), np.nan)
-    share = np.where(used[:, None, :], lam, 0)
+    used = occupied_levels(np.arange(lam.shape[2]), lam.shape[-1])[:, None]  # T, 1, L
+    where_used = np.ma.masked_array(lam.astype(np.float64), np.broadcast_to(~used, lam.shape))
+    over = (1, 2)  # sequences and positions
+    mean, std = where_used.mean(over), where_used.std(over)
+    num, between, found = where_used.count(over), np.zeros(mean.shape), np.zeros(mean.shape, int)
+    for role in range(num_roles):
+        others = np.broadcast_to((roles != role)[..., None, None], lam.shape)
+        of_role = np.ma.masked_array(where_used.data, where_used.mask | others)
+        found += of_role.count(over) > 0
+        between += (of_role.count(over) * (of_role.mean(over) - mean) ** 2).filled(0)
+    total = (std**2 * num).filled(0)
+    varies = (found > 1) & (total > 1e-12 * (mean.filled(0) ** 2 + 1e-12) * num)
+    share = np.where(used, lam, 0).astype(np.float64)
     share /= np.maximum(share.sum(-1, keepdims=True), 1e-30)
     bits = -np.sum(share * np.log2(np.maximum(share, 1e-30)), axis=-1)
-    return result | {"entropy": bits.mean((1, 2))}
+    result = {"mean": mean, "std": std, "min": where_used.min(over), "max": where_used.max(over)}
+    result = {name: np.ma.filled(x, np.nan) for name, x in result.items()}
+    return result | {
+        "role_share": np.where(varies, between / np.where(varies, total, 1), np.nan),
+        "entropy": bits.mean(over),
+    }
 
 
 def relative_variation(dependence: Mapping[str, np.ndarray]) -> tuple[float, float]:

@@ -38,3 +38,8 @@ def made_variant(run, variant):
         step=outcome.last_step, metrics={"step": np.zeros(0)}, best=None, last=None, best_accuracy=accuracy,
         best_loss=accuracy, diverged_step=np.full(len(accuracy), -1),
     )  # fmt: skip
+
+
+def swept(accuracies):
+    """By variant at a rate, from those by variant and rate."""
+    return {f"{name}+train.learning_rate={rate}": list(x) for name, of in accuracies.items() for rate, x in of.items()}

@@ -53,23 +53,6 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     check(page, 30)
 
 
-def test_links_lead_to_what_is_there(tmp_path):
-    """To the files beside the report, and from the list of contents to figures and tables."""
-    report = Report(tmp_path)
-    part = report.part("Results")
-    for name in "abcde":
-        report.add(part, Table(f"table {name}", [{"a": "1 [0, 2]", "b": "≥ 90 %"}]), name)
-    report.part("Drawn nothing").notes.append("No seed converges.")
-    report.part("Empty")
-    page = report.write("t", Table("runs", [{"a": "b"}]), [], []).read_text(encoding="utf-8")
-    found = Tags(page)
-    anchors = {attrs["id"] for _, attrs in found.tags if "id" in attrs}
-    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
-    assert len(links) == 3 + 5 + 3 * 5
-    assert all(link[1:] in anchors if link[0] == "#" else (tmp_path / link).is_file() for link in links)
-    assert "No seed converges." in found.text and "Empty" not in found.text
-
-
 def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
     """Matplotlib reads TeX between two dollar signs, and ends at what is none."""
     figure, ((axis,),) = new_figure(3, 1)

@@ -9,7 +9,7 @@ from loglinear_jax.analysis import levels_of_answers, looks_at_answers
 from loglinear_jax.analysis.answers import best_heads, found_by_position, looks_table
 from loglinear_jax.analysis.report import make_report
 from loglinear_jax.analysis.section import Choices
-from loglinear_jax.fenwick import fenwick_level, num_levels, occupied_levels
+from loglinear_jax.fenwick import num_levels, occupied_levels
 from loglinear_jax.tasks import load_task
 from tests.analysis.made_runs import made_run, made_variant
 
@@ -20,16 +20,6 @@ def answers(num=64):
     """(positions' levels [num, T] of sequences of TASK, which occupied level is the answer's [num, T, L])."""
     levels = levels_of_answers(TASK, *TASK.inspection_sequences(num))
     return levels, levels[..., None] == np.arange(num_levels(TASK.seq_len))
-
-
-def test_levels_of_answers_are_those_of_their_values():
-    tokens, targets = TASK.inspection_sequences(8)
-    levels = levels_of_answers(TASK, tokens, targets)
-    for row, column in np.argwhere(targets >= 0):
-        value = np.flatnonzero(tokens[row] == tokens[row, column])[0] + 1
-        assert tokens[row, value] == targets[row, column]
-        assert levels[row, column] == fenwick_level(column, value)
-    assert (levels[targets < 0] == -1).all()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -67,13 +57,12 @@ def test_what_cannot_be_looked_at_is_named():
     lam = np.ones((1, *levels.shape, 1, is_answer.shape[-1]))
     with pytest.raises(ValueError, match=r"levels has shape \(4, 31\): expected \[num, T\] = \(4, 32\), as lam has"):
         looks_at_answers(lam, levels[:, 1:])
+    wrong = np.full_like(levels, -1)
     with pytest.raises(ValueError, match="levels has no answer"):
-        looks_at_answers(lam, np.full_like(levels, -1))
-    for position, level in ((2, 1), (2, 9)):
-        wrong = np.full_like(levels, -1)
-        wrong[0, position] = level
-        with pytest.raises(ValueError, match=f"levels has {level} at position {position}: no bucket is there"):
-            looks_at_answers(lam, wrong)
+        looks_at_answers(lam, wrong)
+    wrong[0, 2] = 1
+    with pytest.raises(ValueError, match="levels has 1 at position 2: no bucket is there"):
+        looks_at_answers(lam, wrong)
 
 
 def test_the_table_leaves_out_seeds_whose_lam_is_not_finite():

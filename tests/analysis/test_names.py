@@ -2,7 +2,7 @@
 
 from loglinear_jax.analysis.experiments import describe_run, setting_of
 from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of
-from loglinear_jax.config import language_config, released_config, released_language_config
+from loglinear_jax.config import released_config
 from tests.analysis.made_runs import made_run
 
 
@@ -15,16 +15,6 @@ def test_settings_are_called_text_and_released(tmp_path):
     assert setting_of(run.config) == "released" and describe_run(run).endswith(", released-code configuration")
     run.config.model.dt_max = 0.01
     assert setting_of(run.config) == ""
-
-
-def test_settings_of_a_language_model():
-    config = language_config()
-    config.model.hidden = 256
-    assert setting_of(config) == "text"
-    config.task.target_offset = 2  # alone it is neither
-    assert setting_of(config) == ""
-    released_language_config(config)
-    assert setting_of(config) == "released"
 
 
 def test_every_mixer_and_lam_has_one_look_in_every_figure():
