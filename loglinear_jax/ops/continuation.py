@@ -59,13 +59,11 @@ class Start(NamedTuple):
 
     state: after earlier tokens, if there are any: a FenwickState, or one state [B, H, K, V]. position: of the first token, a
     traced scalar or [B]; None: 0. starts: which tokens start a segment, see `segments.segment_starts`; None: one segment.
-    past: instead of a state, for forms that read it themselves.
     """
 
     state: Any = None
     position: Int[Array, "*B"] | None = None
     starts: Bool[Array, "B T"] | None = None
-    past: Past | None = None
 
     @classmethod
     def of(

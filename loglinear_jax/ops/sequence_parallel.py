@@ -8,6 +8,7 @@ are gathered by one collective; its transpose, for the gradients, is one reduce-
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,40 +90,50 @@ def first_read_in_piece(segment_ids: Int[ArrayLike, "B T"], axis_name: str) -> I
     return jnp.maximum(begin, jnp.max(jnp.where(is_before[:, None, None], last, 0), axis=0))
 
 
-def gathered(arrays: Sequence[Float[Array, "B G R ..."]], axis_name: str) -> list[Float[Array, "N B G R ..."]]:
+def gathered(arrays: Sequence[Float[Array, "B H ..."]], axis_name: str) -> list[Float[Array, "N B H ..."]]:
     """The arrays of all pieces, by one collective, in the widest of their dtypes."""
-    flat = [x.reshape(*x.shape[:3], -1) for x in arrays]
+    flat = [x.reshape(*x.shape[:2], -1) for x in arrays]
     together = jax.lax.all_gather(jnp.concatenate(flat, axis=-1), axis_name)
     parts = jnp.split(together, np.cumsum([x.shape[-1] for x in flat])[:-1], axis=-1)
     return [part.reshape(len(part), *x.shape) for part, x in zip(parts, arrays, strict=True)]
 
 
-def left_of_pieces(
+def own_state(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     log_decay: Float[Array, "B T H"],
     starts: Bool[Array, "B T"] | None,
-    axis_name: str,
     precision: jax.lax.PrecisionLike = None,
-) -> Float[Array, "N B H K V"]:
-    """What is left of the state of each piece, from its own tokens, when this piece starts; 0 for those not before it."""
+) -> Float[Array, "B H K V"]:
+    """The state that these tokens leave at their end."""
     groups = k.shape[2]
-    by_head, begin = split_heads(log_decay, groups), beginnings(starts)
-    values = (decay_to_end(by_head, begin)[..., None] * split_heads(v, groups)).astype(v.dtype)
-    root = dot("bsgk,bgrsv->bgrkv", k, values, precision)
-    over_piece = jnp.sum(by_head, axis=-1)
-    if begin is not None:  # where a segment starts in a piece, nothing of earlier ones is left after it
-        over_piece = jnp.where(begin[..., -1] < 0, over_piece, -jnp.inf)
-    roots, over_piece = gathered((root, over_piece), axis_name)
+    kept = decay_to_end(split_heads(log_decay, groups), beginnings(starts))
+    values = (kept[..., None] * split_heads(v, groups)).astype(v.dtype)
+    state = dot("bsgk,bgrsv->bgrkv", k, values, precision)
+    return state.reshape(len(state), -1, *state.shape[3:])
 
+
+def decay_over(log_decay: Float[Array, "B T H"], starts: Bool[Array, "B T"] | None) -> Float[Array, "B H"]:
+    """The log decay over all of these tokens: -inf where a segment starts, as nothing of earlier ones is left after it."""
+    total = jnp.sum(log_decay, axis=1)
+    return total if starts is None else jnp.where(starts.any(axis=1, keepdims=True), -jnp.inf, total)
+
+
+def left_of_pieces(
+    root: Float[Array, "B H K V"], over_piece: Float[Array, "B H"], axis_name: str
+) -> Float[Array, "N B H K V"]:
+    """What is left of the state of each piece, from its own tokens, when this piece starts; 0 for those not before it.
+
+    root: `own_state` of this piece. over_piece: `decay_over` it.
+    """
+    roots, over_piece = gathered((root, over_piece), axis_name)
     this, piece = jax.lax.axis_index(axis_name), np.arange(len(roots), dtype=np.int32)
-    is_before = (piece < this)[:, None, None, None]
-    between = ((piece[:, None] < piece) & (piece < this))[:, :, None, None, None]
+    is_before = (piece < this)[:, None, None]
+    between = ((piece[:, None] < piece) & (piece < this))[:, :, None, None]
     # Sums, not differences of sums: so exp is of what is ≤ 0, and nothing cancels.
     since = jnp.exp(jnp.sum(jnp.where(between, over_piece, 0), axis=1))
     weight = jnp.where(is_before, since, 0)[..., None, None]
-    left = weight * jnp.where(is_before[..., None, None], roots, 0)  # 0 · NaN of a later piece is NaN
-    return left.reshape(len(left), v.shape[0], v.shape[2], *root.shape[3:])
+    return weight * jnp.where(is_before[..., None, None], roots, 0)  # 0 · NaN of a later piece is NaN
 
 
 def past_of_piece(left: Float[Array, "N B H K V"], axis_name: str) -> Past:
@@ -130,6 +141,20 @@ def past_of_piece(left: Float[Array, "N B H K V"], axis_name: str) -> Past:
     in_bucket = buckets_of_pieces(axis_name).T[:, :, None, None, None, None]
     states = [jnp.sum(jnp.where(inside, left, 0), axis=0) for inside in in_bucket]
     return Past(jnp.stack(states, axis=2), jax.lax.axis_index(axis_name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """That of `pallas_kernels.fenwick_attention`, over a mesh axis: what a piece finds of those before it."""
+
+    axis_name: str
+
+    @property
+    def upper(self) -> int:
+        return int(num_pieces(self.axis_name) - 1).bit_length()
+
+    def __call__(self, root: Float[Array, "B H K V"], over_piece: Float[Array, "B H"]) -> Past:
+        return past_of_piece(left_of_pieces(root, over_piece, self.axis_name), self.axis_name)
 
 
 def buckets_of_pieces(axis_name: str) -> Bool[Array, "N U"]:

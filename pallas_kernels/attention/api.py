@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,9 @@ def fenwick_attention(
     occupied: Int[Array, " B"] | None = None,
     return_end: bool = False,
     segmented: bool = False,
+    exchange: Callable | None = None,
+    own: Float[Array, "B H K V"] | None = None,
+    over: Float[Array, "B H"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H M K V"]]:
     """Log-linear attention by the Pallas kernels: O(T log T), with a hand-written gradient.
 
@@ -59,6 +63,10 @@ def fenwick_attention(
         that. Read in q's dtype. occupied: [B] int32, whose bits say which of them there are. Both None if nothing came before.
       segmented: whether log_decay is -inf, or below -105, where segments start: then decays inside of one keep their precision.
       return_end: also return the states after the last token, of what came before its chunk.
+      exchange: for a window that is a piece of a sequence, cut over devices: a hashable function of the state that the piece
+        leaves, [B, H, K, V] float32, and of `over`, that returns (initial, occupied) in their place, with `exchange.upper` = U.
+        It may hold collectives. T is then a power of two.
+      own, over: the state that the last chunk leaves, of its own tokens, and the log decay over the piece, both float32.
 
     Returns o [B, T, H, V] in v's dtype; with return_end (o, states [B, H, M, K, V] float32 at the M levels from log2 of
     `chunk_of_attention` plus 1 on). Differentiable in reverse mode, and batched by vmap, to any depth.
@@ -76,6 +84,10 @@ def fenwick_attention(
     log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
     sizes = dataclasses.replace(sizes, segmented=segmented and tiles.backend == "triton")
     past = ()
+    if exchange is not None:
+        sizes = dataclasses.replace(sizes, upper=exchange.upper)
+        out = _differentiable_piece(sizes, tiles, exchange)(q, k, v, log_decay, lam, own, over)
+        return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
     if initial is not None:
         sizes = dataclasses.replace(sizes, upper=initial.shape[2])
         past = _states_inside(initial, sizes, tiles), occupied & (1 << sizes.upper) - 1
@@ -208,6 +220,53 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int |
     )
 
 
+@functools.cache
+def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exchange: Callable):
+    """As `_differentiable` of q, k, v, log_decay, lam, own and over, to o. Between the states and those that read them there is
+    the exchange, and so there is between the gradients of what is read and those of the states."""
+    last_chunk = sizes.num_chunks - 1 if sizes.heights else None
+    options = dict(sizes=sizes, tiles=tiles)
+    nodes, reads, of_reads, of_nodes = (
+        fold_mapped_axes(_varying(functools.partial(way, **options, **more)), False)
+        for way, more in (
+            (_nodes, dict(last_chunk=last_chunk)),
+            (_outputs, {}),
+            (_state_gradients, {}),
+            (_backward, dict(last_chunk=last_chunk, piece=True)),
+        )
+    )
+
+    def past(end, own, over):
+        if end is not None:
+            root = jnp.sum(_states_outside(end, sizes, tiles), axis=2)
+            own += root[..., : own.shape[-2], : own.shape[-1]]
+        initial, occupied = exchange(own, over)
+        return _states_inside(initial, sizes, tiles), jnp.broadcast_to(occupied, own.shape[:1])
+
+    @jax.custom_vjp
+    def apply(*operands):
+        return apply_forward(*operands)[0]
+
+    def apply_forward(q, k, v, log_decay, lam, own, over):
+        decay, since, *states = nodes(k, v, log_decay)
+        end = states.pop() if sizes.heights else None
+        initial, pull, above = jax.vjp(past, end, own, over, has_aux=True)
+        out, weight = reads(q, k, v, lam, decay, since, initial, above, *states)
+        return out, ((q, k, v, log_decay, lam), pull, (initial, above), (decay, since, weight, *states))
+
+    def apply_backward(residuals, do):
+        inputs, pull, (initial, above), kept = residuals
+        q, lam, weight = inputs[0], inputs[4], kept[2]
+        *gradients, of_initial = of_reads(q, do.astype(q.dtype), lam, weight, above)
+        d_end, d_own, d_over = pull(of_initial.astype(initial.dtype))
+        ends = [] if d_end is None else [d_end]
+        found = of_nodes(do, *ends, *inputs, initial, above, *kept, *gradients)
+        return *found, d_own, d_over
+
+    apply.defvjp(apply_forward, apply_backward)
+    return apply
+
+
 def _varying(way):
     """way, whose results vary over the manual mesh axes (of shard_map) of its operands: Mosaic says nothing of these."""
 
@@ -233,13 +292,7 @@ def _forward(
     """[o, the states after the last token where last_chunk says so], and for a backward pass decays since a chunk's start and,
     where states are read, `since`, weights and the tree's states."""
     sizes, tiles = _of_shard(q, lam, sizes, tiles)
-    decay = decay_of_tokens(log_decay, sizes)
-    since = states = chunk_decay = None
-    if sizes.read_heights:
-        chunk_decay = chunk_decay_of(decay, sizes)
-        since = since_start(chunk_decay, sizes)
-    if sizes.heights:
-        states = _states(k, v, decay, chunk_decay, sizes, tiles)
+    decay, chunk_decay, since, states = _decays_and_states(k, v, log_decay, sizes, tiles)
     out, weight = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, initial, above, sizes, tiles, keep)
     results = [out]
     if last_chunk is not None:
@@ -249,6 +302,42 @@ def _forward(
     return [*results, jnp.swapaxes(decay, 0, 1), *(x for x in (since, weight, states) if x is not None)]
 
 
+def _decays_and_states(k, v, log_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """(Decays of tokens and of chunks, `since`, states of the tree); None for what no chunk reads."""
+    decay = decay_of_tokens(log_decay, sizes)
+    chunk_decay = since = states = None
+    if sizes.read_heights:
+        chunk_decay = chunk_decay_of(decay, sizes)
+        since = since_start(chunk_decay, sizes)
+    if sizes.heights:
+        states = _states(k, v, decay, chunk_decay, sizes, tiles)
+    return decay, chunk_decay, since, states
+
+
+def _nodes(k, v, log_decay, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None):
+    """Of a piece: [decays since a chunk's start, `since`, and where there is a tree its states and those at the end]."""
+    sizes, tiles = _of_shard(k, log_decay, sizes, tiles)
+    decay, chunk_decay, since, states = _decays_and_states(k, v, log_decay, sizes, tiles)
+    found = [jnp.swapaxes(decay, 0, 1), since]
+    if states is None:
+        return found
+    return [*found, states, _states_at_end(states, None, None, since, chunk_decay, sizes, last_chunk)]
+
+
+def _outputs(q, k, v, lam, decay, since, initial, above, states=None, *, sizes, tiles):
+    """Of a piece: o and weights, from what `_nodes` found."""
+    sizes, tiles = _of_shard(q, lam, sizes, tiles)
+    decay = jnp.swapaxes(decay, 0, 1)
+    return list(_scan_of(tiles).outputs(q, k, v, decay, lam, since, states, initial, above, sizes, tiles, True))
+
+
+def _state_gradients(q, do, lam, weight, above, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """Of a piece: what `state_gradients` of the kernels finds."""
+    sizes, tiles = _of_shard(q, lam, sizes, tiles)
+    found = _scan_of(tiles).state_gradients(q, do, weight, above, sizes, tiles)
+    return [x for x in found if x is not None]
+
+
 def _of_shard(q, lam, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
     """The sizes, and tiles that fit them: see `Sizes.of_arrays`."""
     sizes = sizes.of_arrays(q, lam.shape[2])
@@ -256,13 +345,15 @@ def _of_shard(q, lam, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
 
 
 def _states_at_end(states, initial, above, since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
-    """What the last chunk reads, after its last token: [B, R, read_heights, K, V] float32, in the states' layout."""
+    """What the last chunk reads, after its last token: [B, R, read_heights, K, V] float32, in the states' layout; without
+    `initial`, the heights of the tree alone."""
     nothing = None if states is None else jnp.zeros_like(states[:, :, 0])
     found = [nothing if end is None else states[:, :, end] for end in _ends_read(last_chunk, sizes)]
     found = [jnp.stack(found, axis=2).astype(jnp.float32)] if found else []
-    if sizes.upper:
+    if initial is not None:
         found.append(_where_above(initial.astype(jnp.float32), above, sizes))
-    return jnp.concatenate(found, axis=2) * _decay_to_end(since, chunk_decay, sizes, last_chunk)
+    found = jnp.concatenate(found, axis=2)
+    return found * _decay_to_end(since, chunk_decay, sizes, last_chunk)[:, :, : found.shape[2]]
 
 
 def _ends_read(chunk: int, sizes: AttentionSizes) -> list[int | None]:
@@ -282,9 +373,12 @@ def _decay_to_end(since, chunk_decay, sizes: AttentionSizes, last_chunk: int):
 
 
 def _backward(
-    *operands, sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None
+    *operands, sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int | None, piece: bool = False
 ):  # fmt: skip
-    """operands: cotangents of o, and of the states at the end; then those of `_forward`, then what it kept."""
+    """operands: cotangents of o, and of the states at the end; then those of `_forward`, then what it kept.
+
+    piece: the states at the end are those of the tree alone, and the last operand is what `_state_gradients` found of these.
+    """
     operands = iter(operands)
     do, d_end = next(operands), None if last_chunk is None else next(operands)
     q, k, v, log_decay, lam = (next(operands) for _ in range(5))
@@ -307,14 +401,19 @@ def _backward(
         chunk_decay = chunk_decay_of(decay, sizes)
         _, since_vjp = jax.vjp(functools.partial(since_start, sizes=sizes), chunk_decay)
         if d_end is not None:
-            end = _states_at_end(states, initial, above, since, chunk_decay, sizes, last_chunk)
-            d_states = d_end * _decay_to_end(since, chunk_decay, sizes, last_chunk)
-        gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
+            before = (None, None) if piece else (initial, above)
+            end = _states_at_end(states, *before, since, chunk_decay, sizes, last_chunk)
+            ends = end.shape[2]
+            d_states = d_end * _decay_to_end(since, chunk_decay, sizes, last_chunk)[:, :, :ends]
+        if piece:
+            gradients = next(operands, None)
+        else:
+            gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
         if d_end is not None:
             # In one pass over all nodes: XLA would copy them all for each that it updates.
-            ends = _ends_read(last_chunk, sizes)
-            height = np.array([ends.index(node) if node in ends else -1 for node in range(sizes.num_chunks)])
+            nodes = _ends_read(last_chunk, sizes)
+            height = np.array([nodes.index(node) if node in nodes else -1 for node in range(sizes.num_chunks)])
             added = jnp.where((height >= 0)[:, None, None], jnp.take(d_states, np.maximum(height, 0), axis=2), 0.0)
             gradients += added.astype(gradients.dtype)
         gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
@@ -329,7 +428,7 @@ def _backward(
         # What lies between the chunks of a query and of a key decays as a whole.
         if d_end is not None:
             at_end = by_head(jnp.sum(d_end * end, axis=(3, 4)))
-            d_since = d_since.at[:, :, last_chunk].add(at_end)
+            d_since = d_since.at[:, :, last_chunk, :ends].add(at_end)
         (of_chunks,) = since_vjp(d_since)
         if d_end is not None:
             of_chunks = of_chunks.at[:, :, last_chunk].add(jnp.sum(at_end, axis=2))
@@ -338,7 +437,7 @@ def _backward(
         of_keys = by_head(of_keys)
     d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
     found = [dq, dk, dv, d_log_decay, dlam]
-    if sizes.upper:
+    if sizes.upper and not piece:
         if d_end is not None:
             of_initial += _where_above(d_states[:, :, sizes.heights :], above, sizes)
         found.append(of_initial.astype(initial.dtype))

@@ -138,6 +138,11 @@ def refuse_derivative(primals, tangents):
     )
 
 
+def of_no_axes(x):
+    """x, of a type that says nothing of manual mesh axes (of shard_map), as references for Mosaic GPU have to be."""
+    return _as_one_operation(lambda x: x, x) if jax.typeof(x).manual_axis_type.varying else x
+
+
 def _as_one_operation(function, *args):
     results = jax.tree.structure(jax.eval_shape(function, *args))
     return results.unflatten(_SELF_CONTAINED.bind(*args, function=function))

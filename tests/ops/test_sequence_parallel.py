@@ -112,6 +112,19 @@ def test_pieces_shorter_than_a_kernel_s_chunk(form):
         assert relative_error(jax.jit(over_pieces(form))(*arrays), whole(form, *arrays)) < 1e-5
 
 
+@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
+@pytest.mark.parametrize("form", BY_KERNELS)
+def test_pieces_of_several_chunks(form, segmented):
+    """Then the kernels of log-linear attention exchange states between those that make and those that read them."""
+    with kernels_run():
+        inputs = form.operation.inputs(0, 2, 256, 1, 2, 16, 16, dtype=np.float32, min_decay=-0.02)
+        segment_ids = segments_of(2, 256) if segmented else None
+        found = output_and_gradients(over_pieces(form, chunk_size=16))(*inputs, segment_ids)
+        expected = output_and_gradients(functools.partial(whole, form))(*inputs, segment_ids)
+        for name, x, y in zip(("o", *form.operation.arguments), found, expected, strict=True):
+            assert relative_error(x, y) < form.gradient_tolerance, name
+
+
 @pytest.mark.parametrize("capability", [(8, 0), pytest.param((9, 0), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("form", BY_KERNELS)
 def test_kernels_on_gpus_are_traced(form, capability, monkeypatch):

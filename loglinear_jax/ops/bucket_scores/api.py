@@ -28,7 +28,13 @@ from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.heads import dot, merge_heads, split_heads
 from loglinear_jax.ops.levels import pad_to
 from loglinear_jax.ops.segments import beginnings
-from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, past_of_piece, starts_in_piece
+from loglinear_jax.ops.sequence_parallel import (
+    Exchange,
+    check_pieces,
+    decay_over,
+    own_state,
+    starts_in_piece,
+)
 
 
 @overload
@@ -153,7 +159,9 @@ def _score_piece(q, k, log_decay, segment_ids, axis_name, levels, *, implementat
     scores, _ = run_form(_FORMS, implementation, q, k, log_decay, start=Start(starts=starts), **options)
 
     ones = jnp.ones((*log_decay.shape, 1), k.dtype)
-    sums = past_of_piece(left_of_pieces(k, ones, log_decay, starts, axis_name, precision), axis_name).states[..., 0]
+    sums = Exchange(axis_name)(own_state(k, ones, log_decay, starts, precision), decay_over(log_decay, starts)).states[
+        ..., 0
+    ]
     sums = sums.reshape(len(q), groups, -1, *sums.shape[2:])
     since = decay_since_start(split_heads(log_decay, groups), beginnings(starts))[..., None]
     beyond = merge_heads(since * dot("btgk,bgruk->bgrtu", q, sums, precision))

@@ -20,7 +20,13 @@ from loglinear_jax.ops.continuation import Start, start_arguments
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.gated_linear import chunkwise, pallas, parallel, recurrent
-from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, starts_in_piece
+from loglinear_jax.ops.sequence_parallel import (
+    check_pieces,
+    decay_over,
+    left_of_pieces,
+    own_state,
+    starts_in_piece,
+)
 from pallas_kernels import with_standard_promotion
 
 
@@ -127,7 +133,7 @@ def _attend(q, k, v, log_decay, where, *, axis_name, return_state, chunk_size, p
         start = Start.of(*where)
     else:
         starts = starts_in_piece(where[-1], axis_name)
-        left = left_of_pieces(k, v, log_decay, starts, axis_name, precision)
+        left = left_of_pieces(own_state(k, v, log_decay, starts, precision), decay_over(log_decay, starts), axis_name)
         start = Start(jnp.sum(left, axis=0), starts=starts)
     if start.state is not None:
         start = start._replace(state=start.state.astype(log_decay.dtype))

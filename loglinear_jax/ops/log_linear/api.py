@@ -25,7 +25,13 @@ from loglinear_jax.ops.continuation import Start, nan_beyond, start_arguments, t
 from loglinear_jax.ops.dispatch import choose_form, compile_operation, run_form
 from loglinear_jax.ops.dtypes import to_common_dtypes
 from loglinear_jax.ops.log_linear import chunkwise, pallas, parallel, recurrent
-from loglinear_jax.ops.sequence_parallel import check_pieces, left_of_pieces, past_of_piece, starts_in_piece
+from loglinear_jax.ops.sequence_parallel import (
+    Exchange,
+    check_pieces,
+    decay_over,
+    own_state,
+    starts_in_piece,
+)
 
 
 @overload
@@ -185,13 +191,14 @@ def _attend_piece(tokens, segment_ids, axis_name, *, implementation, chunk_size,
     """The outputs of one piece of a sequence, from its own tokens and from earlier pieces (see `ops.sequence_parallel`)."""
     q, k, v, log_decay, lam = tokens
     starts = starts_in_piece(segment_ids, axis_name)
-    past = past_of_piece(left_of_pieces(k, v, log_decay, starts, axis_name, precision), axis_name)
     run = functools.partial(
         run_form, _FORMS, implementation, q, k, v, log_decay,
         chunk_size=chunk_size, return_state=False, precision=precision,
     )  # fmt: skip
     if implementation == "pallas" and pallas.reads_past(q, v, chunk_size, precision):
-        return run(lam, start=Start(starts=starts, past=past))[0]
+        return pallas.attend_piece(*tokens, starts, axis_name, chunk_size=chunk_size, precision=precision)
+    root = own_state(k, v, log_decay, starts, precision)
+    past = Exchange(axis_name)(root, decay_over(log_decay, starts))
     inside = num_levels(q.shape[1])
     beyond = lam[..., inside : inside + past.states.shape[2]]
     return run(lam[..., :inside], start=Start(starts=starts))[0] + past.read(q, beyond, log_decay, starts, precision)

@@ -12,6 +12,7 @@ from loglinear_jax.ops.levels import levels_after, pad_to
 from loglinear_jax.ops.log_linear import recurrent
 from loglinear_jax.ops.positions import advanced
 from loglinear_jax.ops.segments import beginnings, forgetting
+from loglinear_jax.ops.sequence_parallel import Exchange, decay_over, own_state
 from pallas_kernels import KERNELS
 
 
@@ -53,11 +54,21 @@ def attend(q, k, v, log_decay, lam, start, *, return_state, chunk_size=None, pre
         return out, levels_after(last, k, v, log_decay, lam.shape[-1], **options)
 
     tokens = q, k, v, log_decay, lam
-    if start.past is not None:
-        occupied = jnp.broadcast_to(start.past.occupied, q.shape[:1])
-        return with_past(*tokens, start.starts, start.past.states, occupied)
     fits = reads_past(q, v, chunk_size, precision)
     return run_from(start, tokens, aligned, return_state, precision, with_past=with_past if fits else None)
+
+
+def attend_piece(q, k, v, log_decay, lam, starts, axis_name: str, *, chunk_size=None, precision=None):
+    """The outputs of one piece of a sequence (see `ops.sequence_parallel`), of at least one chunk: the kernels make the state
+    that it leaves, and read those of earlier pieces."""
+    chunk = pallas_kernels.chunk_of_attention(q, v, chunk_size, precision)
+    last = (None if x is None else x[:, -chunk:] for x in (k, v, log_decay, starts))
+    return pallas_kernels.fenwick_attention(
+        q, k, v, forgetting(log_decay, starts), lam,
+        chunk_size=chunk_size, precision=precision, segmented=starts is not None,
+        exchange=Exchange(axis_name), own=own_state(*last, precision).astype(jnp.float32),
+        over=decay_over(log_decay, starts),
+    )  # fmt: skip
 
 
 def reads_past(q, v, chunk_size=None, precision=None) -> bool:

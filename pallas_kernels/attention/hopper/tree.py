@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.attention.hopper.parts import F32, launch, program_index
 from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.partition import of_no_axes
 
 ELEMENTS = 512  # of a state that a program has, four a thread
 BY_THREAD = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
@@ -45,7 +46,7 @@ def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, 
             def _(index=index):
                 node(ends[index])[...] = nodes[index].astype(ref.states.dtype)
 
-    merged = jax.new_ref(states.reshape(*states.shape[:3], elements))
+    merged = jax.new_ref(of_no_axes(states.reshape(*states.shape[:3], elements)))
     grid = dict(head=sizes.batch * heads, group=-(-num_nodes // radix), strip=elements // ELEMENTS)
     launch(body, "merge_states", grid, dict(states=merged, decay=node_decay), {}, {}, sizes)
     return jax.freeze(merged).reshape(states.shape)
@@ -108,7 +109,7 @@ def spread_gradients(
 
         spread(0, radix, top)
 
-    read = jax.new_ref(flat(state_gradients))
+    read = jax.new_ref(of_no_axes(flat(state_gradients)))
     inputs = dict(read=read, states=flat(states), decay=node_decay, above=None if above is None else flat(above))
     shape = (sizes.batch, heads, num_nodes)
     results = dict(
