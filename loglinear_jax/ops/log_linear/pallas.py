@@ -62,9 +62,8 @@ def attend_piece(q, k, v, log_decay, lam, starts, axis_name: str, *, chunk_size=
     """The outputs of one piece of a sequence (see `ops.sequence_parallel`), of at least one chunk: the kernels make the state
     that it leaves, and read those of earlier pieces."""
     chunk = pallas_kernels.chunk_of_attention(q, v, chunk_size, precision)
-    own = own_state(
-        *(x[:, -chunk:] for x in (k, v, log_decay)), None if starts is None else starts[:, -chunk:], precision
-    )
+    last_starts = None if starts is None else starts[:, -chunk:]
+    own = own_state(k[:, -chunk:], v[:, -chunk:], log_decay[:, -chunk:], last_starts, precision)
     return pallas_kernels.fenwick_attention(
         q, k, v, forgetting(log_decay, starts), lam,
         chunk_size=chunk_size, precision=precision, segmented=starts is not None,
