@@ -14,7 +14,7 @@ s for each λ with 64 seeds. Two CPU cores take 0.39 s a step for 5 seeds, half 
 
 The width d_h of the λ MLP (appendix, 11 seeds: 9 converge with each of 32, 64 and 128) is the preset d_h, which trains all
 three. Length generalisation (trained at 128, tested at 256: linear 3.3, mlp_softplus 33.2) wants
---config.model.max_length=256, so that λ has levels for it; python -m loglinear_jax.analysis then tests it.
+--config.model.max_length=256, so that λ has levels for it; loglinear_jax analyze then tests it.
 
 Presets, joined by commas: kv=N pairs, seq=N tokens, d_h, released (the released code's model and
 initial values), robust (a tuned recipe: 63 or 64 of 64 reach 99 % at each kv), smoke (a small

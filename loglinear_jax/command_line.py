@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib.metadata
 import math
 import os
 import re
@@ -24,17 +25,6 @@ BROKEN_PIPE = 141  # the reader of the output is gone
 
 MOST_BYTES_OF_NAME = 255  # Linux's
 MOST_SHOWN = 1000  # characters of an error
-
-# The extra that brings a module which is no dependency of the package itself.
-EXTRAS = {
-    "train": ("matplotlib", "ml_collections", "scipy", "tabulate", "tensorboardX", "tqdm"),
-    "hub": ("huggingface_hub", "safetensors"),
-    "text": ("filelock", "grain", "requests", "tensorflow_datasets", "tokenizers"),
-    "datasets": ("datasets",),
-    "analysis": ("jinja2",),
-    "sweep": ("submitit",),
-    "wandb": ("wandb",),
-}  # fmt: skip
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -60,14 +50,17 @@ def one_line(error: object) -> str:
 
 
 def how_to_install(error: ModuleNotFoundError, extra: str) -> str | None:
-    """What to install where a module is missing that an extra brings; None for any other module, as that is a bug.
-
-    extra: the one to install where `train` brings the module, which the others include.
-    """
-    found = next((name for name, modules in EXTRAS.items() if error.name in modules), None)
-    if found is None:
+    """What to install where a module is missing that an extra brings, `extra` itself if it does; None for any other module, as
+    that is a bug."""
+    brought = [
+        re.match(r"([\w-]+).*extra == .(\w+)", one) for one in importlib.metadata.requires("loglinear_jax") or ()
+    ]
+    name = (error.name or "").lower()
+    extras = [found[2] for found in brought if found and found[1].replace("-", "_").lower() == name]
+    if not extras:
         return None
-    return f"needs {error.name}: pip install -e '.[{extra if found == 'train' else found}]' in the checkout"
+    chosen = next((one for one in (extra, "all") if one in extras), extras[-1])
+    return f"needs {error.name}: pip install -e '.[{chosen}]' in the checkout"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import numbers
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -254,9 +253,3 @@ def _largest(logits: Float[Array, "B vocab"], ordered: Float[Array, "B N"], num:
     larger, equal = logits > smallest, logits == smallest
     first = jnp.cumsum(equal, axis=-1) <= num - jnp.sum(larger, axis=-1, keepdims=True)
     return jnp.where(larger | (equal & first), logits, -jnp.inf)
-
-
-if __name__ == "__main__":
-    from loglinear_jax.commands.main import main
-
-    sys.exit(main(command="generate", called="python -m loglinear_jax.generate"))

@@ -11,7 +11,7 @@ analyse() {
   local kept=results/$1/runs/$2 name=$2 sections=$3 out=runs/$2/analysis
   case $name in $only) ;; *) return 0 ;; esac
   [ -f "$kept-lengths.csv" ] || [ ! -d "runs/$name" ] && return 0
-  python3 -m loglinear_jax.analysis --sections="$sections" --workdir="runs/$name" --out="$out" "${@:4}"
+  loglinear_jax analyze --sections="$sections" --workdir="runs/$name" --out="$out" "${@:4}"
   cp "$out/lengths-table-$name.csv" "$kept-lengths.csv"
   [ ! -f "$out/looks-table-$name.csv" ] || cp "$out/looks-table-$name.csv" "$kept-looks.csv"
   [ ! -f "$out/looks-table-$name.md" ] || cp "$out/looks-table-$name.md" "$kept-looks.md"

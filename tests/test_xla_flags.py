@@ -49,7 +49,6 @@ def test_gradients_of_several_seeds():
         ("0.10.2", "--xla_a=1", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot --xla_a=1"),
         ("0.10.2", "--xla_cpu_experimental_ynn_fusion_type=", "--xla_cpu_experimental_ynn_fusion_type="),
         ("0.11.2", "--xla_a=1", "--xla_a=1"),
-        ("0.11.2", None, None),
     ],
 )
 def test_flags_are_added_where_they_are_needed(monkeypatch, jaxlib, before, after):

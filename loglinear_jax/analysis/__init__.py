@@ -1,5 +1,5 @@
-"""Analysis of runs: their parameters, λ, curves, tables and figures, as functions; `python -m loglinear_jax.analysis` makes a
-report of them."""
+"""Analysis of runs: their parameters, λ, curves, tables and figures, as functions; `loglinear_jax analyze`
+makes a report of them."""
 
 # ruff: noqa: F401  # what is imported here is the public API
 from loglinear_jax.command_line import needs_extra

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import style
-from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam_values import layers_that
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table, mean_and_std, percent
 from loglinear_jax.fenwick import fenwick_level, num_levels, occupied_levels

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis.answers import answer_places
-from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam import short
 from loglinear_jax.analysis.lam_values import Which, layers_that, mixer_values
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.section import Section, slug
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.models.settings import MixerSettings

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from loglinear_jax.analysis import style
-from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.rates import DASHES, without_rates
 from loglinear_jax.analysis.section import Context, Section
 from loglinear_jax.config import some_of

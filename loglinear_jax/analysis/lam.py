@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import paper, style
-from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam_values import layers_that, static_lam
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.section import Context, Section
 from loglinear_jax.analysis.table import Table, mean_and_std
 from loglinear_jax.fenwick import occupied_levels

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from loglinear_jax.analysis import paper, style
-from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam_values import Which, layers_that
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Table, mean_and_std, mean_std_and_reached
 from loglinear_jax.fenwick import num_levels

@@ -30,9 +30,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from loglinear_jax.analysis import comparisons, outcomes, paper, rates
+from loglinear_jax.analysis import outcomes, paper, rates
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.experiments import setting_of
+from loglinear_jax.analysis.paper import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome
@@ -56,9 +56,9 @@ def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
 
 # Tables of the report, by their names in pages: of several runs, or of one.
 OF_REPORT: dict[str, Callable[[Sequence[Run]], Sequence[Any]]] = {
-    "by axis": comparisons.as_the_paper,
-    "by setting": comparisons.by_setting,
-    "by size": comparisons.tables_by_size,
+    "by axis": outcomes.as_the_paper,
+    "by setting": outcomes.by_setting,
+    "by size": outcomes.tables_by_size,
     "parts": lambda runs: [outcomes.parts(run) for run in runs],
 }
 
@@ -217,7 +217,7 @@ class Records:
     def __init__(self, folder: Path):
         self.folder = folder
         paths = {path.stem: path for path in folder.glob("*/runs/*.json")}
-        self.paths = dict(sorted(paths.items(), key=lambda item: _natural(item[0])))
+        self.paths = dict(sorted(paths.items(), key=lambda item: cells.natural(item[0])))
         self.read = functools.cache(lambda name: read_run(self.paths[name]))
 
     def matching(self, patterns: str) -> list[Run]:
@@ -228,11 +228,6 @@ class Records:
                 raise ConfigError(f"no run in {self.folder} matches {pattern!r}")
             names |= dict.fromkeys(found)
         return list(map(self.read, names))
-
-
-def _natural(name: str) -> list:
-    """So that kv4 comes before kv16."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _in_validation(run: Run) -> Run:

@@ -1,10 +1,25 @@
-"""The numbers that the paper prints, to stand beside ours where the setting is the same (Amin, Li, Zhang, Ayhan)."""
+"""Experiments as readers know them: what a run is called, which of the paper's settings it has, what the paper (Amin, Li,
+Zhang, Ayhan) prints of it, and in what several runs differ."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis.experiments import is_published
+from loglinear_jax.config import (
+    default_config,
+    differing_names,
+    flat_settings,
+    has_several,
+    language_config,
+    released_config,
+    released_language_config,
+    robust_config,
+)
+from loglinear_jax.runs.loading import Run
 
 # Table 2: MQAR, length 128, by pairs: mean and peak accuracy in %.
 MQAR = {
@@ -32,6 +47,52 @@ LANGUAGE = {
 }
 # Section 4.5: the baseline's λ in MQAR.
 BASELINE_LAM_RANGE = (0.688, 0.698)
+# By the kind of model, how the paper-text configuration is made, and how the released-code one is made from it.
+SETTINGS = {"recall": (default_config, released_config), "language": (language_config, released_language_config)}
+# What a model of either setting may have as it likes: λ and how it is computed; a language model also its width.
+NOT_OF_A_SETTING = {
+    "recall": {"model.lam", "model.implementation", "model.chunk_size", "model.max_length"},
+    "language": {"model.lam", "model.implementation", "model.chunk_size", "model.remat", "model.hidden"},
+}
+# The training that a published number is of.
+OF_A_PUBLISHED_NUMBER = (
+    "train.num_steps", "train.batch_size", "train.learning_rate", "train.warmup_steps", "train.schedule", "train.weight_decay",
+    "train.grad_clip", "train.stream", "train.num_train", "train.eval_every", "train.stop_at", "train.patience",
+)  # fmt: skip
+# In which runs may differ that stand in one table as the same experiment.
+NOT_OF_AN_EXPERIMENT = {
+    "variants", "model.lam", "train.num_seeds", "train.first_seed", "train.checkpoint_every", "train.steps_per_dispatch",
+    "train.num_test",
+}  # fmt: skip
+RELEASED = "released-code configuration"
+PRESETS = {RELEASED: released_config, "robust": robust_config}  # by what they are called among changes
+
+
+def describe_run(run: Run) -> str:
+    """The task, the setting if it is released, and the label if there is one."""
+    shown = f", {RELEASED}" if setting_of(run.config) == "released" else ""
+    return run.task.describe() + shown + (f" ({run.label})" if run.label else "")
+
+
+def setting_of(config: ConfigDict) -> str:
+    """ "text" or "released" if the model is exactly that of the paper's text or of its released code, else ""."""
+    given = flat_settings(config).items()
+    return next((name for name, setting in _settings(config.model.kind).items() if setting.items() <= given), "")
+
+
+def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
+    """Whether model and training are those that the paper publishes of this kind of model, in either setting; for how many
+    positions λ has levels does not count. train: in what training is not as the paper usually does it."""
+    if config.model.kind != kind:
+        return False
+    given = flat_settings(config)
+    published = flat_settings(SETTINGS[kind][0]()) | {f"train.{name}": value for name, value in train.items()}
+    models = [
+        {name: value for name, value in setting.items() if name.startswith("model.") and name != "model.max_length"}
+        for setting in _settings(kind).values()
+    ]
+    same_train = all(given.get(name) == published.get(name) for name in OF_A_PUBLISHED_NUMBER)
+    return same_train and any(model.items() <= given.items() for model in models)
 
 
 def result(config: ConfigDict, variant: str) -> str | None:
@@ -50,3 +111,59 @@ def result(config: ConfigDict, variant: str) -> str | None:
     if task.name == "text" and (task.corpus, task.seq_len, task.target_offset) == ("wikitext-103-raw", 512, 2):
         return LANGUAGE.get(model.hidden, {}).get(variant) if is_published(config, "language") else None
     return None
+
+
+@functools.cache
+def _settings(kind: str) -> dict[str, dict[str, Any]]:
+    """What makes the settings text and released: the model, and whatever else the preset `released` changes. A kind of model
+    that the paper does not have has neither."""
+    if kind not in SETTINGS:
+        return {}
+    make, release = SETTINGS[kind]
+    released = make()
+    release(released)
+    flat = {"text": flat_settings(make()), "released": flat_settings(released)}
+    changed = differing_names(list(flat.values()))
+    names = [n for n in flat["text"] if n in changed or (n.startswith("model.") and n not in NOT_OF_A_SETTING[kind])]
+    return {setting: {name: of_one[name] for name in names} for setting, of_one in flat.items()}
+
+
+def experiment_of(run: Run) -> dict[str, Any]:
+    """The settings that make a run another experiment, by their dotted names."""
+    return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
+
+
+def changed_settings(runs: Sequence[Run], unnamed: Collection[str] = ()) -> list[str]:
+    """For each run the settings of model and training in which the runs differ, where they are not the default:
+    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
+
+    unnamed: settings that are left out, by their dotted names.
+    """
+    settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
+    differing = [name for name in differing_names(settings) if not name.startswith("task.") and name not in unnamed]
+    return [_changes({name: setting[name] for name in differing if name in setting}, default) for setting in settings]
+
+
+def _changes(setting: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    changed = {name: value for name, value in setting.items() if value != default.get(name)}
+    words = []
+    for word, preset in _presets().items():
+        if preset.items() <= changed.items():
+            words.append(word)
+            changed = {name: value for name, value in changed.items() if name not in preset}
+    for path, value in changed.items():
+        name = path.partition(".")[2]
+        words.append(f"{name} {min(value)} to {max(value)}" if has_several(value) else f"{name}={value}")
+    return ", ".join(words)
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """By the words for each of `PRESETS` the default settings that it changes, as it sets them."""
+    default, changes = flat_settings(default_config()), {}
+    for word, apply in PRESETS.items():
+        config = default_config()
+        apply(config)
+        flat = flat_settings(config)
+        changes[word] = {name: flat[name] for name in differing_names([default, flat])}
+    return changes

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis import table as cells
-from loglinear_jax.analysis.experiments import describe_run
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.components import split_outside
@@ -32,7 +32,7 @@ from loglinear_jax.statistics import (
     mean_interval,
     wilson_interval,
 )
-from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, Score
+from loglinear_jax.tasks import CONVERGED_ACCURACY, Score
 
 DASHES = ("-", "--", ":", "-.")  # of weight decays in figures
 RATES = frozenset(f"train.{name}" for name in SWEPT)
@@ -172,18 +172,6 @@ def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
         return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
     shown = group[0].outcome.shown
     return AtBest(shown, *mean_interval(cells.finite(shown)))
-
-
-def at_best_of_runs(runs: Sequence[Run]) -> tuple[list[tuple[Run, dict[str, AtBest]]], str]:
-    """(Each run whose score is accuracy, with its variants at their best rates; what they are, such as "test accuracy": all on
-    the same set)."""
-    runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
-    outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
-    found = []
-    for index, run in enumerate(runs):
-        groups = by_variant(run, {variant: outcomes[index, variant] for variant in run.outcomes})
-        found.append((run, {variant: at_best(run.task.score, group) for variant, group in groups.items()}))
-    return found, next((outcome.shown_as for outcome in outcomes.values()), "")
 
 
 # --- Tables and the figure of a run; None if it has one rate alone ----------------------------------------------------

@@ -15,12 +15,11 @@ import numpy as np
 
 from loglinear_jax.analysis.answers import Answers, Looks
 from loglinear_jax.analysis.attention_rows import AttentionRows
-from loglinear_jax.analysis.comparisons import Comparisons
 from loglinear_jax.analysis.curves import Curves
-from loglinear_jax.analysis.experiments import describe_run, setting_of
 from loglinear_jax.analysis.lam import Dependence, Means, OverTokens, Static
 from loglinear_jax.analysis.lengths import Lengths
-from loglinear_jax.analysis.outcomes import Outcomes
+from loglinear_jax.analysis.outcomes import Comparisons, Outcomes
+from loglinear_jax.analysis.paper import describe_run, setting_of
 from loglinear_jax.analysis.rates import Rates
 from loglinear_jax.analysis.section import Choices, Context, Report, Section
 from loglinear_jax.analysis.table import Table

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from loglinear_jax.analysis.experiments import describe_run
 from loglinear_jax.analysis.lam_values import mixer_values
+from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.style import save, sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar

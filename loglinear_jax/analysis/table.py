@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,11 @@ class Table:
 def markdown(text: str) -> str:
     """A text as one line of Markdown that shows it as it is, in a cell of a table too."""
     return " ".join(str(text).splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+
+
+def natural(text: str) -> list[Any]:
+    """By which names are sorted, so that kv4 comes before kv16."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 def finite(values: Sequence[float | None] | np.ndarray | None) -> np.ndarray:

@@ -12,8 +12,7 @@ import numpy as np
 
 from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import local_path, why_not_local
-from loglinear_jax.hub.layouts import shown
-from loglinear_jax.hub.params import export_params, import_params
+from loglinear_jax.hub.layouts import export_params, import_params, shown
 from loglinear_jax.models import LanguageSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

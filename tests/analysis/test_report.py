@@ -3,9 +3,9 @@
 import csv
 import dataclasses
 import errno
+import html.parser
 import os
 import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -14,7 +14,9 @@ import pytest
 
 from loglinear_jax import tasks
 from loglinear_jax.analysis.report import make_report
-from loglinear_jax.analysis.section import Choices, Context, Section
+from loglinear_jax.analysis.section import Choices, Context, Report, Section
+from loglinear_jax.analysis.style import new_figure, save, wrap
+from loglinear_jax.analysis.table import Table
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs import run
@@ -131,8 +133,8 @@ def test_a_full_disk_is_one_line(workdir, tmp_path, monkeypatch, capsys):
     assert err.count("\n") == 1
 
 
-def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, blank_figures):
-    """From `python -m loglinear_jax.analysis`: what can't be read is named in a line of its own, and the rest is reported."""
+def test_several_runs_and_broken_ones(workdir, tmp_path, capsys, blank_figures):
+    """What can't be read is named in a line of its own, and the rest is reported."""
 
     def copy(name, file=None, change=None):
         path = shutil.copytree(workdir, tmp_path / name)
@@ -153,12 +155,10 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, monkeypatch, capsys, bl
     names = ("tables-mixer=soft*", "tables-mlp_softplus", "half", "damaged", "metrics", "summary", "types", "none")
     command = [f"--workdir={path}" for path in (workdir, *(tmp_path / name for name in names))]
     command += [f"--out={tmp_path / 'out'}", "--sections=tables,curves,lam", "--sequences=4", "--seeds=0"]
-    monkeypatch.setattr("sys.argv", ["analysis", *command])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("loglinear_jax.analysis", run_name="__main__")
+    code = main(["analyze", *command])
     err = capsys.readouterr().err
     lines = [line for line in err.splitlines() if line.startswith("analysis:")]
-    assert ended.value.code == 1 and "Traceback" not in err, err
+    assert code == 1 and "Traceback" not in err, err
     for part in (
         "half/config.json can't be read", "none holds no run", "types/config.json is not a config",
         "metrics.jsonl can't be read", "summary.json can't be read: not a summary",
@@ -176,3 +176,67 @@ def test_nothing_to_report(tmp_path):
     for sections, message in (((), "is empty: expected some of tables"), (("all",), ": there is no 'all', but tables")):
         with pytest.raises(ConfigError, match=f"sections ?{message}"):
             make_report([tmp_path], tmp_path / "out", Choices(sections=sections))
+
+
+# --- What a run says of itself is text in the report, and nothing else ---------------------------------------------
+
+HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'">&lt;|`${x}"""
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag of a page with its attributes, and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check(page, times):
+    """No tag comes from a run, and the text is shown as it is."""
+    found = Tags(page)
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert not [attrs for _, attrs in found.tags if {"onerror", "onload", "onclick"} & set(attrs)]
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
+    assert all(re.fullmatch("#.*|[A-Za-z0-9._/%-]+", attrs["href"]) for tag, attrs in found.tags if tag == "a")
+    assert found.text.count(HOSTILE) >= times
+
+
+def test_every_text_of_a_report_is_escaped(tmp_path):
+    """Titles, notes, headings, cells, commands, problems, names of files."""
+    table = Table(HOSTILE, [{HOSTILE: HOSTILE, "b": HOSTILE}], note=HOSTILE)
+    report = Report(tmp_path)
+    report.problems.append(HOSTILE)
+    part = report.part(HOSTILE, HOSTILE)
+    report.add(part, table, "a")
+    report.add(part, table, "b", title=HOSTILE, folded=True)
+    figure, ((axis,),) = new_figure(2, 1)
+    axis.plot([0, 1])
+    report.add(part, figure, "c", HOSTILE, HOSTILE)
+    part.items.append({"title": HOSTILE, "note": HOSTILE, "files": [HOSTILE]})
+    page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
+    check(page, 30)
+
+
+def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
+    """Matplotlib reads TeX between two dollar signs, and ends at what is none."""
+    figure, ((axis,),) = new_figure(3, 1)
+    axis.set_title(wrap("costs $5 and $6^", 9, 10))
+    _, svg = save(figure, tmp_path / "figure")
+    assert "costs $5 and $6^" in svg.read_text(encoding="utf-8")  # the comment beside the shapes of its letters
+
+
+@pytest.mark.parametrize("style", ["html", "github"])
+def test_a_cell_is_one_cell_whatever_it_holds(style):
+    text = Table("t", [{"a": HOSTILE, "b|c": "one\ntwo"}, {"a": "x | y", "b|c": "z"}]).text(style)
+    assert "<script" not in text and "<img" not in text
+    if style == "github":
+        lines = text.splitlines()
+        assert len(lines) == 4 and all(line.count("|") == 3 for line in lines)
+        assert "&lt;script>" in lines[2] and "b&#124;c" in lines[0] and "one two" in lines[2]

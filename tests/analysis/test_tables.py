@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from loglinear_jax.analysis import comparisons, outcomes, paper, rates
-from loglinear_jax.analysis.experiments import changed_settings
+from loglinear_jax.analysis import outcomes, paper, rates
 from loglinear_jax.analysis.lam import dependence_table
 from loglinear_jax.analysis.pages import of_variants
+from loglinear_jax.analysis.paper import changed_settings, describe_run, setting_of
 from loglinear_jax.analysis.rates import by_rate, chosen_rate
+from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
 from loglinear_jax.runs.outcome import RunSummary
@@ -72,7 +73,7 @@ def test_differences_at_best_rates_are_paired_by_seed(tmp_path):
 def test_the_paper_stands_beside_ours_where_the_task_is_the_same(tmp_path):
     ours = made_run(tmp_path)
     assert "35.1 (99.4)" in outcomes.outcomes(ours).text("github")
-    table = comparisons.as_the_paper([ours, made_run(tmp_path, pairs=8), made_run(tmp_path, pairs=16, batch_size=4)])
+    table = outcomes.as_the_paper([ours, made_run(tmp_path, pairs=8), made_run(tmp_path, pairs=16, batch_size=4)])
     (table,) = table  # the last one is another experiment
     text = table.text("github")
     for shown in ("59.7 (99.0)", "1/3 [0.06, 0.79], 0/3", "67.0 (99.7)", "35.8 (99.5)"):
@@ -95,7 +96,7 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     runs[1].config.model.norm = "pre"
     again = made_run(tmp_path / "again", accuracies={"rope": [0.99, 0.99, 0.1], "linear": [0.1, 0.1, 0.1]})
     # Those of 8 pairs are one setting.
-    (table,) = comparisons.by_setting([*runs, again, made_run(tmp_path / "again", pairs=8)])
+    (table,) = outcomes.by_setting([*runs, again, made_run(tmp_path / "again", pairs=8)])
     assert [row["changed"] for row in table.rows[::2]] == ["nothing", "norm=pre, warmup_steps=500"]
     assert [row["changed"] for row in table.rows[1::2]] == ["nothing", "norm=pre, warmup_steps=500"]
     means, shares = table.rows[::2], table.rows[1::2]
@@ -103,10 +104,10 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert all(row["mlp_softplus"] == "2/3 [0.21, 0.94], 0/3" for row in shares)
     assert shares[0]["rope"] == "2/3 [0.21, 0.94], 0/3" and shares[0]["linear"] == shares[1]["linear"]
     assert "not shown: linear of kv4" in table.note
-    (first, *_) = comparisons.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
+    (first, *_) = outcomes.as_the_paper([*runs, made_run(tmp_path / "pre", pairs=8, warmup_steps=500)])
     assert first.title == "MQAR, setting text: best validation accuracy, by key-value pairs, length 128"
     runs[1].config.model.norm = "post"
-    titles = [table.title for table in comparisons.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
+    titles = [table.title for table in outcomes.as_the_paper([*runs, made_run(tmp_path, pairs=8, warmup_steps=500)])]
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
 
 
@@ -130,7 +131,7 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     states = [(16, 0.4, 3), (16, 0.6, 4), (8, 0.2, 3)]  # one width twice: the run with more seeds counts
     runs = [of_states(tmp_path / f"{width}-{n}", width, accuracy, n) for width, accuracy, n in states]
     other = of_states(tmp_path / "warm", 16, 0.9, warmup_steps=500)
-    (table,) = comparisons.tables_by_size([*runs, other])
+    (table,) = outcomes.tables_by_size([*runs, other])
     assert (
         table.title == "MQAR, length 128, vocabulary 128, pairs 4: best validation accuracy, by the size of the states"
     )
@@ -147,7 +148,7 @@ def test_runs_that_differ_in_the_size_of_their_states_alone_stand_together(tmp_p
     for run, width in zip(at_rates, (8, 16), strict=True):
         run.config.model.key_dim = run.config.model.head_dim = width
         run.config.train.learning_rate = (0.001, 0.01)
-    (table,) = comparisons.tables_by_size(at_rates)
+    (table,) = outcomes.tables_by_size(at_rates)
     assert table.rows == [{"variant": "fixed", "2 × 8 × 8": "50.0 with 1,024", "2 × 16 × 16": "50.0 with 4,096"}]
 
 
@@ -212,7 +213,7 @@ def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):
         """Tables of 4 and 8 pairs, each in two settings. old: whether one of the runs has no test."""
         others = [(4, 9, test), (8, 0, test), (8, 9, None if old else test)]
         others = [made_run(tmp_path, pairs, test=of_one, warmup_steps=steps) for pairs, steps, of_one in others]
-        return comparisons.as_the_paper([tested, *others]), comparisons.by_setting([tested, *others])
+        return outcomes.as_the_paper([tested, *others]), outcomes.by_setting([tested, *others])
 
     axis, settings = of_several(old=False)
     assert ["test accuracy" in table.title for table in (*axis, *settings)] == [True] * 4
@@ -232,3 +233,35 @@ def test_tables_as_files(tmp_path):
     assert "| 1 ± 2 | ≥ 3 |" in markdown and "A note." in markdown
     assert r"a\_b" in tex and r"$\pm$" in tex and r"$\lambda$" in tex and r"\toprule" in tex
     assert paths[1].read_text(encoding="utf-8").splitlines() == ["a_b: mean,std,λ: mean,least", "1,2,3,"]
+
+
+def test_settings_are_called_text_and_released(tmp_path):
+    run = made_run(tmp_path)
+    assert setting_of(run.config) == "text" and "setting" not in describe_run(run)
+    run.config.model.max_length = 256  # for evaluation at other lengths, and no other model
+    assert setting_of(run.config) == "text"
+    released_config(run.config)
+    assert setting_of(run.config) == "released" and describe_run(run).endswith(", released-code configuration")
+    run.config.model.dt_max = 0.01
+    assert setting_of(run.config) == ""
+
+
+def test_every_mixer_and_lam_has_one_look_in_every_figure():
+    known = [
+        *LAM_LOOKS,
+        *(f"mixer={name}" for name in MIXERS),
+        *(f"mixer=log_linear_delta+lam={lam}" for lam in LAM_LOOKS),
+    ]
+    looks = looks_of(known)
+    assert len(known) >= 14 and len(set(looks.values())) == len({look.color for look in looks.values()}) == len(known)
+    assert all(looks_of([variant]) == {variant: look} for variant, look in looks.items())
+    assert looks_of(["mixer=linear"]) == {"mixer=linear": looks["mixer=gated_linear"]}
+    others = looks_of([*(f"lam_hidden={n}" for n in range(16)), *known])
+    assert len(set(others.values())) == 16 + len(known) and looks.items() <= others.items()
+
+
+def test_variants_in_words():
+    assert describe_variant("linear") == "λ: linear" and describe_variant("lam_hidden=32") == "lam_hidden=32"
+    assert describe_variant("mixer=linear") == "gated linear attention (single state)"
+    delta = describe_variant("mixer=log_linear_delta+lam=content+beta_max=2")
+    assert delta == "log-linear Gated DeltaNet, λ: content, beta_max=2"

@@ -1,8 +1,6 @@
 """The benchmark of the attention at a small size, and what it writes."""
 
 import json
-import runpy
-import sys
 
 import jax
 import numpy as np
@@ -96,11 +94,3 @@ def test_the_command_records_its_default_peers_and_the_larger_bandwidth(preset, 
     assert record["copy_bytes_per_second"] == 4e12 and record["commit"]
     assert record["command"].startswith("loglinear_jax benchmark attention")
     assert record["results"] == {peer: {"32": TIMES, "256": TIMES} for peer in peers}
-
-
-def test_the_short_form_is_the_same_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["x", "--preset=small", "--peers=nothing"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("loglinear_jax.benchmark", run_name="__main__")
-    err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.startswith("benchmark: argument --peers: expected some of flash")

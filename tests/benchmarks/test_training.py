@@ -35,17 +35,6 @@ def test_replicas_at_several_rates_are_as_many_as_the_seeds(monkeypatch):
     assert made[0].numbers == [0, 1, 0, 1]
 
 
-def test_the_workloads_are_those_of_the_table():
-    configs = {name: read_config_arguments([f"--config={w.config}"]).config for name, w in training.WORKLOADS.items()}
-    assert (configs["mqar"].task.seq_len, configs["mqar"].task.num_pairs) == (128, 32)
-    assert configs["selective_copy"].task.seq_len == 1024
-    assert configs["zoology_mqar"].task.mixture == "256/4,256/8,256/16,256/32,256/64"
-    assert all(config.train.eval_every == 100 for config in configs.values() if config.task.name[:3] != "mad")
-    assert {name: w.batch_size for name, w in training.WORKLOADS.items()} == {
-        "mqar": 64, "selective_copy": 64, "zoology_mqar": 64, "mad": configs["mad"].train.batch_size,
-    }  # fmt: skip
-
-
 def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatch, capsys):
     measured = {"step_ms": 32.0, "evaluation_ms": 64.0, "ms_per_seed_and_step": 0.75}
     asked = []

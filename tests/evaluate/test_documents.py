@@ -4,9 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from loglinear_jax.evaluate.documents import document_losses, loss_measures, mean_of_tokens, padded_lengths
-from loglinear_jax.evaluate.hits import hit_distances
+from loglinear_jax.evaluate import documents
+from loglinear_jax.evaluate.documents import (
+    bigram_counts,
+    bigrams,
+    document_losses,
+    hit_distances,
+    loss_measures,
+    mean_of_tokens,
+    padded_lengths,
+)
 from loglinear_jax.evaluate.windows import window_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.statistics import mean_interval
@@ -76,3 +87,44 @@ def test_the_interval_holds_the_mean_of_all_tokens():
         lengths = np.arange(1, 100)
         held += low < (lengths * (1 + lengths / 100)).sum() / lengths.sum() < high
     assert 0.89 < held / times < 0.99
+
+
+TOKENS = st.integers(2, 60).flatmap(lambda size: arrays(np.int32, size, elements=st.integers(0, 4)))
+
+
+def slow_distances(tokens):
+    found = []
+    for t in range(1, len(tokens)):
+        before = [s for s in range(1, t) if (tokens[s - 1], tokens[s]) == (tokens[t - 1], tokens[t])]
+        found.append(t - before[-1] if before else 0)
+    return found
+
+
+@given(TOKENS)
+def test_a_hit_completes_a_bigram_that_was_there_before(tokens):
+    np.testing.assert_array_equal(hit_distances(tokens), slow_distances(tokens.tolist()))
+
+
+def test_hits_of_a_known_document():
+    np.testing.assert_array_equal(hit_distances(np.array([3, 7, 8, 3, 7, 7, 7])), [0, 0, 0, 3, 0, 1])
+    np.testing.assert_array_equal(hit_distances(np.array([5, 6])), [0])
+
+
+def test_tokens_of_large_vocabularies_are_told_apart():
+    large = 2**31 - 1
+    tokens = np.array([large, 0, large, 0, 1, large], np.uint32)
+    np.testing.assert_array_equal(hit_distances(tokens), [0, 0, 2, 0, 0])
+    assert len(set(bigrams(tokens).tolist())) == 4
+
+
+@given(TOKENS, TOKENS, st.integers(1, 9))
+def test_bigrams_are_counted_in_chunks(tokens, asked, chunk):
+    pairs = list(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+    wanted, first = np.unique(bigrams(asked), return_index=True)
+    before, documents.CHUNK = documents.CHUNK, chunk
+    try:
+        counts = bigram_counts(tokens.astype(np.uint16), wanted)
+    finally:
+        documents.CHUNK = before
+    expected = [pairs.count((asked[i], asked[i + 1])) for i in first]
+    np.testing.assert_array_equal(counts, expected)

@@ -79,14 +79,10 @@ def test_levels_of_lam_can_be_extended():
 @pytest.mark.parametrize(
     ("windows", "message"),
     [
-        (WINDOWS[:0], r"windows has shape \(0, 30\): expected at least one window of at least two"),
-        (WINDOWS[:, :1], r"windows has shape \(5, 1\): expected"),
+        (WINDOWS[:, :1], r"windows has shape \(5, 1\): expected at least one window of at least two"),
         (WINDOWS + 1, "windows has ids 1 to 23: expected 0 to 22"),
-        (jnp.asarray(WINDOWS) - 1, "windows has ids -1 to 21: expected 0 to 22"),
         (WINDOWS.tolist(), r"windows is of type list: expected an array \[windows, tokens\] of whole numbers"),
         (WINDOWS.astype(float), "windows is of dtype float64: expected an array"),
-        (WINDOWS > 0, "windows is of dtype bool: expected an array"),
-        (WINDOWS[0], r"windows has shape \(30,\): expected at least one window"),
         (np.zeros((1, 34), int), "33 tokens in a window: the model's λ, mlp_softplus, has levels for 32"),
     ],
 )
