@@ -126,8 +126,8 @@ class LevelMixer(DecayingMixer):
         before = None if cache is None else self._checked(cache)
         drawn = self._drawn_position(q.shape[0])
         where: dict[str, Any] = {"segment_ids": segment_ids, "implementation": self.implementation}
-        if drawn is not None:  # where each row has a position of its own, the kernels can't be mapped over seeds
-            where |= {"first_position": drawn, "implementation": self.implementation or "xla"}
+        if drawn is not None:
+            where["first_position"] = drawn
         lam, key_sums, first = self._lam(q, k, log_decay, d, before, max_length, where)
         sow(self, lam_value=lam)
         if before is not None and q.shape[1] == 1:

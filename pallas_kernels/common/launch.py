@@ -131,7 +131,9 @@ def fold_mapped_axes(function, partitioned: bool = True, heads: HeadAxes | None 
 
     @custom_vmap
     def folding(*args):
-        return of_own_shard(in_32_bits, heads, *args) if partitioned else in_32_bits(*args)
+        # jit keeps constants to itself. custom_vmap refuses those that lax.cond maps, which it does where its condition is.
+        run = jax.jit(in_32_bits)
+        return of_own_shard(run, heads, *args) if partitioned else run(*args)
 
     @folding.def_vmap
     def rule(axis_size, in_batched, *args):

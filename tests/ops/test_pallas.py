@@ -1,5 +1,6 @@
 """When implementation="pallas" is chosen, and what is said where it cannot be. What it computes: test_forms.py."""
 
+import functools
 import re
 
 import jax
@@ -68,3 +69,23 @@ def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monk
 def test_pallas_is_the_default_on_a_gpu():
     inputs = random_inputs(4, 1, 200, 1, 2, 32, 32, dtype=np.float32)
     np.testing.assert_array_equal(log_linear_attention(*inputs), log_linear_attention(*inputs, implementation="pallas"))
+
+
+def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
+    """A vmap of a vmap of lax.cond, which maps the constants of the kernels' functions, too."""
+    inputs = [jnp.stack([x, -x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[:3]]
+    inputs += [jnp.stack([x, x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[3:]]
+    position = jnp.asarray([[3, 16], [5, 40]], jnp.int32)
+
+    def run(implementation):
+        def loss(*inputs):
+            attend = functools.partial(log_linear_attention, implementation=implementation)
+            out = jax.vmap(lambda position, *inputs: attend(*inputs, first_position=position))(position, *inputs)
+            return jnp.sum(jnp.cos(out)), out
+
+        grads, out = jax.grad(loss, range(5), has_aux=True)(*inputs)
+        return out, *grads
+
+    with pallas_kernels.interpret():
+        for x, y in zip(run("pallas"), run("xla"), strict=True):
+            assert relative_error(x, y) < 1e-5
