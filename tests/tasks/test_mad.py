@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, chisquare
 
-from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import load_task
 from tests.tasks.drawing import sample
 
@@ -292,29 +291,3 @@ def test_the_map_is_its_seed_s():
         by_key.append([targets[:, 1::2][tokens[:, ::2] == key][0] for key in range(127)])
     assert 0 <= (np.array(by_key[0]) == by_key[1]).sum() < 10  # of 127; by chance about one
     assert np.abs(np.corrcoef(by_key[0], np.arange(127))[0, 1]) < 0.3  # no order
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("mad_recall", {"seq_len": 127}, "task.seq_len must be even and at least 4, got 127"),
-        ("mad_recall", {"seq_len": 2}, "task.seq_len must be even and at least 4, got 2"),
-        ("mad_recall", {"frac_noise": 0.2}, "task.frac_noise=0.2 needs a noise_vocab_size of at least 1, got 0"),
-        ("mad_recall", {"frac_noise": 1.0, "noise_vocab_size": 4}, "task.frac_noise must be below 1, got 1.0"),
-        ("mad_recall", {"frac_noise": -0.1}, "task.frac_noise must be finite and not negative, got -0.1"),
-        ("mad_recall", {"noise_vocab_size": 15}, "task.vocab_size=16 is too small .*: it takes at least 17"),
-        ("mad_fuzzy", {"seq_len": 17}, "task.seq_len=17 is too short for key_motif=3 .*: it takes at least 18"),
-        ("mad_fuzzy", {"vocab_size": 6}, "task.vocab_size=6 is too small for motifs .*: it takes at least 7"),
-        ("mad_fuzzy", {"value_motif": 9}, "task.vocab_size=16 is too small .* value_motif=9: it takes at least 18"),
-        ("mad_fuzzy", {"key_motif": 0}, "task.key_motif must be at least 1, got 0"),
-        ("mad_copying", {"seq_len": 33}, "task.seq_len=33 is too short for num_tokens=16: it takes at least 34"),
-        ("mad_copying", {"vocab_size": 2}, "task.vocab_size must be at least 3, .* got 2"),
-        ("mad_copying", {"num_tokens": 0}, "task.num_tokens must be at least 1, got 0"),
-        ("mad_memorisation", {"seq_len": 31}, "task.seq_len must be even, got 31"),
-        ("mad_memorisation", {"vocab_size": 2}, "task.vocab_size must be at least 3, .* got 2"),
-        ("mad_memorisation", {"map_seed": -1}, "task.map_seed must not be negative, got -1"),
-    ],
-)
-def test_bad_settings_are_named(name, settings, message):
-    with pytest.raises(SettingError, match=message):
-        load_task(name, **settings)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import load_task
 from loglinear_jax.tasks.state_tracking import products
 from tests.tasks.drawing import sample
@@ -43,19 +42,6 @@ def test_longer_sequences_are_tests_alone():
     tokens, targets = task.evaluated_on.draw(jax.random.key(0), 10)[1]
     assert tokens.shape == (5, 20)
     np.testing.assert_array_equal(targets, np.cumsum(tokens, axis=1) % 2)
-
-
-@pytest.mark.parametrize(
-    ("tests", "message"),
-    [
-        ("8;9", "task.tests must be lengths with commas between them, such as 40,80, got '8;9'"),
-        ("8,0", "task.tests: length 0: task.seq_len must be at least 1, got 0"),
-        ("8,8", "task.tests names the same sequences twice"),
-    ],
-)
-def test_tests_that_are_no_lengths_are_refused(tests, message):
-    with pytest.raises(SettingError, match=message):
-        load_task("state_tracking", tests=tests)
 
 
 @pytest.mark.parametrize("group", ["parity", "s3", "s4"])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, chisquare
 
-from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import load_task
 from tests.tasks.drawing import sample
 
@@ -77,16 +76,3 @@ def test_roles_and_marks_follow_the_places():
     again = [row[:8:2].tolist().count(token) for row in tokens for token in row[8:]]
     np.testing.assert_array_equal((named[:, 8:] == "query").ravel(), np.array(again) * (np.arange(len(again)) % 2 == 0))
     assert (named[targets >= 0] == "query").all() and np.isin(named[:, 8:], ["query", "filler"]).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"seq_len": 63}, "seq_len=63 is too short for num_pairs=16: it takes at least 64"),
-        ({"vocab_size": 33}, "vocab_size=33 is too small for num_pairs=16 .*: it takes at least 34"),
-        ({"num_pairs": 0}, "task.num_pairs must be at least 1, got 0"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(SettingError, match=message):
-        load_task("zoology_mqar", **settings)
