@@ -77,16 +77,16 @@ class Member:
 class Program:
     """Trains variants that differ in their rates only, each to its end, or until a stop is asked for.
 
-    Members whose newest readable checkpoint is of another step than the first one's are left out when it runs. other: the seeds
-    of an earlier program, whose compiled drawing of data is used again. wandb: the project in which W&B shows them, if any.
+    Members whose newest readable checkpoint is of another step than the first one's are left out when it runs. wandb: the
+    project in which W&B shows them, if any.
     """
 
-    def __init__(self, members: Sequence[Member], stop: StopOnSignal, other: ManySeeds | None, wandb: str = ""):
-        self.members, self.stop, self.other, self.wandb = list(members), stop, other, wandb
+    def __init__(self, members: Sequence[Member], stop: StopOnSignal, wandb: str = ""):
+        self.members, self.stop, self.wandb = list(members), stop, wandb
         self.first, experiment = members[0].variant, members[0].experiment
         self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
         self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
-        self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment), other)
+        self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment))
         self.stopped = False
         self._reported: set[tuple[str, int]] = set()  # variants and seeds that diverged
 
@@ -191,7 +191,7 @@ class Program:
         settings = [member.experiment.train for member in self.members]
         rates = [(own.learning_rate, own.weight_decay) for own in settings for _ in self.seeds]
         mesh = mesh_for(self.first, self.members[0].experiment, len(settings))
-        return ManySeeds(self.trainer, self.seeds * len(settings), mesh, self.other, rates)
+        return ManySeeds(self.trainer, self.seeds * len(settings), mesh, rates)
 
     def _joint_records(self, last: int) -> list[dict[str, Any]]:
         """Which seeds of all were active at each evaluation up to a step."""

@@ -71,7 +71,7 @@ def run(
     any_process(False)  # the others go on when it is done
     log.info("%s %s", "Going on in" if resumed else "Writing to", run_folder.path)
     missing = _missing(run_folder, {name: experiments[name] for name in chosen})
-    trained, many = bool(missing), None
+    trained = bool(missing)
     process = {  # what processes.jsonl records of this one
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": None if command is None else shlex.join(command),
@@ -86,7 +86,7 @@ def run(
             together = trained_together(missing)
             for member in together:
                 member.folder.make()
-            program = Program(together, stop, many, wandb)
+            program = Program(together, stop, wandb)
             with reporting_memory(program, len(together)), contextlib.ExitStack() as held:
                 for member in together:
                     held.enter_context(only_process(member.folder.lock_file, tries=member.folder.writes))
@@ -97,7 +97,6 @@ def run(
                     _finish(member, outcome, process)
                     log.info("%s: finished", member.variant)
             missing = [one for one in missing if one not in program.members]
-            many = program.many
     any_process(False)  # the outcomes are written
     run_folder.write_summary({name: experiment.train for name, experiment in experiments.items()})
     return RunResult(run_folder.read_summary(), trained=trained)

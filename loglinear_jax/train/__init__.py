@@ -1,6 +1,6 @@
 """Training: one seed's pure functions, many seeds of them at once, their data, and their test."""
 
-from loglinear_jax.train.data import Data, open_data
+from loglinear_jax.train.data import Data, measure_test, open_data
 from loglinear_jax.train.many_seeds import ManySeeds
 from loglinear_jax.train.meshes import DATA_SPECS, check_pieces, device_mesh
 from loglinear_jax.train.seed_trainer import (
@@ -13,7 +13,6 @@ from loglinear_jax.train.seed_trainer import (
     scored_sums,
 )
 from loglinear_jax.train.settings import PRECISIONS, SCHEDULES, TrainSettings
-from loglinear_jax.train.testing import measure_test
 
 __all__ = [
     "DATA_SPECS",

@@ -40,7 +40,7 @@ class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
     Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
-    DATA_SPECS. other: an earlier ManySeeds, whose compiled drawing is used again if it draws the same data.
+    DATA_SPECS.
 
     rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
     trainer's settings.
@@ -55,7 +55,6 @@ class ManySeeds:
         trainer: SeedTrainer,
         seeds: list[int],
         mesh: jax.sharding.Mesh | None = None,
-        other: ManySeeds | None = None,
         rates: Sequence[tuple[float, float]] | None = None,
     ):
         self.mesh = device_mesh(len(seeds)) if mesh is None else mesh
@@ -83,13 +82,8 @@ class ManySeeds:
         names = ("validation",) if trainer.settings.stream else ("validation", "train")
         windows = DATA_SPECS["validation"]
         self.init = self._jit(lambda seeds: own_parts(init(seeds), self._specs), SEED, returns=self._specs)
-        self._draw: Callable
-        self._draw_test: Callable
-        if other is not None and other.mesh == self.mesh and other.trainer.draws_as(trainer):
-            self._draw, self._draw_test = other._draw, other._draw_test
-        else:
-            self._draw = self._jit(jax.vmap(trainer.data), SEED, returns={name: DATA_SPECS[name] for name in names})
-            self._draw_test = self._jit(jax.vmap(trainer.test_data), SEED, returns=windows)
+        self._draw = self._jit(jax.vmap(trainer.data), SEED, returns={name: DATA_SPECS[name] for name in names})
+        self._draw_test = self._jit(jax.vmap(trainer.test_data), SEED, returns=windows)
         self._sums_by_position = self._jit(
             _over_seeds(self.trainer.sums_by_position),
             of_params,

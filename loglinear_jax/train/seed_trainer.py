@@ -289,13 +289,6 @@ class SeedTrainer:
 
         return [piece(index) for index in range(count)]
 
-    def draws_as(self, other: SeedTrainer) -> bool:
-        """Whether the other's data is the same."""
-        names = "stream", "num_train", "num_validation", "num_test"
-        return self.task == other.task and all(
-            getattr(self.settings, name) == getattr(other.settings, name) for name in names
-        )
-
     def _batch(self, state: SeedState, data: dict[str, Parts], part: int, row: Int[Array, ""] | None) -> Batch:
         key = jax.random.fold_in(self._key(state.seed, _BATCHES), state.step)
         if "train" not in data:

@@ -245,25 +245,6 @@ def test_steps_of_active_seeds_alone_are_the_same():
     np.testing.assert_array_equal(np.isfinite(some.loss_sum), active)
 
 
-def test_only_the_same_data_is_drawn_by_anothers_function():
-    def over(task=TASK, other=None, devices=1, **settings):
-        settings = dataclasses.replace(SETTINGS, **settings)
-        return ManySeeds(SeedTrainer(MODEL, task, settings), [0, 1], device_mesh(2, devices=CPUS[:devices]), other)
-
-    first = over()
-    again = over(other=first, learning_rate=0.1)
-    assert again._draw is first._draw and again._draw_test is first._draw_test
-    for changes in (
-        {"num_train": 51},
-        {"num_validation": 31},
-        {"num_test": 31},
-        {"task": load_task("mqar", seq_len=16, vocab_size=16, num_pairs=3)},
-        {"devices": 2},
-    ):
-        changed = over(other=first, **changes)
-        assert changed._draw is not first._draw and changed._draw_test is not first._draw_test
-
-
 @given(st.integers(0, 2), st.data())
 def test_rows_to_train_hold_all_active_seeds(log_devices, data):
     devices = 1 << log_devices
