@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from pathlib import Path
 from typing import IO
 
@@ -23,19 +22,13 @@ def local_path(path: str | os.PathLike, argument: str) -> Path:
 
 
 def why_not_local(path: str | os.PathLike) -> str | None:
-    """Why a path cannot be used: it is an address such as gs://bucket, begins with the home folder of nobody, or is no text in
-    this locale, as Orbax and reports need it. None if it may name something."""
+    """Why a path cannot be used: it is an address such as gs://bucket, or begins with the home folder of
+    nobody. None if it may name something."""
     text = os.fspath(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
         return f"{text} is an address: expected a path on this machine, as only local folders and files are supported"
     if os.path.expanduser(text).startswith("~"):
         return f"{text}: there is no home folder for {text.partition('/')[0]}: expected a path without it"
-    try:
-        os.fsencode(text)  # characters of a config may be none of the locale's
-        text.encode()  # bytes of a command line that are none are passed on as surrogates
-    except UnicodeEncodeError:
-        encoding = sys.getfilesystemencoding()
-        return f"{text} is not in this locale's encoding, {encoding}: expected another name, or a locale in UTF-8"
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -27,17 +26,10 @@ def commit() -> str:
     """`git describe --always --dirty` of the checkout that this code is in; without one, the installed version."""
     checkout = Path(__file__).parents[1]
     if (checkout / ".git").exists():
-        # Without GIT_DIR and the like, as hooks set them, by which git would look at another repository.
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
-        }
         try:
             described = subprocess.run(
                 ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"],
                 capture_output=True,
-                env=environment,
                 encoding="utf-8",
                 timeout=30,
                 check=True,

@@ -38,10 +38,3 @@ def test_what_is_not_on_this_machine_is_named(monkeypatch, path, problem):
     with pytest.raises(SettingError) as raised:
         local_path(path, "task.cache")
     assert str(raised.value).startswith(f"task.cache: {problem}")
-
-
-def test_names_that_the_locale_lacks_are_refused():
-    with pytest.raises(
-        SettingError, match="corpus: M.ller.txt is not in this locale's encoding, utf-8: expected another"
-    ):
-        local_path(os.fsdecode("Müller.txt".encode("latin-1")), "corpus")

@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +78,8 @@ class Checkpoints:
         if is_main():
             if self._data is not None:
                 write_json(path / _DATA, self._data)
-            lines = [f"{file_sha256(file)}  {file.relative_to(path)}\n" for file in _files_of(path)]
+            files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _SUMS)
+            lines = [f"{file_sha256(file)}  {file.relative_to(path)}\n" for file in files]
             replace_file(path / _SUMS, lambda file: file.writelines(lines))
         self._unsummed = None
 
@@ -149,23 +148,14 @@ def _damage(path: Path) -> str | None:
     """What is wrong with the files of a checkpoint, as its sums say; None if nothing, or if it has no sums."""
     if not (path / _ITEM).is_dir():
         return f"there is no folder {_ITEM} in it"
-    if not (path / _SUMS).exists():
-        return None
     try:
-        for line in (path / _SUMS).read_text(encoding="utf-8").splitlines():
+        for line in (path / _SUMS).read_text(encoding="utf-8").splitlines() if (path / _SUMS).exists() else ():
             sha256, _, name = line.partition("  ")
-            if not name or not (path / name).is_file():
-                return f"its file {name} is missing" if name else f"its {_SUMS} is damaged"
             if file_sha256(path / name) != sha256:
                 return f"its file {name} has changed since it was written"
     except (OSError, UnicodeError) as error:
         return str(error)
     return None
-
-
-def _files_of(path: Path) -> Iterator[Path]:
-    for folder, _, names in sorted(os.walk(path)):
-        yield from (Path(folder, name) for name in sorted(names) if name != _SUMS)
 
 
 def on_this_machine(abstract_state: Any) -> Any:

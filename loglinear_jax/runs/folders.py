@@ -78,25 +78,16 @@ class VariantFolder:
         """The records of its evaluations, the first one first, up to a step."""
         return [record for record in read_lines(self.metrics_file) if until is None or record["step"] <= until]
 
-    def read_processes(self) -> list[dict[str, Any]]:
-        """The lines of processes.jsonl, the first process first."""
-        return read_lines(self.processes_file)
-
     def cut_metrics(self, step: int) -> None:
         """Drops records past the step of the checkpoint that training goes on from. Raises CannotWrite."""
         if self.writes and self.metrics_file.exists():
             kept = [to_json(record) + "\n" for record in self.read_metrics(step)]
             replace_file(self.metrics_file, lambda file: file.writelines(kept))
 
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Adds the record of an evaluation, on disk when this returns. Raises CannotWrite."""
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """Adds a record to its metrics or processes, on disk when this returns. Raises CannotWrite."""
         if self.writes:
-            append_line(self.metrics_file, record)
-
-    def append_process(self, process: dict[str, Any]) -> None:
-        """Adds the record of a process that trains. Raises CannotWrite."""
-        if self.writes:
-            append_line(self.processes_file, process)
+            append_line(file, record)
 
     def write_outcome(self, summary: RunSummary) -> None:
         """Makes the variant finished. Raises CannotWrite."""

@@ -159,7 +159,7 @@ class TrainedVariant:
 
     def params(self, seed: int, which: Literal["best", "last"] = "best") -> Any:
         """Parameters of one seed, ready for model.apply(params, tokens). Raises KeyError for a seed that was not run."""
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed not in self.seeds:
+        if seed not in self.seeds:
             raise KeyError(f"seed {seed!r} is not in this run: it has {self.seeds}")
         if which not in ("best", "last"):
             raise ValueError(f"which must be 'best' or 'last', got {which!r}")

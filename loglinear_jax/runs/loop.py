@@ -98,7 +98,7 @@ class Program:
                 self._announce(state)
                 for member in training:
                     member.folder.cut_metrics(step_of(state))
-                    member.folder.append_process(process | {"from_step": step_of(state)})
+                    member.folder.append(member.folder.processes_file, process | {"from_step": step_of(state)})
                 self._train(state)
 
     def _train(self, state: SeedState) -> None:
@@ -252,7 +252,7 @@ class Program:
         for member in training:
             own = {name: of_all[member.rows].tolist() for name, of_all in values.items()}
             records.append({"variant": member.variant, "step": step} | own | rates)
-            member.folder.append_metrics(records[-1])
+            member.folder.append(member.folder.metrics_file, records[-1])
         self.idle.count({"step": step, "active": values["active"]})
         return records
 

@@ -21,7 +21,7 @@ from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
 from loglinear_jax.runs.errors import OutOfMemory
-from loglinear_jax.runs.folders import RunFolder, is_finished
+from loglinear_jax.runs.folders import RunFolder, is_finished, read_lines
 from loglinear_jax.runs.live import check_wandb
 from loglinear_jax.runs.loop import Member, Program, mesh_for
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
@@ -141,7 +141,7 @@ def trained_together(missing: Sequence[Member]) -> list[Member]:
 def _finish(member: Member, outcome: VariantOutcome, process: dict[str, Any]) -> None:
     """Writes a variant's outcome, with the commits, devices and versions of all processes that trained it."""
     names = ("command", "provenance", "device", "versions")
-    processes = [*member.folder.read_processes(), process]
+    processes = [*read_lines(member.folder.processes_file), process]
     origin = join_summaries([RunSummary({}, **{name: one[name] for name in names}) for one in processes])
     member.folder.write_outcome(dataclasses.replace(origin, variants={member.variant: outcome}))
 

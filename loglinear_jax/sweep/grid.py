@@ -26,7 +26,6 @@ import dataclasses
 import fnmatch
 import itertools
 import re
-import string
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -118,14 +117,19 @@ def _cells_of(
     settings = _flat(f"{path}: settings", shared) | _flat(f"{source}: settings", grid.get("settings", {}))
     templates = {"name": grid["name"], "config": grid["config"]}
     templates |= {f"settings.{name}": text for name, text in settings.items()}
-    used = set().union(*(_fields(source, what, text, {*axes, *values}) for what, text in templates.items()))
-    if unused := sorted(set(axes) - used):
+    if unused := [axis for axis in axes if not any(f"{{{axis}}}" in text for text in templates.values())]:
         raise ConfigError(f"{source}: nothing uses {{{unused[0]}}}: expected it in the name and the config or settings")
     cells = []
     for point in itertools.product(*axes.values()):
         known = dict(values) | dict(zip(axes, point, strict=True))
         texts = {name: _text(f"{source}: {name}", value) for name, value in known.items()}
-        name, config, *given = (text.format_map(texts) for text in templates.values())
+        try:
+            name, config, *given = (text.format_map(texts) for text in templates.values())
+        except (KeyError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"{source}: a name in braces has no values, or is no name ({error}): expected an axis, such as kv = [4, 8], or "
+                "one of [values]; a brace itself is written twice"
+            ) from error
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"{source}: the name {name!r}: expected up to 200 letters, digits and any of _ = - . , + @"
@@ -167,21 +171,3 @@ def _text(source: str, value: Any) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise ConfigError(f"{source} is {value!r}: expected a text, a number, true or false")
-
-
-def _fields(source: str, what: str, template: str, known: set[str]) -> set[str]:
-    """The names that stand in braces. Raises ConfigError for one that has no values."""
-    try:
-        parsed = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(f"{source}: {what} = {template!r}: {error}; a brace itself is written twice") from error
-    fields = {field for _, field, _, _ in parsed if field is not None}
-    if unknown := sorted(fields - known):
-        known_names = f"; there are {some_of(sorted(known))}" if known else ""
-        raise ConfigError(
-            f"{source}: {what} = {template!r}: {{{unknown[0]}}} has no values: expected an axis, such as "
-            f"{unknown[0] or 'kv'} = [4, 8], or one of [values]{known_names}"
-        )
-    if any(spec or conversion for _, _, spec, conversion in parsed):
-        raise ConfigError(f"{source}: {what} = {template!r}: expected names alone in braces, such as {{kv}}")
-    return fields

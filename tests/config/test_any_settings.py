@@ -29,20 +29,6 @@ PIECES = (
     "linear", "mlp_softplus", "fixed", "nope", "mixer=softmax", "lam=rope", "lam_hidden=32", "layers=2", "train", "λ", "=3",
     "train.learning_rate=0.003", "train.num_seeds=3", "task.seq_len=3", "lam=", "no:Such", "os:path", "heads=x", "",
 )  # fmt: skip
-PRESETS = (
-    "smoke", "robust", "released", "kv=4", "seq=64", "kv=", "kv=-1", "kv=1e3", f"kv={2**63}", "SMOKE", "λ", "", "=",
-)  # fmt: skip
-# Arguments, and a word that the message has.
-SYNTAX = {
-    "--config": "--config", "--config=": "--config", "--config=/": "config", "--config=nope": "nope",
-    "--config=:smoke": "config", "--config=mqar:smoke:smoke": "smoke:smoke", "--config=task:..": "task",
-    "--noconfig=mqar": "config", "--config.=3": "setting", "--config.train": "train", "--config.train={}": "train",
-    "--config.train.num_steps": "num_steps", "--config.train.num_steps==3": "num_steps",
-    "--config.TRAIN.num_steps=3": "TRAIN", "--config.train[0]=1": "train[0]", "--config.λ=1": "λ",
-    "--config.__class__=1": "__class__", "--config.lock=1": "lock", "--configs=mqar": "--configs",
-    "--config.model.kind=": "model.kind", "--config.task.name=": "task.name", "--wrokdir=x": "--wrokdir", "extra": "extra",
-    "--num_processes=0": "--num_processes", "--process_id=0": "--process_id", "--distributed=yes": "--distributed",
-}  # fmt: skip
 
 
 def ending(*argv):
@@ -122,21 +108,3 @@ def test_variants_are_refused_by_name_or_those_that_were_asked_for(pieces, joint
     if not accepted:
         return check_refused(code, err, "variants", *(part for piece in pieces for part in piece.split("=") if part))
     assert not text or list(accepted[1]) == [name.strip() for name in text.removesuffix(",").split(",")]
-
-
-@pytest.mark.slow
-@few
-@given(st.lists(st.sampled_from(PRESETS), min_size=1, max_size=3))
-def test_presets_are_refused_by_name_or_accepted(presets):
-    code, err, accepted = ending(f"--config=mqar:{','.join(presets)}")
-    if not accepted:
-        check_refused(code, err, "preset", "num_pairs", "seq_len", "vocab_size")
-
-
-@pytest.mark.parametrize("argument", SYNTAX)
-def test_what_is_no_argument_is_one_line(argument):
-    first = (
-        () if argument.startswith(("--config=", "--noconfig=")) or argument == "--config" else ("--config=mqar:smoke",)
-    )
-    code, err, _ = ending(*first, argument)
-    check_refused(code, err, SYNTAX[argument])

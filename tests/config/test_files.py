@@ -77,18 +77,9 @@ def test_a_file_that_is_no_config_is_named(tmp_path, content, message):
         read_config_arguments([f"--config={path}"])
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        ("def get_config():\n    return {}['nothing']\n", KeyError),
-        ("def get_config():\n    return int('nothing')\n", ValueError),
-        ("import nothing\n", ModuleNotFoundError),
-        ("open('nothing')\n", FileNotFoundError),
-    ],
-)
-def test_a_bug_in_a_config_keeps_its_traceback(tmp_path, content, error):
+def test_a_bug_in_a_config_keeps_its_traceback(tmp_path):
     path = tmp_path / "own.py"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(error, match="nothing") as caught:
+    path.write_text("def get_config():\n    return int('nothing')\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="nothing") as caught:
         read_config_arguments([f"--config={path}"])
     assert not isinstance(caught.value, ConfigError)

@@ -75,7 +75,7 @@ def test_patterns_choose_cells(written):
         (
             "kv = [4, 8]",
             "kb = [4, 8]",
-            "name = 'kv{kv}-seq{seq}': {kv} has no values: expected an axis, such as kv = [4, 8], ",
+            "nothing uses {kb}: expected it in the name and the config or settings",
         ),
         (
             "kv = [4, 8]",
@@ -85,7 +85,11 @@ def test_patterns_choose_cells(written):
         ("kv = [4, 8]", "kv = []", "grid 1 (kv{kv}-seq{seq}): kv is an empty list: expected at least one value"),
         ("kv = [4, 8]", "kv = [4, 8]\npaper = ['a']", "paper is an axis here and one of [values]: expected another"),
         ("kv = [4, 8]", "kv = [4, 8]\nrate = [1]", "nothing uses {rate}: expected it in the name and the config or"),
-        ("kv{kv}-seq", "kv{kv:d}-seq", "expected names alone in braces, such as {kv}"),
+        (
+            "kv{kv}-seq",
+            "kv{kv}{ks}-seq",
+            "a name in braces has no values, or is no name ('ks'): expected an axis, such as",
+        ),
         ("seq = [128, 256]", "seq = [128, 128]", "grid 1 (kv{kv}-seq{seq}): 2 cells have the name kv4-seq128: "),
         (
             "learning_rate = 1e-3",

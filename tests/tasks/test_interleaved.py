@@ -50,16 +50,6 @@ def test_two_slots_for_each_key_are_drawn_at_random():
     assert len(subsets) == 15 and chisquare(subsets).pvalue > 1e-4
 
 
-def test_roles_say_which_of_a_key_s_places_is_the_query():
-    task = load_task("interleaved", seq_len=33, num_pairs=5, vocab_size=15)
-    tokens, targets = sample(task)
-    named = np.asarray(task.ROLES)[task.roles(tokens)]
-    np.testing.assert_array_equal(named == "query", targets >= 0)
-    np.testing.assert_array_equal(named == "key", (tokens < 7) & (targets < 0))
-    np.testing.assert_array_equal(named[:, 1:] == "value", named[:, :-1] == "key")
-    assert ((named == "value").sum(1) == 5).all() and ((named == "filler").sum(1) == 33 - 15).all()
-
-
 def _distances(task, num):
     """[num, num_pairs] in slots, and the levels of the answers."""
     tokens, targets = sample(task, num)

@@ -96,15 +96,6 @@ def test_values_of_different_keys_are_independent():
     assert chisquare(counts).pvalue > 1e-4
 
 
-def test_recall_s_roles():
-    task = load_task("mad_recall", seq_len=12, vocab_size=12, noise_vocab_size=4, frac_noise=0.3)
-    tokens, targets = sample(task)
-    named = np.asarray(task.ROLES)[task.roles(tokens)]
-    np.testing.assert_array_equal(named == "query", targets >= 0)
-    np.testing.assert_array_equal(named == "noise", tokens >= 8)
-    np.testing.assert_array_equal(named == "value", (tokens >= 4) & (tokens < 8))
-
-
 # --- Fuzzy recall ----------------------------------------------------------------------------------------------------------
 
 

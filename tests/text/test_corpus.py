@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -202,14 +201,3 @@ def test_paths_that_are_not_on_this_machine_are_named(folder, bpe, cache, argume
     given = {"corpus": str(folder), "tokenizer": bpe, "cache": cache}
     with pytest.raises(SettingError, match=f"^{argument}: s3://bucket/x is an address"):
         open_corpus(**given | {argument: "s3://bucket/x"})
-
-
-def test_others_can_read_the_cache_as_the_umask_says(folder, bpe, cache):
-    before = os.umask(0o027)
-    try:
-        opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    finally:
-        os.umask(before)
-    kept = opened.train.filename.parent
-    assert {oct(path.stat().st_mode)[-3:] for path in (kept.parent, kept)} == {"750"}
-    assert {oct(path.stat().st_mode)[-3:] for path in kept.iterdir()} == {"640"}

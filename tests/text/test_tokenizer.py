@@ -165,11 +165,3 @@ def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_pa
                 bound.accept()
     assert "\n" not in str(caught.value) and not caplog.records and capfd.readouterr() == ("", "")
     assert str(caught.value).count("tokenizer.json") == 2  # in the address, once, and where a folder is asked for
-
-
-def test_offline_mode_asks_nobody(tmp_path, monkeypatch):
-    with hub(monkeypatch, tmp_path, b"") as came:
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(CorpusError, match="can't be had from the hub"):
-            load_tokenizer("gpt2")
-    assert not came

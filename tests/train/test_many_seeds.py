@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loglinear_jax.fenwick import occupied_levels
-from loglinear_jax.losses import token_losses
 from loglinear_jax.models import RecallModel, RecallSettings
 from loglinear_jax.tasks import load_task
 from loglinear_jax.train import (
@@ -280,13 +279,6 @@ def test_evaluation_counts_a_partial_batch_once():
     assert scored == 60
     got_loss, got_accuracy = jax.jit(trainer.evaluate)(params, ((tokens, targets),))
     np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
-
-
-def test_loss_counts_scored_positions_only():
-    logits = jnp.asarray([[[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]])
-    losses, right = token_losses(logits, jnp.asarray([[0, -1, 1]]))
-    np.testing.assert_allclose(losses, [[np.log1p(np.exp(-2)), 0, np.log1p(np.exp(3))]], rtol=1e-6)
-    np.testing.assert_array_equal(right, [[True, False, False]])
 
 
 def test_gradient_clipping_is_by_global_norm():
