@@ -109,9 +109,7 @@ def named_variants(config: ConfigDict) -> list[str]:
 
 
 def _at_every_value(name: str, path: str, value: Any) -> list[str]:
-    """The variant itself if its setting has one value already, else one for each value.
-
-    Raises ConfigError for values that are no numbers, or none at all, or one of which appears twice."""
+    """The variant itself if its setting has one value already, else one for each value. Raises ConfigError for bad values."""
     if not has_several(value) or any(part.startswith(f"{path}=") for part in split_outside(name, "+")):
         return [name]
     are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)

@@ -186,8 +186,7 @@ class RunFolder:
             return True
 
     def _write_inputs(self, config: ConfigDict, corpus: Corpus | None) -> None:
-        """Writes the config, and what a text was made from with its tokenizer, so that the run can be read without the text;
-        what is there already is not written again. Raises CannotWrite."""
+        """Writes the config, and what a text was made from, so that the run can be read without it. Raises CannotWrite."""
         if not self.writes:
             return
         if _read_json(self.config_file) != json.loads(to_json(config.to_dict())):
@@ -315,8 +314,7 @@ def is_finished(outcome: VariantOutcome, train: TrainSettings) -> bool:
 
 
 def _can_go_on(old: ConfigDict, new: ConfigDict) -> bool:
-    """Whether the steps that each variant has taken are those that it takes with more steps: its learning rate does not depend
-    on how many there are, and it was last evaluated where it would be then."""
+    """Whether each variant's steps so far are those that it takes with more: by its schedule, and its last evaluation."""
     shared = set(variant_names(old)) & set(variant_names(new))
     trained = [variant_config(old, name).train for name in shared]
     return all(train.schedule == "constant" and train.num_steps % train.eval_every == 0 for train in trained)

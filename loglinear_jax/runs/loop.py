@@ -145,8 +145,7 @@ class Program:
         return [member for member in self.members if member.end is None]
 
     def _end_finished(self, state: SeedState, data: Any = None) -> None:
-        """Saves and ends the members at the last step, or at an evaluation after which none of their seeds is active, so that
-        the last state was scored."""
+        """Saves and ends the members at the last step, or at an evaluation that scored the last state of all their seeds."""
         step, active = step_of(state), to_host(state.active)
         for member in self._training():
             has_stopped = step % self.settings.eval_every == 0 and not active[member.rows].any()
@@ -233,8 +232,7 @@ class Program:
         }
 
     def _record(self, values: dict[str, np.ndarray], step: int, rate: float, seconds: float) -> list[dict[str, Any]]:
-        """Records an evaluation of the members that train; returns the records. rate: seed-steps a second since the last one,
-        of all seeds that steps were computed for. seconds: of steps and evaluation, which the members share evenly."""
+        """The records of an evaluation, written. rate: seed-steps a second. seconds: which the members share evenly."""
         training = self._training()
         tokens = rate * self.settings.batch_size * self.task.trained_on.mean_length
         rates = {
@@ -277,8 +275,7 @@ class Program:
             yield member, self._outcome(member, of_rows(tested, member.rows))
 
     def _outcome(self, member: Member, tested: dict[str, Any]) -> VariantOutcome:
-        """tested: what the test measured of it. Its seconds are those of training and evaluating in this and earlier processes,
-        compilation included; None if the records of some evaluations are gone."""
+        """Its seconds are of this and earlier processes; None if the records of some evaluations are gone."""
         last_step = step_of(member.end)
         records = member.folder.read_metrics(last_step)
         rates = {

@@ -103,8 +103,7 @@ def run(
 
 
 def _chosen(config: ConfigDict, only: Collection[str]) -> list[str]:
-    """The variants that are to be trained: all, or those of the names in `only`, at all their rates. Raises ConfigError for a
-    name that there is not."""
+    """The variants that are to be trained, at all their rates. Raises ConfigError for a name that there is not."""
     by_name = dict(zip(named_variants(config), variants_at_rates(config), strict=True))
     if unknown := [name for name in only if name not in by_name]:
         raise ConfigError(f"only={unknown[0]}: there is no such variant, but {some_of(by_name)}")

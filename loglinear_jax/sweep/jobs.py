@@ -23,6 +23,7 @@ from loglinear_jax.sweep.worker import Worker
 YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
 MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
+MOST_RESTARTS = 2  # of a variant that was killed
 Train = Callable[[list[str]], int]  # the command `train`: its exit code, by run.py's arguments
 
 
@@ -100,10 +101,20 @@ class Jobs(abc.ABC):
         elif tracked.state in (State.FINISHED, State.IN_USE):
             return
         elif code is None and not self.stopping:
-            how = "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"  # here submitit does not know
-            tracked.state, tracked.why = State.FAILED, f"its process ended without a word{how}: was it killed?"
+            self._was_killed(tracked, job)
         elif code not in (None, INTERRUPTED):
             tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
+
+    def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
+        """Has the variant started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
+        how = "" if isinstance(job, submitit.LocalJob) else f" ({job.state})"  # here submitit does not know
+        tracked.why = f"its process ended without a word{how}: was it killed?"
+        if tracked.restarts < MOST_RESTARTS and not job.state.startswith("CANCELLED"):
+            tracked.restarts += 1
+            tracked.why += f" It is started again ({tracked.restarts} of {MOST_RESTARTS})"
+            self.waiting.append(tracked)
+        else:
+            tracked.state = State.FAILED
 
 
 # They say how much of a GPU's memory JAX takes. Where none is set, cells that share a GPU have equal parts of MEMORY_SHARE of
@@ -161,7 +172,7 @@ class LocalJobs(Jobs):
 
 
 class SlurmJobs(Jobs):
-    """As one array. parameters: of submitit's AutoExecutor, such as
+    """As one array, and another of those that are started again. parameters: of submitit's AutoExecutor, such as
     slurm_partition. at_once: how many cells run at a time; None: all.
 
     Raises ConfigError for parameters that submitit does not know, or without SLURM.

@@ -101,6 +101,7 @@ class Tracked:
     """One variant of a cell, at all its rates, and what is known of it now.
 
     variant: as config.variants names it. at_rates: its names at each rate. place: where it runs. why, log: of what failed.
+    restarts: how often it was started again after it was killed.
     """
 
     of: TrackedCell
@@ -110,6 +111,7 @@ class Tracked:
     place: str = ""
     why: str = ""
     log: Path | None = None
+    restarts: int = 0
     seconds: float = 0.0
 
     @property

@@ -166,8 +166,7 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
 def _write(
     file: BinaryIO, texts: Iterator[str], tokenizer: tokenizers.Tokenizer, about: dict[str, Any], where: str, bar: tqdm
 ) -> dict[str, Any]:
-    """Writes the token ids of a split, and where its documents start; returns how many there are, with the SHA-256 of the lines
-    that were kept, or of the documents, a zero byte behind each. texts: blocks of lines, or documents. where: for messages."""
+    """Writes the token ids of blocks of lines, or of documents, and where these start; returns their counts and SHA-256."""
     of_documents = "end_token" in about
     end = np.array([about["end_token"]] if of_documents else [], about["dtype"])
     digest, starts = hashlib.sha256(), [0]

@@ -343,8 +343,7 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
 
 
 def _data_set(name: str, text_field: str) -> Source:
-    """A data set of the hub, through the library `datasets`; one without validation or test is split as a folder without
-    splits."""
+    """A data set of the hub, through the library `datasets`; one that lacks a split is split by the hash of its texts."""
     with needs_extra("datasets"):
         import datasets  # takes seconds
     repository, _, configuration = name.partition(":")

@@ -44,8 +44,7 @@ def load_tokenizer(where: str) -> tokenizers.Tokenizer:
 
 
 def _from_hub(name: str) -> Path:
-    """The file tokenizer.json of a repository on the hub, downloaded unless it is there. Raises CorpusError if it can't be
-    had."""
+    """The file tokenizer.json of a repository on the hub, downloaded unless it is there. Raises CorpusError."""
     try:
         cached = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
         if isinstance(cached, str):

@@ -117,8 +117,7 @@ def _test_drawn(seeds: ManySeeds, params: Any) -> dict[str, Any]:
 
 
 def _test_windows(seeds: ManySeeds, params: Any) -> dict[str, Any]:
-    """What was predicted; the loss over all of a text's test split; and that by position in the window, over positions 0, 1,
-    2-3, 4-7 and so on, as far as the test split has such positions."""
+    """The loss over all of a text's test split, and that over positions 0, 1, 2-3, 4-7 and so on in the window."""
     task: Any = seeds.trainer.task
     windows = place_windows(seeds, task.windows("test"))
     loss, scored = (x.astype(np.float64) for x in to_host(seeds.sums_by_position(params, windows)))

@@ -27,8 +27,7 @@ from loglinear_jax.train.settings import PRECISIONS
 
 
 def _over_seeds(function: Callable) -> Callable:
-    """function(state or parameters, data, row) of one seed, over the leading axis of each; with rows, all seeds are given all
-    of the data."""
+    """function(state, data, row) of one seed, over the leading axis of each; with rows, all seeds are given all of the data."""
 
     def over(own, data, rows):
         return jax.vmap(function, in_axes=(0, 0 if rows is None else None, 0))(own, data, rows)

@@ -113,8 +113,7 @@ def _scored(task: BaseTask) -> slice | int:
 
 
 def _at(data: Any, index: Int[Array, "*B"], row: Int[Array, ""] | None) -> Any:
-    """data[index] of a seed. row: the seed's, in data of many; used together with the index, so that no seed's data is copied
-    as a whole."""
+    """data[index] of a seed. row: the seed's, in data of many; used with the index, so that no data is copied as a whole."""
     return jax.tree.map(lambda x: x[index] if row is None else x[row, index], data)
 
 
@@ -448,8 +447,7 @@ class SeedTrainer:
         function: Callable[[Batch], Any],
         axes: tuple[str, ...] | None = None,
     ) -> Any:
-        """The sum of function(batch) over all of data, in batches of eval_batch_size, on all devices along the axes; None: of
-        token_axes."""
+        """The sum of function(batch) over all of data, in batches of eval_batch_size; axes: of devices, None for token_axes."""
         *seeds, count, length = data[0].shape
         size = min(self.settings.eval_batch_size, count)
         num = -(-count // size)

@@ -92,15 +92,21 @@ def saved(workdir):
 
 
 @pytest.mark.slow
-def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
-    """The first start: one cell is killed, one fails, one ends well. The second: the killed one goes on from its checkpoint, is
-    preempted, put back in the queue, and goes on from where it was. The third has nothing to do."""
+def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys, monkeypatch):
+    """The first start: one cell is killed, is started again, and is killed again; one fails, one ends well. The second: the
+    killed one goes on from its checkpoint, is preempted, put back in the queue, and goes on from where it was. The third has
+    nothing to do."""
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.MOST_RESTARTS", 1)
     grid, runs = grid_file(tmp_path, "long-killed", "short-other", "short"), tmp_path / "runs"
     (runs / "short-other").mkdir(parents=True)
     (runs / "short-other" / "notes.txt").write_text("", encoding="utf-8")
-    killing = meanwhile(runs / "long-killed", 100, lambda process: os.kill(process, signal.SIGKILL))
+    killings = [
+        meanwhile(runs / "long-killed", step, lambda process: os.kill(process, signal.SIGKILL), number)
+        for number, step in ((1, 100), (2, 200))
+    ]
     assert sweep(grid, "--workers=3") == 1
-    killing.join()
+    for killing in killings:
+        killing.join()
     out, err = capsys.readouterr()
     killed = "its process ended without a word: was it killed?"
     assert f"long-killed linear: {killed}\n    log: " in out
@@ -120,13 +126,13 @@ def test_cells_that_are_killed_fail_and_are_preempted(tmp_path, capsys):
     assert lines[-1] == "3 variant(s): 1 finished, 1 interrupted, 1 not started"
 
     reached = max(saved(runs / "long-killed")) + 100
-    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=2)
+    preempting = meanwhile(runs / "long-killed", reached, lambda process: os.kill(process, signal.SIGUSR2), processes=3)
     short = (runs / "short" / "linear" / "processes.jsonl").read_bytes()
     assert sweep(grid, "--only=long*,short") == 0
     preempting.join()
     assert capsys.readouterr().out == "2 variant(s): 2 finished\n"
-    first, second, third = starts(runs / "long-killed")
-    assert first == 0 and second == reached - 100 and third >= reached and third % 5 == 0
+    first, again, second, third = starts(runs / "long-killed")
+    assert first == 0 and again >= 100 and second == reached - 100 and third >= reached and third % 5 == 0
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["long-killed.json", "short.json"]
 
     before = (runs / "long-killed" / "linear" / "processes.jsonl").read_bytes()
@@ -342,11 +348,15 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     (ended,) = jobs.poll()
     assert (ended.name, ended.state, ended.why) == ("short-b linear", State.FAILED, "run.py: no memory")
     killed, ended_job = jobs.running["short-a linear"]
-    with monkeypatch.context() as patch:
-        patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
-        patch.setattr(submitit.SlurmJob, "state", "OUT_OF_MEMORY")
-        assert jobs.poll() == [killed] and killed.state is State.FAILED
-    assert killed.why == "its process ended without a word (OUT_OF_MEMORY): was it killed?"
+    for state, again in ("OUT_OF_MEMORY", True), ("CANCELLED by 7", False):  # this one as somebody wanted
+        jobs.running["short-a linear"] = killed, ended_job
+        with monkeypatch.context() as patch:
+            patch.setattr(submitit.SlurmJob, "done", lambda job: job is ended_job)
+            patch.setattr(submitit.SlurmJob, "state", state)
+            assert jobs.poll() == [killed] and list(jobs.waiting) == [killed] * again
+        jobs.waiting.clear()
+        assert killed.why.startswith(f"its process ended without a word ({state}): was it killed?")
+        assert killed.state is (State.NOT_STARTED if again else State.FAILED)
     jobs.running = {"short-a linear": (killed, ended_job)} | jobs.running
     jobs.stop()
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
