@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -164,15 +164,17 @@ class VariantOutcome:
             for name, value in vars(self).items()
             if isinstance(value, (list, dict))
         }
-        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+
+        def of_both(name: str, join: Callable) -> Any:
+            values = getattr(self, name), getattr(other, name)
+            return None if None in values else join(values)
+
         return dataclasses.replace(
             self,
             **joined,
-            last_step=max(self.last_step, other.last_step),
-            num_steps=None
-            if self.num_steps is None or other.num_steps is None
-            else min(self.num_steps, other.num_steps),
-            seconds=seconds,
+            last_step=of_both("last_step", max),
+            num_steps=of_both("num_steps", min),
+            seconds=of_both("seconds", sum),
             seed_steps_per_second=None,
             tokens_per_second=None,
         )
