@@ -1,4 +1,4 @@
-"""What commands have in common: their exit codes, and their arguments, by argparse with errors of one line."""
+"""What commands have in common: their exit codes, their arguments, by argparse with errors of one line, and what they log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import importlib.metadata
+import logging
 import math
 import os
 import re
@@ -208,3 +209,20 @@ def check_writable(folder: Path, name: str) -> None:
             pass
     except OSError as error:
         raise BadInput(f"{name}: {folder} can't be written: {error.strerror or error}") from error
+
+
+def quiet_libraries() -> None:
+    """Silences Orbax for the rest of the process: it logs every step it takes and, with its traceback, what it then raises."""
+    from absl import logging as absl_logging
+
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # its event loops log again what was raised in them
+
+
+def show_log(log: logging.Logger, shown: bool) -> None:
+    """Shows the lines of a logger as they are, from information on; errors alone if not `shown`."""
+    log.setLevel(logging.INFO if shown else logging.ERROR)
+    log.propagate = False
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers = [handler]

@@ -69,22 +69,23 @@ def stream(
     m = model.settings
     prompts = _checked_prompts(prompt, m.vocab_size)
     longest = max(map(len, prompts))
-    _check_whole("num_tokens", num_tokens, 1, INT32_MAX - longest)
+    stops = stop_token if isinstance(stop_token, Sequence) else () if stop_token is None else (stop_token,)
+    most = {"num_tokens": (num_tokens, INT32_MAX - longest), "max_length": (max_length, INT32_MAX)}
+    most |= {"num_ids": (num_ids, m.vocab_size), "top_k": (top_k, num_ids or m.vocab_size)}
+    for name, (value, limit) in most.items():
+        if value is not None or name == "num_tokens":
+            _check_whole(name, value, 1, limit)
+    for name, value, limit in (
+        ("seed", seed, 2**32 - 1),
+        *(("stop_token", token, m.vocab_size - 1) for token in stops),
+    ):
+        _check_whole(name, value, 0, limit)
     total = longest + num_tokens
-    max_length = total if max_length is None else max_length
-    _check_whole("max_length", max_length, 1, INT32_MAX)
+    max_length = max_length or total
     if total > max_length:
         raise SettingError(
             f"num_tokens={num_tokens} after a prompt of {longest}: expected no more than max_length={max_length} in all"
         )
-    _check_whole("seed", seed, 0, 2**32 - 1)
-    if num_ids is not None:
-        _check_whole("num_ids", num_ids, 1, m.vocab_size)
-    if top_k is not None:
-        _check_whole("top_k", top_k, 1, num_ids or m.vocab_size)
-    stops = stop_token if isinstance(stop_token, Sequence) else () if stop_token is None else (stop_token,)
-    for token in stops:
-        _check_whole("stop_token", token, 0, m.vocab_size - 1)
     if not (_is_number(temperature) and (temperature == 0 or LEAST_TEMPERATURE <= temperature <= FLOAT32_MAX)):
         raise SettingError(f"temperature must be 0, or a number from {LEAST_TEMPERATURE} on, got {temperature!r}")
     if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):

@@ -23,10 +23,10 @@ from loglinear_jax.command_line import (
     integer,
     path,
     path_pattern,
+    quiet_libraries,
     size,
     whole_number,
 )
-from loglinear_jax.commands.logs import quiet_libraries
 
 HELP = "figures, tables and a report of runs"
 EXTRA = "analysis"

@@ -21,10 +21,10 @@ from loglinear_jax.command_line import (
     number,
     path,
     path_pattern,
+    quiet_libraries,
     read_text,
     size,
 )
-from loglinear_jax.commands.logs import quiet_libraries
 from loglinear_jax.commands.trained_models import Trained, add_trained_arguments, load_trained
 
 if TYPE_CHECKING:

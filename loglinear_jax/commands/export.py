@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from loglinear_jax.command_line import BadInput, check_folder, path
-from loglinear_jax.commands.logs import quiet_libraries
+from loglinear_jax.command_line import BadInput, check_folder, path, quiet_libraries
 from loglinear_jax.commands.trained_models import add_run_arguments, trained_of_run
 
 LONGEST_OF_OTHERS = 16_384  # tokens that λ has levels for in flash-linear-attention's and Guo et al.'s code

@@ -10,8 +10,7 @@ import argparse
 import itertools
 import os
 
-from loglinear_jax.command_line import BadInput, number, path, read_text, size, whole_number
-from loglinear_jax.commands.logs import quiet_libraries
+from loglinear_jax.command_line import BadInput, number, path, quiet_libraries, read_text, size, whole_number
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
 
 HELP = "text from a trained language model"

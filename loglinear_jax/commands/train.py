@@ -16,8 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loglinear_jax.command_line import INTERRUPTED, BadInput, path, size, whole_number
-from loglinear_jax.commands.logs import quiet_libraries, show_log
+from loglinear_jax.command_line import INTERRUPTED, BadInput, path, quiet_libraries, show_log, size, whole_number
 from loglinear_jax.settings import SettingError
 
 if TYPE_CHECKING:
