@@ -6,7 +6,7 @@ from jaxtyping import TypeCheckError
 
 from loglinear_jax.losses import summed_loss, token_losses
 from loglinear_jax.ops.decays import decay_matrix
-from loglinear_jax.ops.heads import split_heads
+from loglinear_jax.ops.levels import split_heads
 
 
 def test_a_wrong_rank_is_caught():

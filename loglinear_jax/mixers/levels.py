@@ -15,7 +15,7 @@ from loglinear_jax.fenwick import FenwickState, capacity, num_levels, occupied_l
 from loglinear_jax.lam import MlpLam, lam_arguments, lam_traits, make_lam
 from loglinear_jax.mixers.base import DecayingMixer, MixerCache, sow, unit
 from loglinear_jax.ops import Implementation, bucket_scores
-from loglinear_jax.ops.segments import first_read
+from loglinear_jax.ops.positions import first_read
 from loglinear_jax.ops.sequence_parallel import first_read_in_piece, num_pieces, place_of_piece
 from loglinear_jax.settings import SettingError
 

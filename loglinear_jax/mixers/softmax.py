@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from loglinear_jax.mixers.base import TokenMixer, unit
-from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache, softmax_attention
+from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 from loglinear_jax.settings import SettingError
 
 

@@ -12,7 +12,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
-from loglinear_jax.ops.segments import beginnings_in_rows, segment_starts
+from loglinear_jax.ops.positions import beginnings_in_rows, segment_starts
 from loglinear_jax.ops.sequence_parallel import from_piece_before, starts_in_piece
 
 

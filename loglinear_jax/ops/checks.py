@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,32 +14,12 @@ from loglinear_jax.ops.positions import END
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
-class Options(TypedDict, total=False):
-    """Keyword arguments that say how an operation is computed, for its overloads."""
-
-    chunk_size: int | None
-    implementation: Implementation | None
-    precision: jax.lax.PrecisionLike
-
-
 def check_chunk_size(chunk_size: int | None) -> None:
     """Raises ValueError unless it is None or a power of two."""
     if chunk_size is not None:
         is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
         if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
             raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
-
-
-def check_options(return_state: bool, precision: jax.lax.PrecisionLike) -> None:
-    """Raises ValueError unless return_state is True or False, and precision of a type that jax.lax.dot takes."""
-    if not isinstance(return_state, (bool, np.bool_)):
-        raise ValueError(f"return_state must be True or False, got {return_state!r}")
-    if not isinstance(
-        precision, (str, tuple, jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, type(None))
-    ):
-        raise ValueError(
-            f"precision must be None, a name such as 'highest' or what else jax.lax.dot takes, got {precision!r}"
-        )
 
 
 def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
@@ -92,31 +72,17 @@ def check_floating(x, name: str, spelled: str) -> None:
         raise ValueError(f"{name} has dtype {x.dtype}: expected a floating dtype, of 16 bits or more")
 
 
-def check_levels(lam, end: int, what: str) -> None:
-    """Raises ValueError if lam [..., L] has too few levels for `end` tokens, or positions are too small for them; `what` says
-    what they are."""
-    _check_end(end, what)
-    levels = jnp.shape(lam)[-1]
-    if levels < num_levels(end):
-        raise ValueError(
-            f"lam has shape {jnp.shape(lam)} with L = {levels} levels: expected L ≥ num_levels({end}) = {num_levels(end)} "
-            f"for {what}"
-        )
-
-
-def check_num_levels(levels: int, end: int, what: str) -> None:
-    """Raises ValueError if num_levels is too small for `end` tokens, or positions are; `what` says what they are."""
-    _check_end(end, what)
-    is_int = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
-    if not is_int or levels < num_levels(end):
-        raise ValueError(
-            f"num_levels is {levels!r}: expected an integer ≥ num_levels({end}) = {num_levels(end)} for {what}"
-        )
-
-
-def _check_end(end: int, what: str) -> None:
+def check_levels(levels: int, end: int, what: str, lam=None) -> None:
+    """Raises ValueError if `levels`, λ's or num_levels, are too few for `end` tokens, or positions are too small for them.
+    what: the tokens, for messages."""
     if end > END:
         raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
+    is_int = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
+    if not is_int or levels < num_levels(end):
+        needed = f"num_levels({end}) = {num_levels(end)} for {what}"
+        if lam is None:
+            raise ValueError(f"num_levels is {levels!r}: expected an integer ≥ {needed}")
+        raise ValueError(f"lam has shape {jnp.shape(lam)} with L = {levels} levels: expected L ≥ {needed}")
 
 
 def check_state(state: FenwickState, name: str, batch: int, heads: int, key_dim: int, value_dim: int) -> int | None:
@@ -201,7 +167,7 @@ def check_step_state(state: FenwickState, lam, batch: int, heads: int, key_dim: 
     if position is None:
         return
     levels = state.levels.shape[2]
-    check_levels(lam, position + 1, "state.position + 1 tokens")
+    check_levels(lam.shape[-1], position + 1, "state.position + 1 tokens", lam)
     if levels < num_levels(position + 1):
         raise ValueError(
             f"state.levels has {levels} levels, room for {capacity(levels)} tokens: expected at least "

@@ -21,10 +21,8 @@ from loglinear_jax.fenwick import (
     occupied_levels,
 )
 from loglinear_jax.ops.decays import bounded, decay_since_start
-from loglinear_jax.ops.heads import dot, merge_heads, split_heads
-from loglinear_jax.ops.levels import pad_to
-from loglinear_jax.ops.positions import advanced, as_int32, as_position, have_room
-from loglinear_jax.ops.segments import beginnings, segment_starts
+from loglinear_jax.ops.levels import dot, merge_heads, pad_to, split_heads
+from loglinear_jax.ops.positions import advanced, as_int32, as_position, beginnings, have_room, segment_starts
 from loglinear_jax.ops.sharding import over_explicit_axes, varying_as
 
 
@@ -69,18 +67,12 @@ class Start(NamedTuple):
     def of(
         cls, state: Any, first_position: int | Int[Array, "*B"] | None, segment_ids: Int[Array, "B T"] | None
     ) -> Start:
-        """That of an operation's arguments, `start_arguments`. The state's position is -1 if it is beyond its own levels."""
+        """That of an operation's arguments, a first position of 0 as None. The state's position is -1 beyond its own levels."""
         starts = segment_starts(segment_ids)
         if isinstance(state, FenwickState):
             state = state.replace(position=as_position(state.position, capacity(state.levels.shape[2])))
             return cls(state, state.position, starts)
         return cls(state, None if first_position is None else as_position(first_position), starts)
-
-
-def start_arguments(state: Any, first_position: int | Int[Array, "*B"], segment_ids: Int[Array, "B T"] | None) -> tuple:
-    """The arguments of `Start.of`, as a compiled function takes them: a first position of 0 is none."""
-    at_zero = isinstance(first_position, int) and first_position == 0
-    return state, None if at_zero else first_position, segment_ids
 
 
 def over_rows(form: Callable, arrays: Sequence[Array], start: Start) -> tuple[Array, Any]:
@@ -173,6 +165,34 @@ def state_at(start: Start, batch: int, heads: int, key_dim: int, value_dim: int,
     return empty if start.position is None else empty.replace(position=start.position)
 
 
+def scan_tokens(
+    step: Callable,
+    state: Any,
+    tokens: Sequence[Float[Array, "B T ..."]],
+    precision=None,
+    starts: Bool[Array, "B T"] | None = None,
+):
+    """(outputs [B, T, ...], the state at the end) of step(state, *token, precision) -> (output, state), token by token.
+
+    starts: the tokens that start a segment, before which the state (but for positions) is cleared.
+    """
+
+    def body(state, token_and_start):
+        token, start = token_and_start
+        if start is not None:
+            state = jax.tree.map(lambda x: _cleared(x, start) if x.ndim > 1 else x, state)
+        out, state = step(state, *token, precision=precision)
+        return state, out
+
+    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (list(tokens), starts))
+    state, out = jax.lax.scan(body, varying_as(tokens[0], state), by_time)
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def _cleared(state: Float[Array, "B ..."], start: Bool[Array, " B"]) -> Float[Array, "B ..."]:
+    return jnp.where(start.reshape(-1, *[1] * (state.ndim - 1)), 0, state)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def take_step(step: Callable, state: FenwickState, *token):
     """One more token after a state, by `step`, an operation's own, in the state's dtype.
@@ -201,12 +221,6 @@ def with_more_levels(start: Start, levels: int, dtype) -> tuple[Start, int]:
         return start, levels
     held = pad_to(start.state.levels.astype(dtype), levels, axis=2)
     return start._replace(state=start.state.replace(levels=held)), held.shape[2]
-
-
-def with_all_levels(lam: Float[Array, "B T H L"], start: Start) -> tuple[Array, Start]:
-    """λ and the start, its state in λ's dtype, with as many levels as the one that has more."""
-    start, levels = with_more_levels(start, lam.shape[-1], lam.dtype)
-    return pad_to(lam, levels, axis=3), start
 
 
 def nan_beyond(room: int, start: Start, out: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:

@@ -1,7 +1,7 @@
 """Products of decays, formed so that neither overflow nor cancellation can touch them.
 
-begin: where the segment of each token begins, if there are several (see `ops.segments`); then what one segment would have of
-another is 0.
+begin: where the segment of each token begins, if there are several (see `ops.positions`); then what one segment would have of
+another is 0. Products are in the inputs' dtype, decays and sums in float32 or wider.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from jaxtyping import Array, Float, Int
 MIN_LOG_DECAY = -1e4
 SLOW = -0.5  # log decays above are those of `decayed` that lose less than they keep
 SUMMED = 256  # tokens of a block of `cumulative_sum`
+
+
+def accumulation_dtype(*arrays) -> jnp.dtype:
+    """Dtype of decays, λ, states and sums: float32, or float64 if an input is."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def to_common_dtypes(log_decay: Float[Array, "B T H"], *arrays: Array, bound: bool = True) -> tuple[Array, ...]:
+    """(log_decay in the dtype of sums, `bounded` if `bound`; the others in the widest of their dtypes)."""
+    log_decay, widest = log_decay.astype(accumulation_dtype(*arrays)), jnp.result_type(*arrays)
+    return bounded(log_decay) if bound else log_decay, *(x.astype(widest) for x in arrays)
 
 
 def bounded(log_decay: Float[Array, "*N"]) -> Float[Array, "*N"]:

@@ -1,4 +1,4 @@
-"""What tokens have by level: λ of each pair's level, and the states that the last token's partition leaves."""
+"""What tokens have by group of heads and by level: λ of each pair, and the states that the last token's partition leaves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,26 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import fenwick_level
-from loglinear_jax.ops.decays import decay_to_end
-from loglinear_jax.ops.heads import dot
+from loglinear_jax.ops.decays import accumulation_dtype, decay_to_end
+
+
+def dot(subscripts: str, x: Array, y: Array, precision=None) -> Array:
+    """einsum that multiplies in x's dtype and accumulates in float32 (float64 for float64)."""
+    out_dtype = accumulation_dtype(x, y)
+    return jnp.einsum(subscripts, x, y.astype(x.dtype), precision=precision, preferred_element_type=out_dtype)
+
+
+def split_heads(x: Float[Array, "B T H ..."], groups: int) -> Float[Array, "B G R T ..."]:
+    """Heads split into groups of R = H/G that share a key, and brought before time."""
+    batch, length, heads = x.shape[:3]
+    x = x.reshape(batch, length, groups, heads // groups, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 3)
+
+
+def merge_heads(x: Float[Array, "B G R T ..."]) -> Float[Array, "B T H ..."]:
+    """The inverse of `split_heads`."""
+    x = jnp.moveaxis(x, 3, 1)
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
 
 def pad_to(x: Array, size: int, axis: int) -> Array:

@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.ops.continuation import Past
 from loglinear_jax.ops.decays import decay_to_end
-from loglinear_jax.ops.heads import dot, split_heads
-from loglinear_jax.ops.segments import beginnings, beginnings_in_rows, segment_starts
+from loglinear_jax.ops.levels import dot, split_heads
+from loglinear_jax.ops.positions import beginnings, beginnings_in_rows, segment_starts
 
 
 def check_pieces(
@@ -65,7 +65,7 @@ def from_piece_before(x: Array, axis_name: str) -> Array:
 
 
 def starts_in_piece(segment_ids: Int[ArrayLike, "B T"] | None, axis_name: str) -> Bool[Array, "B T"] | None:
-    """`segments.segment_starts` of the whole sequence, for this piece: the first token may start a segment, too."""
+    """`positions.segment_starts` of the whole sequence, for this piece: the first token may start a segment, too."""
     if segment_ids is None:
         return None
     segment_ids = jnp.asarray(segment_ids)
@@ -80,7 +80,7 @@ def place_of_piece(length: int, axis_name: str) -> Int[Array, ""]:
 
 
 def first_read_in_piece(segment_ids: Int[ArrayLike, "B T"], axis_name: str) -> Int[Array, "B T"]:
-    """`segments.first_read` of the whole sequence, for this piece: a segment may have begun in any of those before."""
+    """`positions.first_read` of the whole sequence, for this piece: a segment may have begun in any of those before."""
     starts = starts_in_piece(segment_ids, axis_name)
     assert starts is not None
     begin, place = beginnings_in_rows(starts), place_of_piece(starts.shape[1], axis_name)

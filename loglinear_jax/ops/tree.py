@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import left_sibling, num_levels, right_siblings, tree_heights
-from loglinear_jax.ops.segments import reads_left_sibling
+from loglinear_jax.ops.positions import reads_left_sibling
 
 DEFAULT_CHUNK = 64
 # Elements of each intermediate of in_pieces at a time: what fits a CPU's cache; on others, what is small beside their memory.

@@ -15,7 +15,8 @@ from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
 from loglinear_jax.mixers import MIXERS, init_dt_bias, make_mixer
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
-from loglinear_jax.ops.softmax import rotate_by_position, softmax_attention
+from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops.softmax import rotate_by_position
 
 SMALL = {"vocab_size": 16, "max_length": 24, "implementation": "parallel"}
 TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 16)

@@ -163,6 +163,7 @@ SOFTMAX = Operation(
     has_state=False,
     has_positions=False,
 )
+WITH_STATES = (LOG_LINEAR, BUCKET_SCORES, GATED_LINEAR, DELTA, GATED_DELTA)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from loglinear_jax import (
     FenwickState,
     fenwick_level,
     fenwick_step,
-    gated_linear_attention,
     init_fenwick_state,
     log_linear_attention,
     num_levels,
@@ -29,6 +28,7 @@ from .forms import (
     GATED_LINEAR,
     LOG_LINEAR,
     SOFTMAX,
+    WITH_STATES,
     exact_output,
     exact_outputs_and_gradients,
     in_tiers,
@@ -37,9 +37,6 @@ from .forms import (
     outputs_and_gradients,
 )
 from .inputs import in_float64, random_inputs, relative_error
-
-WITH_STATES = [LOG_LINEAR, BUCKET_SCORES, GATED_LINEAR, DELTA, GATED_DELTA]
-LOG_LINEAR_FORMS = [form for form in FORMS if form.operation is LOG_LINEAR]
 
 
 def every_form(which=lambda form: True):
@@ -201,15 +198,14 @@ def test_hundreds_of_documents_of_one_token(form):
 
 @in_float64
 @pytest.mark.slow
-def test_pieces_of_chunks_and_of_the_batch_change_nothing(monkeypatch):
-    inputs = random_inputs(11, 5, 45, 1, 2, 3, 4)
-    form = next(form for form in LOG_LINEAR_FORMS if form.name == "xla")
-    # 2 of 5 sequences and 5 of 12 chunks at a time
-    monkeypatch.setattr("loglinear_jax.ops.log_linear.chunkwise.MAX_VALUES_CPU", 2 * 45 * 2 * 4)
-    monkeypatch.setattr("loglinear_jax.ops.tree.MAX_ELEMENTS_CPU", 4 * 5 * 4 * 4)
-    monkeypatch.setattr("loglinear_jax.ops.tree.MAX_ELEMENTS", 4 * 5 * 4 * 4)
-    got = outputs_and_gradients(LOG_LINEAR, "xla", inputs, chunk_size=4)
-    assert_close(got, outputs_and_gradients(LOG_LINEAR, "parallel", inputs), form, 1e-12)
+@pytest.mark.parametrize("operation", [LOG_LINEAR, BUCKET_SCORES], ids=lambda operation: operation.name)
+def test_chunks_in_pieces_change_nothing(operation, monkeypatch):
+    inputs = operation.inputs(11, 2, 45, 1, 2, 3, 4)
+    for name in ("MAX_ELEMENTS_CPU", "MAX_ELEMENTS"):
+        monkeypatch.setattr(f"loglinear_jax.ops.tree.{name}", 4 * 5 * 4 * 4)  # 5 of 12 chunks at a time
+    got = outputs_and_gradients(operation, "xla", inputs, chunk_size=4)
+    expected = outputs_and_gradients(operation, "parallel", inputs)
+    assert all(relative_error(x, expected[name]) < 1e-12 for name, x in got.items())
 
 
 @every_form(lambda form: form.operation.has_state)
@@ -312,11 +308,50 @@ def test_steps_from_an_empty_state_are_one_pass():
         assert relative_error(out, whole[:, t]) < 1e-12
 
 
-@every_form(lambda form: form.operation is LOG_LINEAR)
-def test_lambda_of_one_is_gated_linear_attention(form):
-    *inputs, lam = form.inputs(4, 2, 20, 2, 4)
+@every_form(lambda form: form.operation in (LOG_LINEAR, DELTA))
+def test_lambda_of_one_is_one_state(form):
+    *inputs, lam = form.inputs(4, 2, 45, 2, 4)
     out = form((*inputs, jnp.ones_like(lam)))
-    assert relative_error(out, exact_output(GATED_LINEAR, inputs)) < form.tolerance
+    one_state = GATED_LINEAR if form.operation is LOG_LINEAR else GATED_DELTA
+    assert relative_error(out, exact_output(one_state, inputs)) < form.tolerance
+
+
+@every_form(lambda form: form.operation is DELTA)
+def test_nothing_is_written_with_beta_zero(form):
+    q, k, v, log_decay, beta, lam = form.inputs(5, 1, 20, 1, 2)
+    np.testing.assert_array_equal(form((q, k, v, log_decay, 0 * beta, lam)), 0.0)
+
+
+@every_form(lambda form: form.operation in (DELTA, GATED_DELTA) and form.name != "pallas")
+def test_the_last_value_of_each_key_is_recalled_exactly(form):
+    """Orthonormal keys, β = 1 and no decay: each key is written twice, and found as it was written last."""
+    rng = np.random.default_rng(0)
+    keys, values = np.linalg.qr(rng.normal(size=(6, 6)))[0], rng.normal(size=(12, 4))
+    order = np.concatenate([rng.permutation(6), rng.permutation(6)])
+    asked = rng.permutation(6)
+    last = np.array([6 + np.argmax(order[6:] == key) for key in asked])
+    k = np.concatenate([keys[order], np.zeros((6, 6))])
+    q = np.concatenate([np.zeros((12, 6)), keys[asked]])
+    v = np.concatenate([values, np.zeros((6, 4))])
+    q, k, v = (jnp.asarray(x)[None, :, None] for x in (q, k, v))
+    ones, lam = jnp.ones((1, 18, 1)), [jnp.ones((1, 18, 1, 6))] if form.operation is DELTA else []
+    np.testing.assert_allclose(form((q, k, v, 0 * ones, ones, *lam))[0, 12:, 0], values[last], atol=1e-12)
+
+
+@in_float64
+def test_scores_are_the_derivative_of_the_attention_by_lambda_for_values_of_one():
+    q, k, _, log_decay, lam = random_inputs(0, 2, 21, 2, 4, 3, 5)
+    ones = jnp.ones((2, 21, 4, 1))
+    derivative = jax.grad(lambda lam: jnp.sum(log_linear_attention(q, k, ones, log_decay, lam)))(lam)
+    assert relative_error(BUCKET_SCORES.function(q, k, log_decay), derivative) < 1e-12
+
+
+@every_form(lambda form: form.operation is BUCKET_SCORES)
+def test_scores_of_empty_buckets_are_zero_and_no_others(form):
+    length = 23
+    scores = np.asarray(form(form.inputs(0, 1, length, 1, 2), num_levels=9))
+    assert scores.shape == (1, length, 2, 9)
+    np.testing.assert_array_equal(scores[0, :, 0] != 0, occupied_levels(np.arange(length), 9))
 
 
 @every_form(lambda form: form.operation is LOG_LINEAR)
@@ -522,178 +557,3 @@ def test_the_widest_of_mixed_dtypes_counts(form):
         inputs = q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v, log_decay, lam
         out = form(inputs)
     assert relative_error(out, exact_output(LOG_LINEAR, inputs)) < max(form.tolerance, 1e-6)
-
-
-def test_state_has_lams_levels_or_more():
-    inputs = random_inputs(10, 1, 6, 1, 1, 2, 2, levels=9, dtype=np.float32)
-    _, state = log_linear_attention(*inputs, return_state=True)
-    assert state.levels.shape == (1, 1, 9, 2, 2)
-    small = init_fenwick_state(1, 1, 2, 2, max_length=6)
-    _, state = log_linear_attention(*inputs, initial_state=small, return_state=True)
-    assert state.levels.shape == (1, 1, 9, 2, 2)
-    large = init_fenwick_state(1, 1, 2, 2, max_length=2**11)
-    _, state = log_linear_attention(*inputs, initial_state=large, return_state=True)
-    assert state.levels.shape == (1, 1, 12, 2, 2)
-
-
-def bad(**changes):
-    q, k, v, log_decay, lam = random_inputs(0, 2, 9, 2, 4, 3, 5, dtype=np.float32)
-    return {"q": q, "k": k, "v": v, "log_decay": log_decay, "lam": lam} | changes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (bad(q=np.zeros((2, 9, 6), np.float32)), r"q has shape \(2, 9, 6\) of rank 3: expected \[B, T, G, K\]"),
-        (bad(k=np.zeros((2, 9, 2, 4), np.float32)), r"k has shape \(2, 9, 2, 4\): expected .* K = 3, as in q"),
-        (bad(v=np.zeros((2, 8, 4, 5), np.float32)), r"v has shape \(2, 8, 4, 5\): expected .* T = 9"),
-        (
-            bad(
-                v=np.zeros((2, 9, 3, 5), np.float32),
-                log_decay=np.zeros((2, 9, 3), np.float32),
-                lam=np.zeros((2, 9, 3, 5), np.float32),
-            ),
-            "H = 3 heads: expected a multiple of the G = 2 groups",
-        ),
-        (
-            bad(lam=np.zeros((2, 9, 4, 4), np.float32)),
-            r"lam has shape .* L = 4 levels: expected L ≥ num_levels\(9\) = 5",
-        ),
-        (bad(q=np.zeros((2, 9, 2, 3), np.int32)), "q has dtype int32: expected a floating dtype"),
-        (bad(segment_ids=np.zeros((2, 8), int)), r"segment_ids has shape \(2, 8\): expected \[B, T\] = \(2, 9\)"),
-        (bad(segment_ids=np.zeros((2, 9))), r"segment_ids is of float64: expected an array of integers \[B, T\]"),
-        (bad(first_position=-1), "first_position is -1: expected a position, at least 0"),
-        (bad(first_position=9), r"L = 5 levels: expected L ≥ num_levels\(18\) = 6 for first_position \+ T tokens"),
-        (
-            bad(first_position=np.zeros(3, int)),
-            r"first_position has shape \(3,\): expected a scalar, or \[B\] with B = 2",
-        ),
-        (
-            bad(first_position=1, initial_state=init_fenwick_state(2, 4, 3, 5, 9)),
-            "first_position is 1: expected 0 with an initial_state, which has a position of its own",
-        ),
-        (bad(return_state=1), "return_state must be True or False, got 1"),
-        (bad(precision=[]), r"precision must be None, a name such as 'highest' or .*, got \[\]"),
-        (bad(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
-        (bad(implementation="cuda"), "implementation must be one of .*'xla'.* got 'cuda'"),
-        (bad(implementation=np.zeros(2)), r"implementation must be one of .*, got array\("),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 6, 9)),
-            r"initial_state.levels has shape \(2, 4, 5, 3, 6\): expected \[2, 4, L, 3, 5\]",
-        ),
-        (bad(initial_state=np.zeros((2, 4, 5, 3, 5))), "initial_state is of type ndarray: expected a FenwickState"),
-        (
-            bad(initial_state=FenwickState(np.zeros((2, 4, 5, 3, 5), int), 0)),
-            r"initial_state.levels has dtype int\d+: expected a floating dtype",
-        ),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=-2)),
-            "initial_state.position is -2: expected the number of tokens seen, at least 0",
-        ),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=3.7)),
-            "initial_state.position is 3.7: expected an integer",
-        ),
-        (bad(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
-        (bad(q=np.ma.ones((2, 9, 2, 3), np.float32)), "q is of type MaskedArray: expected an array"),
-        (bad(q=np.full((2, 9, 2, 3), "1")), r"q has dtype <U1: expected a floating dtype"),
-        (bad(v=np.ones((2, 9, 4, 5), object)), "v has dtype object: expected a floating dtype"),
-        (bad(k=np.ones((2, 9, 2, 3), jnp.float8_e4m3fn)), "k has dtype float8_e4m3fn: .* of 16 bits or more"),
-        (bad(initial_state=FenwickState([1.0], 0)), "initial_state.levels is of type list: expected an array"),
-        (
-            bad(initial_state=FenwickState(np.zeros((2, 4, 0, 3, 5), np.float32), 0)),
-            r"initial_state.levels has shape \(2, 4, 0, 3, 5\): expected \[2, 4, L, 3, 5\]",
-        ),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=True)),
-            "initial_state.position is True: expected an integer",
-        ),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jax.random.key(0))),
-            "initial_state.position has dtype key<fry>: expected an integer",
-        ),
-        (
-            bad(initial_state=init_fenwick_state(2, 4, 3, 5, 9).replace(position=jnp.asarray(16))),
-            r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        log_linear_attention(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(k=np.zeros((1, 9, 2, 3), np.float32)), r"k has shape \(1, 9, 2, 3\): expected .* B = 2, as in q"),
-        (dict(log_decay=np.zeros((2, 9, 1), np.float32)), r"log_decay has shape .* H = 4, as in v"),
-        (dict(v=np.zeros((2, 9, 4, 5), int)), r"v has dtype int\d+: expected a floating dtype"),
-        (dict(chunk_size=3), "chunk_size must be a power of two ≥ 1 or None, got 3"),
-        (dict(return_state=None), "return_state must be True or False, got None"),
-        (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
-        (dict(q="q"), r"q is of type str: expected an array \[B, T, G, K\]"),
-        (
-            dict(implementation="flash"),
-            "implementation must be one of 'parallel', 'recurrent', 'xla', 'pallas' or None",
-        ),
-        (dict(initial_state=np.zeros((2, 4, 5, 3), np.float32)), r"initial_state has shape .* K = 3, as in q"),
-        (
-            dict(initial_state=init_fenwick_state(2, 4, 3, 5, 9)),
-            "initial_state is of type FenwickState: expected an array",
-        ),
-    ],
-)
-def test_bad_arguments_of_gated_linear_attention_are_named(changes, message):
-    arguments = {name: x for name, x in bad().items() if name != "lam"}
-    with pytest.raises(ValueError, match=message):
-        gated_linear_attention(**arguments | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(k=np.zeros((2, 9, 2, 4), np.float32)), r"k has shape \(2, 9, 2, 4\): expected .* K = 3, as in q"),
-        (dict(v=np.zeros((2, 9, 3, 5), np.float32)), "H = 3 heads: expected a multiple of the G = 2 groups"),
-        (dict(q=np.zeros((2, 9, 2, 3), int)), r"q has dtype int\d+: expected a floating dtype"),
-        (dict(implementation="xla"), "implementation must be one of 'parallel', 'recurrent' or None, got 'xla'"),
-    ],
-)
-def test_bad_arguments_of_softmax_attention_are_named(changes, message):
-    arguments = {name: bad()[name] for name in ("q", "k", "v")}
-    with pytest.raises(ValueError, match=message):
-        softmax_attention(**arguments | changes)
-
-
-def test_softmax_attention_takes_the_wider_of_mixed_dtypes():
-    q, k, v = (bad()[name] for name in "qkv")
-    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
-    expected = softmax_attention(low[0].astype(jnp.float32), k, v)
-    np.testing.assert_array_equal(softmax_attention(low[0], k, v), expected)
-    assert softmax_attention(*low[:2], v).dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize("attention", [log_linear_attention, gated_linear_attention])
-def test_a_chunk_longer_than_the_sequence_is_the_sequence(attention):
-    arguments = {n: x for n, x in bad().items() if n != "lam" or attention is log_linear_attention}
-    expected = attention(**arguments, return_state=True)
-    got = attention(**arguments, return_state=True, chunk_size=1 << 20)  # would be terabytes
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-
-
-@pytest.mark.parametrize(("axis", "name"), [(0, "B"), (1, "T"), (3, "V")])
-def test_empty_arrays_are_an_error(axis, name):
-    arguments = bad()
-    which = ["v"] if name == "V" else list(arguments)
-    empty = {n: np.take(np.asarray(x), [], axis) if n in which else x for n, x in arguments.items()}
-    with pytest.raises(ValueError, match=rf"with at least one of each \(no {name} here\)"):
-        log_linear_attention(**empty)
-
-
-def test_a_step_past_the_states_end_is_an_error():
-    state = init_fenwick_state(1, 1, 2, 2, max_length=4)
-    inputs = random_inputs(0, 1, 5, 1, 1, 2, 2, levels=9, dtype=np.float32)
-    for t in range(4):
-        _, state = fenwick_step(state, *(x[:, t] for x in inputs))
-    with pytest.raises(ValueError, match=r"3 levels, room for 4 tokens.*larger max_length"):
-        fenwick_step(state, *(x[:, 4] for x in inputs))

@@ -7,13 +7,12 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax import FenwickState, fenwick_step, init_fenwick_state, log_linear_attention
-from loglinear_jax.ops import delta
+from loglinear_jax.ops import delta, log_linear
 from loglinear_jax.ops.continuation import take_step
-from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.positions import END, advanced, as_position, have_room
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .forms import FORMS, LOG_LINEAR, in_tiers
+from .forms import BUCKET_SCORES, FORMS, LOG_LINEAR, in_tiers
 from .inputs import in_float64, random_inputs, relative_error
 
 every_form = pytest.mark.parametrize("form", in_tiers(form for form in FORMS if form.operation is LOG_LINEAR))
@@ -30,14 +29,15 @@ def is_nan(x):
     return np.isnan(np.asarray(x, np.float32))
 
 
-@every_form
-def test_tokens_beyond_lams_levels_are_nan_and_those_before_keep_outputs_and_gradients(form):
+@pytest.mark.parametrize("form", in_tiers(form for form in FORMS if form.operation in (LOG_LINEAR, BUCKET_SCORES)))
+def test_tokens_beyond_the_levels_are_nan_and_those_before_keep_outputs_and_gradients(form):
     """4 levels are for 8 positions: of 6 tokens from position 5 on, 3."""
-    inputs = form.inputs(0, 2, 6, 1, 2, levels=4)
-    levels = LOG_LINEAR.draw_state(1, inputs)
+    inputs, operation = form.inputs(0, 2, 6, 1, 2, levels=4), form.operation
+    levels = operation.draw_state(1, inputs, 4)
 
     def loss(inputs, levels, position):
-        out, _ = form(inputs, initial_state=FenwickState(levels, position), return_state=True)
+        options = dict(initial_state=FenwickState(levels, position), return_state=True, **operation.with_room(8))
+        out, _ = form(inputs, **options)
         return jnp.sum(out[:, :3] ** 2), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(inputs, levels, 5)
@@ -93,11 +93,11 @@ def test_positions_of_64_bits_do_not_wrap():
             assert is_nan(traced(np.asarray(position % 2**64).astype(dtype))).all()
 
 
-@pytest.mark.parametrize("step", [recurrent.step, pallas.step, delta.recurrent.step])
+@pytest.mark.parametrize("step", [log_linear.step, log_linear.kernel_step, delta.step])
 @pytest.mark.parametrize("position", [-1, -3, -(2**31), END])
 def test_a_step_at_no_position_is_nan_and_ends_the_state(step, position):
     q, k, v, log_decay, lam = random_inputs(0, 1, 1, 1, 2, 16, 16, levels=4, dtype=np.float32)
-    beta = [] if step is not delta.recurrent.step else [jnp.ones_like(log_decay)]
+    beta = [] if step is not delta.step else [jnp.ones_like(log_decay)]
     inputs = [x[:, 0] for x in (q, k, v, log_decay, *beta, lam)]
     state = FenwickState(jnp.ones((1, 2, 4, 16, 16)), jnp.asarray(position, jnp.int32))
     with pallas_kernels.interpret():
@@ -128,13 +128,6 @@ def test_a_step_beyond_lams_levels_is_nan_and_the_larger_state_goes_on():
         out, state = step(state, *(x[:, t] for x in (*inputs[:4], inputs[4][..., :few])))
         assert is_nan(out).all() == (t == 5)
     assert relative_error(out, log_linear_attention(*inputs)[:, 6]) < 1e-5
-
-
-def test_a_state_with_fewer_levels_than_its_position_needs_is_an_error():
-    inputs = random_inputs(0, 1, 2, 1, 1, 2, 2, levels=9, dtype=np.float32)
-    state = init_fenwick_state(1, 1, 2, 2, max_length=4).replace(position=5)
-    with pytest.raises(ValueError, match=r"has 3 levels, room for 4 tokens: expected at least 4 levels for .* = 5"):
-        log_linear_attention(*inputs, initial_state=state)
 
 
 def test_softmax_steps_past_the_caches_end_are_nan():

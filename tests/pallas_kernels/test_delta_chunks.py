@@ -10,8 +10,8 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax.fenwick import num_levels
-from loglinear_jax.ops.delta.transitions import transitions
 from loglinear_jax.ops.levels import level_of_pairs, select_level
+from loglinear_jax.ops.transitions import transitions
 from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, assert_exact_enough, exact_results, results
 
 pytestmark = pytest.mark.usefixtures("run_kernels")

@@ -17,8 +17,8 @@ from jax.sharding import Mesh, PartitionSpec
 import pallas_kernels
 from loglinear_jax import FenwickState, log_linear_attention, num_levels
 from loglinear_jax.ops.continuation import InitialState
-from loglinear_jax.ops.heads import split_heads
-from loglinear_jax.ops.segments import forgetting
+from loglinear_jax.ops.levels import split_heads
+from loglinear_jax.ops.positions import forgetting
 from pallas_kernels import fenwick_attention
 from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU

@@ -9,7 +9,7 @@ import pytest
 
 import loglinear_jax
 from loglinear_jax.fenwick import FenwickState
-from loglinear_jax.ops.log_linear import pallas, recurrent
+from loglinear_jax.ops import log_linear
 from pallas_kernels import fenwick_step
 from pallas_kernels.common import support
 
@@ -27,7 +27,7 @@ def draw(batch, groups, heads, levels, key_dim, value_dim, seed=0):
 
 
 def expected(states, position, *inputs):
-    out, state = recurrent.step(FenwickState(states, jnp.int32(position)), *inputs, precision="highest")
+    out, state = log_linear.step(FenwickState(states, jnp.int32(position)), *inputs, precision="highest")
     return out, state.levels
 
 
@@ -75,7 +75,7 @@ def test_gradients_are_those_of_the_recurrent_form():
 
     found, wanted = (
         jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)(step, states, inputs)
-        for step in (pallas.step, recurrent.step)
+        for step in (log_linear.kernel_step, log_linear.step)
     )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.decays import decay_matrix, decay_since_start, decay_to_end
-from loglinear_jax.ops.heads import dot
+from loglinear_jax.ops.levels import dot
 
 
 @flax.struct.dataclass
@@ -87,7 +87,7 @@ def transitions(
 ) -> Transitions:
     """Those of runs of C tokens. A token with log_decay and beta 0 changes no state.
 
-    begin: where the segment of each token begins, if there are several (see `ops.segments`). Then M has a block for each, and
+    begin: where the segment of each token begins, if there are several (see `ops.positions`). Then M has a block for each, and
     nothing is left of a state before a run in which a segment begins.
     """
     dtype, size = log_decay.dtype, log_decay.shape[-1]

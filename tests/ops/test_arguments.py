@@ -1,0 +1,310 @@
+"""What operations refuse by name, how many levels they give, and when kernels are chosen. What they compute: test_forms.py."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels
+from loglinear_jax import (
+    FenwickState,
+    bucket_scores,
+    fenwick_step,
+    init_fenwick_state,
+    log_linear_attention,
+    num_levels,
+)
+from loglinear_jax.ops import delta, log_linear, softmax_attention
+from pallas_kernels import KERNELS, registry
+from pallas_kernels.common import support
+
+from .forms import BUCKET_SCORES, DELTA, FORMS, GATED_DELTA, GATED_LINEAR, HAS_GPU, LOG_LINEAR, SOFTMAX, WITH_STATES
+from .inputs import random_inputs, relative_error
+
+by_name = functools.partial(pytest.mark.parametrize, "operation", ids=lambda operation: operation.name)
+without_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+STATE = init_fenwick_state(2, 4, 3, 5, 9)
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def at(position, state=STATE):
+    return state.replace(position=position)
+
+
+OF_ALL = [
+    (dict(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
+    (dict(q=np.ma.ones((2, 9, 2, 3), np.float32)), "q is of type MaskedArray: expected an array"),
+    (dict(q=np.full((2, 9, 2, 3), "1")), r"q has dtype <U1: expected a floating dtype"),
+    (dict(k=np.ones((2, 9, 2, 3), jnp.float8_e4m3fn)), "k has dtype float8_e4m3fn: .* of 16 bits or more"),
+    (dict(q=zeros(2, 9, 2, 3, dtype=np.int32)), "q has dtype int32: expected a floating dtype"),
+    (dict(q=zeros(2, 9, 6)), r"q has shape \(2, 9, 6\) of rank 3: expected \[B, T, G, K\]"),
+    (dict(k=zeros(2, 9, 2, 4)), r"k has shape \(2, 9, 2, 4\): expected .* K = 3, as in q"),
+    (dict(segment_ids=zeros(2, 8, dtype=int)), r"segment_ids has shape \(2, 8\): expected \[B, T\] = \(2, 9\)"),
+    (dict(segment_ids=zeros(2, 9)), r"segment_ids is of float32: expected an array of integers \[B, T\]"),
+    (dict(implementation="cuda"), "implementation must be one of .*'recurrent'.* got 'cuda'"),
+    (dict(implementation=np.zeros(2)), r"implementation must be one of .*, got array\("),
+]
+OF_STATES = [
+    (dict(log_decay=zeros(2, 9, 3)), r"log_decay has shape .* (H = 4, as in v|H = 3 heads: .* of the G = 2 groups)"),
+    (dict(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
+    (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
+]
+OF_LEVELS = [
+    (dict(first_position=-1), "first_position is -1: expected a position, at least 0"),
+    (
+        dict(first_position=zeros(3, dtype=int)),
+        r"first_position has shape \(3,\): expected a scalar, or \[B\] with B = 2",
+    ),
+    (dict(first_position=1, initial_state=STATE), "first_position is 1: expected 0 with an initial_state, which has"),
+    (
+        dict(initial_state=init_fenwick_state(2, 4, 3, 6, 9)),
+        r"initial_state.levels has shape \(2, 4, 5, 3, 6\): expected",
+    ),
+    (dict(initial_state=zeros(2, 4, 5, 3, 5)), "initial_state is of type ndarray: expected a FenwickState"),
+]
+OF_ONE_STATE = [
+    (dict(initial_state=zeros(2, 4, 5, 3)), r"initial_state has shape .* K = 3, as in q"),
+    (dict(initial_state=STATE), "initial_state is of type FenwickState: expected an array"),
+]
+OF_ONE = [
+    (LOG_LINEAR, dict(v=zeros(2, 8, 4, 5)), r"v has shape \(2, 8, 4, 5\): expected .* T = 9"),
+    (LOG_LINEAR, dict(v=np.ones((2, 9, 4, 5), object)), "v has dtype object: expected a floating dtype"),
+    (
+        LOG_LINEAR,
+        dict(v=zeros(2, 9, 3, 5), log_decay=zeros(2, 9, 3), lam=zeros(2, 9, 3, 5)),
+        "H = 3 heads: expected a multiple of the G = 2 groups",
+    ),
+    (LOG_LINEAR, dict(lam=zeros(2, 9, 4, 4)), r"lam has shape .* L = 4 levels: expected L ≥ num_levels\(9\) = 5"),
+    (LOG_LINEAR, dict(first_position=9), r"L = 5 levels: expected L ≥ num_levels\(18\) = 6 for first_position \+ T"),
+    (
+        LOG_LINEAR,
+        dict(initial_state=at(-2)),
+        "initial_state.position is -2: expected the number of tokens seen, at least",
+    ),
+    (LOG_LINEAR, dict(initial_state=at(3.7)), "initial_state.position is 3.7: expected an integer"),
+    (LOG_LINEAR, dict(initial_state=at(True)), "initial_state.position is True: expected an integer"),
+    (LOG_LINEAR, dict(initial_state=at(jax.random.key(0))), "initial_state.position has dtype key<fry>: expected an"),
+    (
+        LOG_LINEAR,
+        dict(initial_state=at(jnp.asarray(16))),
+        r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
+    ),
+    (
+        LOG_LINEAR,
+        dict(initial_state=at(17)),
+        r"has 5 levels, room for 16 tokens: expected at least 6 levels for .* = 17",
+    ),
+    (LOG_LINEAR, dict(initial_state=FenwickState([1.0], 0)), "initial_state.levels is of type list: expected an array"),
+    (
+        LOG_LINEAR,
+        dict(initial_state=FenwickState(zeros(2, 4, 0, 3, 5), 0)),
+        r"has shape \(2, 4, 0, 3, 5\): expected \[",
+    ),
+    (BUCKET_SCORES, dict(num_levels=4), r"num_levels is 4: expected an integer ≥ num_levels\(9\) = 5 for T tokens"),
+    (BUCKET_SCORES, dict(num_levels=5.0), "num_levels is 5.0: expected an integer"),
+    (
+        BUCKET_SCORES,
+        dict(initial_state=at(16, init_fenwick_state(2, 4, 3, 1, 20)), num_levels=5),
+        r"num_levels is 5: expected an integer ≥ num_levels\(25\) = 6 for initial_state.position \+ T tokens",
+    ),
+    (SOFTMAX, dict(v=zeros(2, 9, 3, 5)), "H = 3 heads: expected a multiple of the G = 2 groups"),
+    (SOFTMAX, dict(window=0), "window must be None or at least 1, got 0"),
+    (DELTA, dict(beta=zeros(2, 5, 4)), r"beta has shape \(2, 5, 4\): expected \[B, T, H\] with T = 9"),
+    (GATED_DELTA, dict(beta=zeros(2, 9, 4, dtype=int)), r"beta has dtype int\d+: expected a floating dtype"),
+]
+
+
+def refused():
+    for operation in (*WITH_STATES, SOFTMAX):
+        cases = OF_ALL + (OF_STATES if operation.has_state else [])
+        cases = cases + (OF_LEVELS if operation.has_positions else OF_ONE_STATE if operation.has_state else [])
+        yield from (pytest.param(operation, *case, id=f"{operation.name}-{case[1][:40]}") for case in cases)
+    yield from (pytest.param(*case, id=f"{case[0].name}-{case[2][:40]}") for case in OF_ONE)
+
+
+def arguments_of(operation, **changes):
+    inputs = operation.inputs(0, 2, 9, 2, 4, 3, 5, dtype=np.float32)
+    return dict(zip(operation.arguments, inputs, strict=True)) | changes
+
+
+@pytest.mark.parametrize(("operation", "changes", "message"), list(refused()))
+def test_bad_arguments_are_named(operation, changes, message):
+    with pytest.raises(ValueError, match=message):
+        operation.function(**arguments_of(operation, **changes))
+
+
+@pytest.mark.parametrize(("axis", "name"), [(0, "B"), (1, "T"), (3, "V")])
+def test_empty_arrays_are_an_error(axis, name):
+    arguments = arguments_of(LOG_LINEAR)
+    which = ["v"] if name == "V" else list(arguments)
+    empty = {n: np.take(np.asarray(x), [], axis) if n in which else x for n, x in arguments.items()}
+    with pytest.raises(ValueError, match=rf"with at least one of each \(no {name} here\)"):
+        log_linear_attention(**empty)
+
+
+@by_name([LOG_LINEAR, DELTA])
+def test_a_step_past_the_states_end_is_an_error(operation):
+    state = init_fenwick_state(1, 1, 2, 2, max_length=4)
+    inputs = operation.inputs(0, 1, 5, 1, 1, 2, 2, levels=9, dtype=np.float32)
+    for t in range(4):
+        _, state = operation.step(state, [x[:, t] for x in inputs])
+    with pytest.raises(ValueError, match=r"3 levels, room for 4 tokens.*larger max_length"):
+        operation.step(state, [x[:, 4] for x in inputs])
+
+
+@by_name([LOG_LINEAR, GATED_LINEAR])
+def test_a_chunk_longer_than_the_sequence_is_the_sequence(operation):
+    run = functools.partial(operation.function, **arguments_of(operation), return_state=True)
+    jax.tree.map(np.testing.assert_array_equal, run(), run(chunk_size=1 << 20))  # would be terabytes
+
+
+def test_state_has_lams_levels_or_more():
+    inputs = random_inputs(10, 1, 6, 1, 1, 2, 2, levels=9, dtype=np.float32)
+    states = [None, *(init_fenwick_state(1, 1, 2, 2, length) for length in (6, 2**11))]
+    ends = [log_linear_attention(*inputs, initial_state=state, return_state=True)[1] for state in states]
+    assert [end.levels.shape[2] for end in ends] == [9, 9, 12]
+
+
+def test_scores_have_as_many_levels_as_the_tokens_or_the_state_need():
+    inputs = BUCKET_SCORES.inputs(0, 1, 6, 1, 2, 3, 5, dtype=np.float32)
+
+    def levels(max_length, position, **kwargs):
+        state = init_fenwick_state(1, 2, 3, 1, max_length).replace(position=position)
+        scores, state = bucket_scores(*inputs, initial_state=state, return_state=True, **kwargs)
+        return scores.shape[3], state.levels.shape[2]
+
+    assert bucket_scores(*inputs).shape[3] == num_levels(6)
+    assert levels(3, 2) == (4, 4)  # 8 tokens in all
+    assert levels(100, 2) == (8, 8)
+    assert levels(100, 2, num_levels=4) == (4, 8)
+    assert levels(3, 2, num_levels=9) == (9, 9)
+
+
+def test_softmax_attention_takes_the_wider_of_mixed_dtypes():
+    q, k, v = arguments_of(SOFTMAX).values()
+    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    expected = softmax_attention(low[0].astype(jnp.float32), k, v)
+    np.testing.assert_array_equal(softmax_attention(low[0], k, v), expected)
+    assert softmax_attention(*low[:2], v).dtype == jnp.bfloat16
+
+
+# --- When kernels are chosen, and what is said where they cannot be -------------------------------------------------
+
+
+@without_gpu
+def test_without_a_gpu_nothing_is_chosen_and_nothing_said(caplog):
+    inputs = random_inputs(2, 1, 9, 1, 1, 16, 16, dtype=np.float32)
+    log_linear_attention(*inputs)
+    with pallas_kernels.interpret():  # which is for tests: it must be named to be used
+        assert not log_linear.kernels_are_best(*inputs[:3])
+    assert not caplog.records
+
+
+@without_gpu
+@by_name([form.operation for form in FORMS if form.name == "pallas"])
+def test_after_the_interpreter_kernels_are_refused_again(operation):
+    inputs = operation.inputs(0, 1, 20, 1, 1, 16, 16, dtype=np.float32)
+    with pallas_kernels.interpret():
+        operation.function(*inputs, implementation="pallas", chunk_size=16)
+    with pytest.raises(ValueError, match="JAX runs on cpu"):
+        operation.function(*inputs, implementation="pallas", chunk_size=16)
+
+
+def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(support, "interpreting", lambda: False)
+    inputs = random_inputs(3, 1, 9, 1, 1, 8, 8, dtype=np.float32)
+    registry.tell_once.cache_clear()
+    out = log_linear_attention(*inputs)
+    log_linear_attention(*inputs)
+    [message] = caplog.messages
+    assert re.search(r"falls back to implementation='xla'.*K, the key dim, is 8", message)
+    assert relative_error(out, log_linear_attention(*inputs, implementation="parallel")) < 1e-5
+
+
+def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monkeypatch):
+    asked = []
+    monkeypatch.setattr(support, "runs_on_gpu", lambda: True)
+    monkeypatch.setattr(support, "interpreting", lambda: False)
+    monkeypatch.setattr(KERNELS["log_linear_attention"], "limits", lambda *problem: asked.append(problem[2]))
+    q, k, v, *_ = random_inputs(3, 1, 9, 1, 1, 16, 16, dtype=np.float32)
+    assert log_linear.kernels_are_best(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v)
+    assert asked == [jnp.float32]
+
+
+@pytest.mark.gpu
+def test_pallas_is_the_default_on_a_gpu():
+    inputs = random_inputs(4, 1, 200, 1, 2, 32, 32, dtype=np.float32)
+    np.testing.assert_array_equal(log_linear_attention(*inputs), log_linear_attention(*inputs, implementation="pallas"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "precision", "expected"),
+    [
+        (jnp.bfloat16, 24, None, True),
+        (np.float32, 24, "default", True),  # on a GPU that is TF32
+        (np.float32, 24, "tensorfloat32", True),
+        (np.float32, 24, "highest", False),
+        (np.float32, 64, "default", True),
+        (np.float32, 80, "default", False),
+        (np.float32, 48, None, False),
+        (np.float16, 24, None, False),
+        (jnp.bfloat16, 160, None, False),
+    ],
+)
+def test_kernels_of_the_delta_rule_are_taken_where_they_pay(monkeypatch, dtype, dim, precision, expected):
+    for name, found in dict(runs_on_gpu=True, why_no_device=None).items():
+        monkeypatch.setattr(support, name, lambda found=found: found)
+    q, k, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, dim, dtype=dtype)
+    assert delta.kernels_are_best(q, k, v, precision=precision) == expected
+    assert not delta.kernels_are_best(q[:, :16], k[:, :16], v[:, :16], precision=precision)  # one chunk
+
+
+@by_name([DELTA, GATED_DELTA])
+def test_what_is_best_is_taken(monkeypatch, operation):
+    """But not where another form is named."""
+    inputs = operation.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
+    monkeypatch.setattr(delta, "kernels_are_best", lambda *arguments: True)
+    with pallas_kernels.interpret():
+        taken = operation.function(*inputs)
+        np.testing.assert_array_equal(taken, operation.function(*inputs, implementation="pallas"))
+        assert (np.asarray(taken) != operation.function(*inputs, implementation="xla")).any()
+    monkeypatch.setattr(delta, "kernels_are_best", lambda *arguments: False)
+    np.testing.assert_array_equal(operation.function(*inputs), operation.function(*inputs, implementation="xla"))
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("length", "dim", "message"),
+    [
+        (6, 16, "JAX runs on cpu"),
+        (40, 16, "JAX runs on cpu"),
+        (40, 160, "K, the key dim, is 160: the kernels of the delta"),
+    ],
+)
+def test_kernels_that_are_asked_for_and_cannot_run_are_an_error(length, dim, message):
+    inputs = DELTA.inputs(0, 1, length, 1, 2, dim, 16, dtype=np.float32)
+    with pytest.raises(ValueError, match=message):
+        DELTA.function(*inputs, implementation="pallas", chunk_size=16)
+
+
+def test_a_step_takes_its_kernel_by_name_alone():
+    with pytest.raises(ValueError, match="implementation must be one of"):
+        fenwick_step(STATE, *(x[:, 0] for x in arguments_of(LOG_LINEAR).values()), implementation="cuda")
+
+
+@by_name([DELTA, GATED_DELTA])
+@pytest.mark.parametrize("implementation", ["xla", "parallel"])
+def test_no_solver_of_a_library_is_called(operation, implementation):
+    """On a CPU of two cores LAPACK's, called by several parts of one program, waits for threads for ever."""
+    inputs = operation.inputs(0, 1, 40, 1, 2, 3, 4, dtype=np.float32)
+    attend = functools.partial(operation.function, implementation=implementation)
+    text = jax.jit(jax.grad(lambda inputs: jnp.sum(attend(*inputs)))).lower(inputs).as_text()
+    assert "stablehlo.dot_general" in text
+    assert "triangular" not in text and "custom_call" not in text
