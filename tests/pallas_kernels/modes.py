@@ -45,21 +45,6 @@ def assert_exact_enough(mode, names, found, expected, floor=0.0):
         assert error <= TOLERANCE[mode] * (floor + np.linalg.norm(wanted)), name
 
 
-def check_against_float64(names, kernel, plain, inputs, tolerance):
-    """Returns the kernel's value and gradients, whose relative errors are within the tolerance. names: theirs."""
-    found = results(kernel, inputs)
-    for name, x, wanted in zip(names, found, exact_results(plain, inputs), strict=True):
-        error = np.linalg.norm(np.asarray(x, np.float64) - wanted)
-        assert error <= tolerance * (1e-2 + np.linalg.norm(wanted)), name
-    return found
-
-
-def flat_value_and_gradients(function, inputs):
-    """As `value_and_gradients`, in one tuple."""
-    value, gradients = value_and_gradients(function, inputs)
-    return value, *gradients
-
-
 def grids(function, *arguments):
     """The grid of every pallas_call that function makes."""
 
