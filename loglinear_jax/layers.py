@@ -230,8 +230,14 @@ class _GatedLayer(MixingLayer):
     conv_width: int = 4
     norm_epsilon: float = 1e-5
 
-    def _gate_and_mix(self, x, cache, max_length, segment_ids):
-        """(gate z [B, T, H·V], values after the convolution [B, T, H, V], what was mixed [B, T, H, V], window, cache)"""
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"] | Scaled,
+        cache: LayerCache | None = None,
+        max_length: int | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+    ) -> Output:
         mixer = self._token_mixer(scale_values=True, scale_queries=True)
         groups, key_dim = self.key_sizes
         keys = groups * key_dim
@@ -241,7 +247,11 @@ class _GatedLayer(MixingLayer):
         vkq, window = self._conv(vkq, cache, segment_ids)
         v, k, q = jnp.split(vkq, [self.value_size, self.value_size + keys], axis=-1)
         mixed, mixer_cache = self._mix(mixer, q, k, v, rest, cache, max_length, segment_ids)
-        return gate, v.reshape(mixed.shape), mixed, window, mixer_cache
+        return self._out_proj(self._gated(gate, v.reshape(mixed.shape), mixed), window, mixer_cache)
+
+    def _gated(self, gate: Float[Array, "B T HV"], v: Float[Array, "B T H V"], mixed: Float[Array, "B T H V"]):
+        """What the output projection reads, of the values after the convolution and of what was mixed."""
+        raise NotImplementedError
 
     def _norm(self, **how: Any) -> RMSNorm:
         return RMSNorm(epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, name="norm", **how)
@@ -267,19 +277,10 @@ class LogLinearMamba2Block(_GatedLayer):
 
     norm_groups: int | None = None
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"] | Scaled,
-        cache: LayerCache | None = None,
-        max_length: int | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
-    ) -> Output:
-        gate, v, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length, segment_ids)
+    def _gated(self, gate, v, mixed):
         skip = self.param("skip", nn.initializers.ones, (self.heads,), self.param_dtype)
         y = (mixed + skip.astype(v.dtype)[:, None] * v).reshape(gate.shape)
-        norm = self._norm(groups=self.norm_groups or self.key_sizes[0], deferred=True)
-        return self._out_proj(norm(y * nn.silu(gate)), window, mixer_cache)
+        return self._norm(groups=self.norm_groups or self.key_sizes[0], deferred=True)(y * nn.silu(gate))
 
 
 class GatedDeltaNetBlock(_GatedLayer):
@@ -300,17 +301,8 @@ class GatedDeltaNetBlock(_GatedLayer):
 
     mixer: str = "gated_delta"
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"] | Scaled,
-        cache: LayerCache | None = None,
-        max_length: int | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
-    ) -> Output:
-        gate, _, mixed, window, mixer_cache = self._gate_and_mix(x, cache, max_length, segment_ids)
-        y = self._norm()(mixed).reshape(gate.shape) * nn.silu(gate)  # one scale for all heads
-        return self._out_proj(y, window, mixer_cache)
+    def _gated(self, gate, v, mixed):
+        return self._norm()(mixed).reshape(gate.shape) * nn.silu(gate)  # one scale for all heads
 
 
 # By what a mixer says of itself.

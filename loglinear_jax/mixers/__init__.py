@@ -13,9 +13,8 @@ from loglinear_jax.components import Call, fields_of, find_class, instantiate, p
 from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.mixers.base import DECAY_PARAMS, DT_MAX, DT_MIN, MixerCache, TokenMixer, init_dt_bias, unit
 from loglinear_jax.mixers.delta import DeltaMixer, GatedDeltaMixer, LogLinearDeltaMixer
-from loglinear_jax.mixers.gated_linear import GatedLinearMixer
 from loglinear_jax.mixers.levels import LookingCache
-from loglinear_jax.mixers.log_linear import LogLinearMixer
+from loglinear_jax.mixers.mamba2 import GatedLinearMixer, LogLinearMixer
 from loglinear_jax.mixers.softmax import SoftmaxMixer
 from loglinear_jax.ops.softmax import KeyValueCache
 

@@ -195,12 +195,11 @@ class LevelMixer(DecayingMixer):
         """(bucket scores of unit queries and keys; where levels are occupied; the sums of keys that are to be remembered, and
         the position of the first of them)."""
         sums = None if before is None else before.key_sums
-        one_token = before is not None and q.shape[1] == 1
-        found = bucket_scores(
-            unit(q), unit(k), log_decay, **(where | ({"implementation": "recurrent"} if one_token else {})),
-            num_levels=levels, initial_state=sums, return_state=before is not None or max_length is not None,
-            axis_name=self.axis,
-        )  # fmt: skip
+        more: dict[str, Any] = dict(num_levels=levels, initial_state=sums, axis_name=self.axis)
+        more["return_state"] = before is not None or max_length is not None
+        if before is not None and q.shape[1] == 1:
+            more["implementation"] = "recurrent"
+        found = bucket_scores(unit(q), unit(k), log_decay, **(where | more))
         scores, key_sums = found if isinstance(found, tuple) else (found, None)
         sow(self, bucket_scores=scores)
         start = jnp.zeros((), jnp.int32) if self.axis is None else place_of_piece(q.shape[1], self.axis)

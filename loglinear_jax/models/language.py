@@ -14,7 +14,7 @@ from loglinear_jax.layers import LAYERS, LayerCache, MixingLayer, small_normal
 from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import Dense, Embed, RMSNorm, is_one_token_on_gpu, swiglu
-from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.settings import SettingError, other_default, setting
 
 REMAT_POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
@@ -186,10 +186,10 @@ class LanguageModel(nn.Module):
 
     def features(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
         caches: list[LayerCache] | None = None,
         max_length: int | None = None,
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
+        segment_ids: Tokens | None = None,
     ) -> tuple[Float[Array, "B T D"], list[LayerCache | None]]:
         """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
@@ -205,30 +205,28 @@ class LanguageModel(nn.Module):
             return jnp.dot(x.astype(jnp.float32), self.head.astype(x.dtype).astype(jnp.float32))
         return jnp.dot(x, self.head.astype(x.dtype), preferred_element_type=jnp.float32)
 
-    def __call__(
-        self, tokens: Int[Array | np.ndarray, "B T"], segment_ids: Int[Array | np.ndarray, "B T"] | None = None
-    ) -> Float[Array, "B T vocab"]:
+    def __call__(self, tokens: Tokens, segment_ids: Tokens | None = None) -> Float[Array, "B T vocab"]:
         """Logits in float32."""
         return self._logits(self.features(tokens, segment_ids=segment_ids)[0])
 
     def token_losses(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+        segment_ids: Tokens | None = None,
+    ) -> Losses:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
         x, targets = self.features(tokens, segment_ids=segment_ids)[0], at_positions(targets, positions)
         return chunked_token_losses(at_positions(x, positions), self.head, targets)
 
     def continued_losses(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         caches: list[LayerCache] | None = None,
         max_length: int | None = None,
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
+        segment_ids: Tokens | None = None,
     ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"], list[LayerCache | None]]:
         """(cross-entropy in nats, whether argmax is right, as in `token_losses`; the caches after these tokens): a long text in
         parts.
@@ -240,20 +238,18 @@ class LanguageModel(nn.Module):
 
     def summed_loss(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
         z_loss: float = 0.0,
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
+        segment_ids: Tokens | None = None,
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training, with the z_loss of each."""
         x = at_positions(self.features(tokens, segment_ids=segment_ids)[0], positions)
         targets = at_positions(targets, positions)
         return summed_loss(x, self.head, targets, pallas=self.settings.takes_pallas, z_loss=z_loss)
 
-    def prefill(
-        self, tokens: Int[Array | np.ndarray, "B T"], max_length: int
-    ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
+    def prefill(self, tokens: Tokens, max_length: int) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after the last of the tokens, caches with room for max_length tokens in all), in the chunkwise form.
 
         Raises ValueError for more tokens than max_length, or a max_length for which λ has no levels.
@@ -264,9 +260,7 @@ class LanguageModel(nn.Module):
         x, caches = self.features(tokens, max_length=max_length)
         return self._logits(x[:, -1]), caches
 
-    def extend(
-        self, tokens: Int[Array | np.ndarray, "B T"], caches: list[LayerCache]
-    ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
+    def extend(self, tokens: Tokens, caches: list[LayerCache]) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after the last of some more tokens, the caches after them), in the chunkwise form: a long prompt in parts.
 
         A traced position cannot be refused: tokens that max_length leaves no room for give NaN.

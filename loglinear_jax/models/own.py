@@ -6,12 +6,11 @@ import dataclasses
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from loglinear_jax.components import Call, find_class, instantiate, parse_call
 from loglinear_jax.losses import token_losses
-from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.settings import INT32_MAX, SettingError
 
 
@@ -61,9 +60,9 @@ class OwnModel(nn.Module):
 
     def __call__(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
         positions: Positions = slice(None),
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
+        segment_ids: Tokens | None = None,
     ) -> Float[Array, "B P vocab"]:
         """Logits in float32 at `positions` (all T). segment_ids: for a module that takes them."""
         logits = self.model(tokens) if segment_ids is None else self.model(tokens, segment_ids=segment_ids)
@@ -77,21 +76,21 @@ class OwnModel(nn.Module):
 
     def token_losses(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+        segment_ids: Tokens | None = None,
+    ) -> Losses:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0."""
         return token_losses(self(tokens, positions, segment_ids), at_positions(targets, positions))
 
     def summed_loss(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
         z_loss: float = 0.0,
-        segment_ids: Int[Array | np.ndarray, "B T"] | None = None,
+        segment_ids: Tokens | None = None,
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training, with the z_loss of each."""
         logits = self(tokens, positions, segment_ids)

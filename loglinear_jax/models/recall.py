@@ -7,14 +7,14 @@ import dataclasses
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from loglinear_jax.layers import AttentionLayer
 from loglinear_jax.losses import chunked_token_losses, summed_loss, takes_kernel, token_losses
 from loglinear_jax.mixers import DT_MAX, DT_MIN
 from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import Embed
-from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.settings import setting
 
 NORMS = ("post", "pre")
@@ -89,7 +89,7 @@ class RecallModel(nn.Module):
 
     @nn.compact
     def features(
-        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
+        self, tokens: Tokens, positions: Positions = slice(None)
     ) -> tuple[Float[Array, "B P D"], Float[Array | np.ndarray, "D vocab"]]:
         """(what the head reads at `positions` (all T), in the dtype of its products; the head). The last layer's output, and
         what follows it, is computed there only."""
@@ -101,18 +101,16 @@ class RecallModel(nn.Module):
         head = _Weights((m.hidden, m.vocab_size), nn.initializers.normal(m.weight_std), name="head")
         return x.astype(m.dtype), head()
 
-    def __call__(
-        self, tokens: Int[Array | np.ndarray, "B T"], positions: Positions = slice(None)
-    ) -> Float[Array, "B P vocab"]:
+    def __call__(self, tokens: Tokens, positions: Positions = slice(None)) -> Float[Array, "B P vocab"]:
         """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]."""
         return _logits(*self.features(tokens, positions))
 
     def token_losses(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
-    ) -> tuple[Float[Array, "B P"], Bool[Array, "B P"]]:
+    ) -> Losses:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0.
 
         Of more than MOST_LOGITS logits in parts, which in bfloat16 are not rounded to it.
@@ -125,8 +123,8 @@ class RecallModel(nn.Module):
 
     def summed_loss(
         self,
-        tokens: Int[Array | np.ndarray, "B T"],
-        targets: Int[Array | np.ndarray, "B T"],
+        tokens: Tokens,
+        targets: Tokens,
         positions: Positions = slice(None),
         z_loss: float = 0.0,
     ) -> Float[Array, ""]:

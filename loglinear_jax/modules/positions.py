@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+Tokens = Int[Array | np.ndarray, "B T"]
+Losses = tuple[Float[Array, "B P"], Bool[Array, "B P"]]  # of tokens, and whether the argmax is right
 Positions = slice | Int[Array, "B P"]  # the same of every sequence, or each sequence's own, none of them twice
 
 

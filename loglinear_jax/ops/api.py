@@ -72,13 +72,6 @@ def log_linear_attention(
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
-@overload
-def log_linear_attention(
-    q: Array, k: Array, v: Array, log_decay: Array, lam: Array, *,
-    return_state: bool, **options: Unpack[LevelOptions],
-) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
-
-
 @with_standard_promotion
 def log_linear_attention(
     q: Float[Array, "B T G K"],
@@ -227,13 +220,6 @@ def log_linear_delta_attention(
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
 
 
-@overload
-def log_linear_delta_attention(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, lam: Array, *,
-    return_state: bool, **options: Unpack[LevelOptions],
-) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
-
-
 @with_standard_promotion
 def log_linear_delta_attention(
     q: Float[Array, "B T G K"],
@@ -350,13 +336,6 @@ def gated_linear_attention(
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
 
-@overload
-def gated_linear_attention(
-    q: Array, k: Array, v: Array, log_decay: Array, *,
-    return_state: bool, **options: Unpack[OneStateOptions],
-) -> Array | tuple[Array, Array]: ...  # fmt: skip
-
-
 @with_standard_promotion
 def gated_linear_attention(
     q: Float[Array, "B T G K"],
@@ -422,13 +401,6 @@ def gated_delta_attention(
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
 
-@overload
-def gated_delta_attention(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, *,
-    return_state: bool, **options: Unpack[OneStateOptions],
-) -> Array | tuple[Array, Array]: ...  # fmt: skip
-
-
 @with_standard_promotion
 def gated_delta_attention(
     q: Float[Array, "B T G K"],
@@ -491,13 +463,6 @@ def bucket_scores(
     q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
     return_state: Literal[True], **options: Unpack[LevelOptions],
 ) -> tuple[Array, FenwickState]: ...  # fmt: skip
-
-
-@overload
-def bucket_scores(
-    q: Array, k: Array, log_decay: Array, *, num_levels: int | None = ...,
-    return_state: bool, **options: Unpack[LevelOptions],
-) -> Array | tuple[Array, FenwickState]: ...  # fmt: skip
 
 
 @with_standard_promotion

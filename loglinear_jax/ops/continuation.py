@@ -101,14 +101,12 @@ def run_from(
 ) -> tuple[Float[Array, "B T H V"], FenwickState | None]:
     """Runs a form that only knows sequences from position 0 on from anywhere; returns its output and last state.
 
-    tokens: q, k, v, log_decay, lam of `log_linear_attention`, or others of which lam is the last.
-    aligned: function of such tokens at positions 0, 1, ..., of `Start.starts` for them, and of an index `last` (an int, or
-      traced), that returns the outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
-    read: function of the tokens, of `Start.starts` and of the initial state to what its buckets add to outputs [B, T, H, V],
-      and a function that gives what they leave at the end, [B, H, L, K, V]; None: the states decay and no more.
-    with_past: function of tokens that begin a window (see `Windows`), of `Start.starts`, of the buckets [B, H, U, K, V] that
-      all of them find, at the levels beyond the window, and of an int32 [B] with a bit for each that there is. It returns what
-      `aligned` does, with the buckets, outputs in v's dtype. None: they are read by plain JAX.
+    aligned: function of tokens (q, k, v, ..., lam) at positions 0, 1, ..., of their `Start.starts`, and of an index `last` (an
+      int, or traced), to the outputs and, if return_state, the levels [B, H, L, K, V] after token `last`.
+    read: function of the tokens, their `Start.starts` and the initial state to what its buckets add to outputs, and a function
+      that gives what they leave at the end, [B, H, L, K, V]; None: the states decay and no more.
+    with_past: as `aligned`, for tokens that begin a window (see `Windows`), in place of `last` with the buckets [B, H, U, K, V]
+      that all of them find beyond it, and an int32 [B] with a bit for each that there is. None: plain JAX reads them.
     """
     length, initial = tokens[0].shape[1], start.state
     if start.position is None:
@@ -158,7 +156,7 @@ def run_from(
 
 
 def state_at(start: Start, batch: int, heads: int, key_dim: int, value_dim: int, levels: int, dtype) -> FenwickState:
-    """The state that the first token finds, for forms that go token by token: an empty one of these sizes if there is none."""
+    """The state that the first token finds: an empty one of these sizes if there is none."""
     if start.state is not None:
         return start.state
     empty = init_fenwick_state(batch, heads, key_dim, value_dim, capacity(levels), dtype)
@@ -224,8 +222,7 @@ def with_more_levels(start: Start, levels: int, dtype) -> tuple[Start, int]:
 
 
 def nan_beyond(room: int, start: Start, out: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
-    """NaN for tokens that are not among the first `room` positions. Of the outputs, not of λ: so NaN reaches no gradient of the
-    other tokens."""
+    """NaN for tokens beyond the first `room` positions. Of the outputs, not of λ: so it reaches no gradient of the others."""
     if start.position is None:
         return out
     known = have_room(start.position, out.shape[1], room)
@@ -250,8 +247,7 @@ def read_levels(
 
 
 class Windows:
-    """Where tokens that follow an initial state lie in a sequence of their own, at a position that may be traced and lie
-    anywhere in a chunk.
+    """Where tokens that follow an initial state lie in a sequence of their own, at any position, which may be traced.
 
     The tokens are laid into a buffer of two windows of 2**w ≥ T tokens, shifted so that window boundaries in the
     buffer are window boundaries of the sequence. Any T tokens fit, and the buffer's own levels are the sequence's,
@@ -343,8 +339,7 @@ class InitialState:
         return read_levels(q, self.found(lam) * self.since[..., None], self.states, precision)
 
     def past(self, first: int) -> Past:
-        """What tokens that begin a window find at the levels beyond it, of which this is the first: all of them find a bucket
-        at the same level, so buckets of one level are read together."""
+        """What tokens that begin a window find at the levels from `first` on, each bucket at the same level."""
         states = self.moved(self.states)[:, :, :, first:]
         heads = states.shape[1] * states.shape[2]
         return Past(states.reshape(len(states), heads, *states.shape[3:]), jnp.right_shift(self.position, first - 1))

@@ -37,11 +37,10 @@ def into_parts(x: Array, axis: int, size: int) -> Array:
 
 
 def in_pieces(function: Callable, chunked: Sequence[tuple[Any, int]], elements: int) -> Array:
-    """function(*arrays), which treats each chunk by itself, in pieces of so many chunks that its intermediates have at most
-    MAX_ELEMENTS elements; none of them is kept for the backward pass.
+    """function(*arrays), [B, G, R, N, ...], which treats each chunk by itself, in pieces of so many chunks that intermediates
+    have at most MAX_ELEMENTS elements; none of them is kept for the backward pass.
 
     chunked: the arrays, as (array or None, its axis of chunks), an array first. elements: of an intermediate of all chunks.
-    function returns [B, G, R, N, ...].
     """
     function = jax.checkpoint(function)
     x, axis = chunked[0]

@@ -15,7 +15,7 @@ from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.language import REMAT
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
-from loglinear_jax.modules import norm
+from loglinear_jax.modules import linear
 
 SETTINGS = LanguageSettings(
     vocab_size=37, max_length=64, hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2, dtype="float32",
@@ -170,7 +170,7 @@ def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(
     step = functools.partial(model.apply, params, TOKENS[:1, 11], caches, method="step")
     expected = step()
     asked = []
-    monkeypatch.setattr(norm, "runs_on_gpu", lambda: asked.append(True) or True)
+    monkeypatch.setattr(linear, "runs_on_gpu", lambda: asked.append(True) or True)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), step(), expected)
     assert asked
 

@@ -13,7 +13,7 @@ import pytest
 import pallas_kernels
 from loglinear_jax import bucket_scores, log_linear_attention, num_levels
 from loglinear_jax.lam import LAMS
-from loglinear_jax.mixers import MIXERS, init_dt_bias, make_mixer
+from loglinear_jax.mixers import MIXERS, init_dt_bias
 from loglinear_jax.models import LanguageModel, LanguageSettings, RecallModel, RecallSettings
 from loglinear_jax.ops import softmax_attention
 from loglinear_jax.ops.softmax import rotate_by_position
@@ -218,12 +218,6 @@ def test_higher_levels_may_take_the_lam_of_the_highest_trained():
     np.testing.assert_array_equal(lam[..., 4:], np.repeat(lam[..., 3:4], 4, axis=-1))
 
 
-def test_chunk_size_does_not_matter():
-    outs = [jax.jit(model.apply)(params, TOKENS) for model, params in (build(chunk_size=c) for c in (4, 16, None))]
-    np.testing.assert_allclose(outs[1], outs[0], atol=2e-6)
-    np.testing.assert_allclose(outs[2], outs[0], atol=2e-6)
-
-
 def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
     model, params = build(lam="content")
     _, sown = read(model, params)
@@ -328,26 +322,6 @@ def test_the_delta_rule_takes_the_form_that_is_asked_for(mixer):
         assert ("scan" in str(jax.make_jaxpr(model.apply)(params, TOKENS))) == scans
         logits[implementation] = model.apply(params, TOKENS)
     np.testing.assert_allclose(logits["recurrent"], logits["parallel"], atol=1e-5)
-
-
-@pytest.mark.parametrize("implementation", ["recurrent", "pallas"])
-def test_one_state_of_the_delta_rule_decodes_in_every_form(implementation):
-    """A first part of the sequence by the form, then token after token: what the whole gives."""
-    rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(1, 20, 2, 16)), jnp.float32) for _ in range(3))
-    dt, b = (jnp.asarray(rng.normal(size=(1, 20, 2)), jnp.float32) for _ in range(2))
-    inputs = {"q": q, "k": 5 * k, "v": v, "dt": dt, "b": b}  # keys that are much too long, unless they are normalised
-    mixer = make_mixer("gated_delta", implementation=implementation)
-    with pallas_kernels.interpret(), jax.default_matmul_precision("highest"):
-        params = mixer.init(jax.random.key(0), **inputs)
-        whole = mixer.apply(params, **inputs)
-        out, cache = mixer.apply(params, **{name: x[:, :18] for name, x in inputs.items()}, max_length=20)
-        outs = [out]
-        for token in (18, 19):
-            one = {name: x[:, token : token + 1] for name, x in inputs.items()}
-            out, cache = mixer.apply(params, **one, cache=cache)
-            outs.append(out)
-    np.testing.assert_allclose(jnp.concatenate(outs, axis=1), whole, atol=1e-5)
 
 
 @pytest.mark.slow

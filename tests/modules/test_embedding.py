@@ -68,7 +68,9 @@ def test_lookup_has_a_gradient_for_each_seed_and_ids_of_any_shape(gpu, monkeypat
     np.testing.assert_allclose(actual, [expected_sums(w, i, 5) for i, w in zip(ids, weights, strict=True)], atol=1e-5)
 
 
-def test_embed_rounds_rows_and_adds_up_gradients_in_float32():
+@pytest.mark.parametrize("gpu", [True, False])
+def test_embed_rounds_rows_and_adds_up_gradients_in_float32(gpu, monkeypatch):
+    monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)
     embed = Embed(4, 2, dtype=jnp.bfloat16)
     ids = jnp.zeros(1000, jnp.int32)
     params = embed.init(jax.random.key(0), ids)
@@ -78,11 +80,6 @@ def test_embed_rounds_rows_and_adds_up_gradients_in_float32():
     grad = jax.grad(lambda p: jnp.sum(embed.apply(p, ids).astype(jnp.float32)))(params)["params"]["embedding"]
     assert grad.dtype == jnp.float32
     np.testing.assert_array_equal(grad, [[1000, 1000], [0, 0], [0, 0], [0, 0]])  # bfloat16 stops at 256 + 1 = 256
-
-
-def test_embed_on_a_gpu_too(monkeypatch):
-    monkeypatch.setattr(embedding, "runs_on_gpu", lambda: True)
-    test_embed_rounds_rows_and_adds_up_gradients_in_float32()
 
 
 @pytest.mark.gpu

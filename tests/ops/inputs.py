@@ -42,6 +42,19 @@ def random_inputs(
     )
 
 
+def extreme_decays(kind, length):
+    """Log decays [1, T, 2], with which a naive cumulative sum is neither finite nor accurate."""
+    rng, shape = np.random.default_rng(8), (1, length, 2)
+    return {
+        "none": np.zeros(shape),
+        "strong": np.full(shape, -50.0),
+        "uniform": rng.uniform(-50, 0, shape),
+        # Mostly slow forgetting with sudden losses: small differences of large sums.
+        "mixed": np.where(rng.random(shape) < 0.2, -50.0, -0.01 * rng.random(shape)),
+        "reset": np.where(rng.random(shape) < 0.1, -np.inf, -0.01),
+    }[kind]
+
+
 def relative_error(out, expected):
     """‖out − expected‖ / ‖expected‖, in float64; nan never passes a comparison."""
     out, expected = (np.asarray(x, np.float64) for x in (out, expected))

@@ -36,7 +36,7 @@ from .forms import (
     of_documents_as_rows,
     outputs_and_gradients,
 )
-from .inputs import in_float64, random_inputs, relative_error
+from .inputs import extreme_decays, in_float64, random_inputs, relative_error
 
 
 def every_form(which=lambda form: True):
@@ -449,19 +449,10 @@ def test_chunk_size_does_not_matter(form):
 @every_form(lambda form: "log_decay" in form.operation.arguments)
 @pytest.mark.parametrize("decay", ["none", "strong", "mixed", "reset"])
 def test_extreme_decays_in_float32(form, decay):
-    """Finite and accurate in float32, in values and gradients, where a naive cumulative sum is neither."""
     length = 100
-    rng = np.random.default_rng(8)
-    log_decay = {
-        "none": np.zeros((1, length, 2)),
-        "strong": np.full((1, length, 2), -50.0),
-        # Mostly slow forgetting with sudden losses: small differences of large sums.
-        "mixed": np.where(rng.random((1, length, 2)) < 0.2, -50.0, -0.01 * rng.random((1, length, 2))),
-        "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
-    }[decay]
     with jax.enable_x64(False):
         inputs = list(form.inputs(8, 1, length, 1, 2, dtype=np.float32))
-        inputs[form.operation.arguments.index("log_decay")] = jnp.asarray(log_decay, jnp.float32)
+        inputs[form.operation.arguments.index("log_decay")] = jnp.asarray(extreme_decays(decay, length), jnp.float32)
         got = outputs_and_gradients(form.operation, form.name, inputs, chunk_size=32 if form.chunk_sizes else None)
     expected = exact_outputs_and_gradients(form.operation, inputs)
     for name, result in got.items():

@@ -32,29 +32,12 @@ def output_and_gradients(run):
     return both
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_packs_over_explicit_axes(form):
-    inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
-    segment_ids = jnp.arange(40).reshape(2, 20) // 7
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    placed = [
-        jax.device_put(x, NamedSharding(mesh, spec))
-        for x, spec in zip((*inputs, segment_ids), (*specs(inputs), PartitionSpec("data")), strict=True)
-    ]
-
-    def run(*arrays):
-        return form.operation.function(*arrays[:-1], segment_ids=arrays[-1], implementation=form.name)
-
-    np.testing.assert_allclose(jax.jit(run)(*placed), run(*inputs, segment_ids), rtol=1e-4, atol=1e-4)
-
-
 CASES = [
     pytest.param(
         form, how, id=f"{form}-{how}", marks=[] if (form.operation.name, form.name) == FAST else pytest.mark.slow
     )
     for form in FORMS
-    for how in ("explicit", "auto", "shard_map")
+    for how in ("explicit", "auto", "shard_map", "packs")
 ]
 
 
@@ -80,7 +63,7 @@ BY_KERNELS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("form", [form for form in FORMS if form.name == "pallas"], ids=str)
+@pytest.mark.parametrize("form", BY_KERNELS, ids=str)
 def test_heads_of_one_group_by_kernels(form, kind):
     """Nothing is gathered; gradients of queries and keys are summed over the devices. And vmap's axis is sharded."""
     inputs = form.operation.inputs(0, 2, 40, 1, 4, 16, 16, dtype=np.float32)
@@ -127,14 +110,19 @@ def test_kernels_in_shard_map_are_traced(form, groups, monkeypatch):
 
 @pytest.mark.parametrize(("form", "how"), CASES)
 def test_batch_and_heads(form, how):
+    """Packs, or whole sequences, over explicit axes; and sequences over others."""
     inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
-    chunk = {"chunk_size": 16} if form.name in ("xla", "pallas") else {}
-    run = output_and_gradients(functools.partial(form.operation.function, implementation=form.name, **chunk))
-    kind = AxisType.Explicit if how == "explicit" else AxisType.Auto
-    mesh = mesh_of(kind)
+    options = {"implementation": form.name} | ({"chunk_size": 16} if form.name in ("xla", "pallas") else {})
+    mesh = mesh_of(AxisType.Explicit if how in ("explicit", "packs") else AxisType.Auto)
+    segment_ids = jnp.arange(40).reshape(2, 20) // 7 if how == "packs" else None
+
+    def of(segment_ids):
+        return output_and_gradients(functools.partial(form.operation.function, segment_ids=segment_ids, **options))
+
     with pallas_kernels.interpret(form.name == "pallas"):
-        expected = jax.jit(run)(*inputs)
+        expected = jax.jit(of(segment_ids))(*inputs)
         placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(inputs, specs(inputs), strict=True)]
+        run = of(None if segment_ids is None else sharded(segment_ids, mesh, "data"))
         if how == "shard_map":  # Pallas's interpreter mixes arrays that vary over the devices with indices that do not
             shards = dict(in_specs=specs(inputs), out_specs=specs(expected), check_vma=form.name != "pallas")
             run = jax.shard_map(run, mesh=mesh, **shards)

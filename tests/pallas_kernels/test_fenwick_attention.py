@@ -20,7 +20,7 @@ from loglinear_jax.ops.continuation import InitialState
 from loglinear_jax.ops.levels import split_heads
 from loglinear_jax.ops.positions import forgetting
 from pallas_kernels import fenwick_attention
-from tests.ops.inputs import ARGUMENTS, random_inputs, relative_error
+from tests.ops.inputs import ARGUMENTS, extreme_decays, random_inputs, relative_error
 from tests.pallas_kernels.conftest import HAS_GPU
 from tests.pallas_kernels.modes import DTYPES, LOWER, PRECISIONS, TOLERANCE, but_slow, exact_results, grids, results
 
@@ -122,32 +122,28 @@ def test_any_shape(length, groups, group_heads, dims, more_levels, min_decay, se
 
 
 def test_decays_above_one_are_one():
-    inputs = list(inputs_of("f32", 1, 70, 1, 2, 16, 16))
-    inputs[3] = inputs[3].at[:, ::7].set(0.5)
-    run = compiled(fenwick_attention, chunk_size=16)
-    (out, gradients), (expected, _) = run(inputs), run([*inputs[:3], jnp.minimum(inputs[3], 0.0), inputs[4]])
+    check_decays_above_one(16, chunk_size=16)
+
+
+def check_decays_above_one(dim, **options):
+    q, k, v, log_decay, lam = inputs_of("bf16", 1, 200, 1, 2, dim, dim)
+    above = log_decay.at[:, ::7].set(0.5)
+    run = compiled(fenwick_attention, **options)
+    (out, gradients), (expected, wanted) = (run([q, k, v, x, lam]) for x in (above, jnp.minimum(above, 0.0)))
     np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
     np.testing.assert_array_equal(np.asarray(gradients["log_decay"][:, ::7]), 0)
+    np.testing.assert_array_equal(np.asarray(gradients["k"]), np.asarray(wanted["k"]))
 
 
 @pytest.mark.parametrize("decay", ["none", "strong", "uniform", "mixed", "reset"])
 def test_extreme_decays_in_bfloat16(decay):
     """In float32: tests/ops/test_forms.py."""
-    length = 200
-    rng = np.random.default_rng(8)
-    inputs = list(inputs_of("bf16", 1, length, 1, 2, 16, 16))
-    inputs[3] = jnp.asarray(
-        {
-            "none": np.zeros((1, length, 2)),
-            "strong": np.full((1, length, 2), -50.0),
-            "uniform": rng.uniform(-50, 0, (1, length, 2)),
-            # Mostly slow forgetting with sudden losses: small differences of large sums.
-            "mixed": np.where(rng.random((1, length, 2)) < 0.2, -50.0, -0.01 * rng.random((1, length, 2))),
-            "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
-        }[decay],
-        jnp.float32,
-    )
-    check("bf16", inputs, chunk_size=32)
+    check("bf16", with_extreme_decays(decay, 200, 16), chunk_size=32)
+
+
+def with_extreme_decays(kind, length, dim):
+    q, k, v, _, lam = inputs_of("bf16", 1, length, 1, 2, dim, dim)
+    return q, k, v, jnp.asarray(extreme_decays(kind, length), jnp.float32), lam
 
 
 @pytest.mark.slow

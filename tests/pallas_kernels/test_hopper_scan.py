@@ -21,11 +21,14 @@ from tests.ops.inputs import ARGUMENTS, relative_error
 from tests.pallas_kernels.test_fenwick_attention import (
     check,
     check_continued,
+    check_decays_above_one,
     check_segments,
     check_twice,
+    compiled,
     inputs_of,
     output_and_gradients,
     reference,
+    with_extreme_decays,
 )
 
 pytestmark = [
@@ -65,18 +68,7 @@ def test_outputs_and_gradients(shape):
 
 @pytest.mark.parametrize("decay", ["none", "strong", "reset"])
 def test_extreme_decays(decay):
-    length = 300
-    rng = np.random.default_rng(8)
-    inputs = list(inputs_of("bf16", 1, length, 1, 2, 64, 64))
-    inputs[3] = jnp.asarray(
-        {
-            "none": np.zeros((1, length, 2)),
-            "strong": np.full((1, length, 2), -50.0),
-            "reset": np.where(rng.random((1, length, 2)) < 0.1, -np.inf, -0.01),
-        }[decay],
-        jnp.float32,
-    )
-    check("bf16", inputs, tiles=choose_hopper_tiles(length, 64))
+    check("bf16", with_extreme_decays(decay, 300, 64), tiles=choose_hopper_tiles(300, 64))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +155,7 @@ def test_what_kernels_change_in_place_is_not_collected_as_such(compiling_for_a_g
 def test_levels_beyond_the_sequence_change_nothing():
     tiles = choose_hopper_tiles(300, 64)
     *rest, lam = inputs_of("bf16", 1, 300, 1, 3, 64, 64)
-    run = jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))
+    run = compiled(fenwick_attention, tiles=tiles)
     more = jnp.concatenate([lam, jnp.full((*lam.shape[:3], 3), jnp.nan, lam.dtype)], axis=3)
     (out, gradients), (expected, expected_gradients) = run((*rest, more)), run((*rest, lam))
     np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
@@ -176,24 +168,14 @@ def test_levels_beyond_the_sequence_change_nothing():
 
 def test_the_same_bits_twice():
     inputs = inputs_of("bf16", 1, 300, 1, 4, 64, 64)
-    run = jax.jit(
-        functools.partial(
-            output_and_gradients, functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
-        )
-    )
+    run = compiled(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
     for a, b in zip(jax.tree.leaves(run(inputs)), jax.tree.leaves(run(inputs)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-KERNELS = [
-    "chunk_states",
-    "merge_states",
-    "outputs",
-    "state_gradients",
-    "spread_gradients",
-    "query_gradients",
-    "chunk_gradients",
-]
+KERNELS = (
+    "chunk_states", "merge_states", "outputs", "state_gradients", "spread_gradients", "query_gradients", "chunk_gradients",
+)  # fmt: skip
 
 
 # With 16 sequences a program has several heads, or groups.
@@ -257,15 +239,7 @@ def test_a_mosaic_that_has_changed_leaves_the_work_to_triton(changed, monkeypatc
 
 
 def test_decays_above_one_are_one():
-    inputs = list(inputs_of("bf16", 1, 200, 1, 2, 64, 64))
-    inputs[3] = inputs[3].at[:, ::7].set(0.5)
-    attend = functools.partial(fenwick_attention, tiles=HopperTiles(rows=1))
-    run = jax.jit(functools.partial(output_and_gradients, attend))
-    clipped = [*inputs[:3], jnp.minimum(inputs[3], 0.0), inputs[4]]
-    (out, gradients), (expected, expected_gradients) = run(inputs), run(clipped)
-    np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
-    np.testing.assert_array_equal(np.asarray(gradients["log_decay"][:, ::7]), 0)
-    np.testing.assert_array_equal(np.asarray(gradients["k"]), np.asarray(expected_gradients["k"]))
+    check_decays_above_one(64, tiles=HopperTiles(rows=1))
 
 
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
@@ -308,10 +282,7 @@ def test_accuracy_and_races_on_a_gpu(shape, min_decay):
 @pytest.mark.gpu
 def test_both_backends_agree_on_a_gpu():
     inputs = inputs_of("bf16", 2, 1000, 1, 8, 128, 64)
-    runs = (
-        jax.jit(functools.partial(output_and_gradients, functools.partial(fenwick_attention, tiles=tiles)))(inputs)
-        for tiles in (Tiles(), choose_hopper_tiles(1000, 64))
-    )
+    runs = (compiled(fenwick_attention, tiles=tiles)(inputs) for tiles in (Tiles(), choose_hopper_tiles(1000, 64)))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)
