@@ -223,17 +223,15 @@ class LevelMixer(DecayingMixer):
         return scores, occupied, None if key_sums is None else _with_room(key_sums, max_length), first
 
     def _checked(self, cache: MixerCache) -> LookingCache:
-        """The cache, with no sums of keys where λ does not look. Raises ValueError for that of another mixer or λ."""
+        """The cache, with no sums of keys where λ does not look."""
         looks = lam_traits(self.lam).needs_scores
-        parts = (cache.states, cache.key_sums) if isinstance(cache, LookingCache) else (cache,)
-        if len(parts) != 1 + looks or not all(isinstance(part, FenwickState) for part in parts):
-            without = ", without the sums of keys that it looks at" if looks and len(parts) == 1 else ""
-            expected = "LookingCache of two FenwickStates" if looks else "FenwickState"
+        expected = LookingCache if looks else FenwickState
+        if not isinstance(cache, expected):
             raise ValueError(
-                f"cache of lam={self.lam!r} is of type {type(cache).__name__}{without}: expected a {expected}, as the same "
+                f"cache of lam={self.lam!r} is of type {type(cache).__name__}: expected a {expected.__name__}, as the same "
                 "model returns with max_length"
             )
-        return cache if looks else LookingCache(cache, None, None)
+        return LookingCache(cache, None, None) if isinstance(cache, FenwickState) else cache
 
     def _init_lam_log_scale(self, key, shape):
         del key

@@ -14,17 +14,12 @@ from loglinear_jax.ops.positions import END
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
-def check_chunk_size(chunk_size: int | None) -> None:
-    """Raises ValueError unless it is None or a power of two."""
+def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
+    """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
     if chunk_size is not None:
         is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
         if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
             raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
-
-
-def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
-    """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
-    check_chunk_size(chunk_size)
     check_implementation(implementation, Implementation)
 
 

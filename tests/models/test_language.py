@@ -193,30 +193,14 @@ def test_the_numbers_that_a_layer_keeps_are_those_of_its_cache(settings):
     assert kept == model.settings.numbers_kept(24)
 
 
-def test_caches_of_another_lam_are_refused():
+def test_caches_of_another_lam_and_too_many_tokens_are_refused():
     of = {lam: build(lam=lam, layers=1) for lam in ("content", "fixed")}
-    caches = {
-        lam: jax.eval_shape(lambda: model.apply(params, TOKENS[:, :5], 8, method="prefill"))[1][0]
-        for lam, (model, params) in of.items()
-    }
-    for lam, mixer, message in (
-        (
-            "content",
-            caches["content"].mixer.states,
-            "is of type FenwickState, without the sums of keys that it looks at",
-        ),
-        (
-            "content",
-            caches["content"].mixer.replace(key_sums=None),
-            "is of type LookingCache: expected a LookingCache of",
-        ),
-        ("fixed", caches["content"].mixer, "is of type LookingCache: expected a FenwickState"),
-        ("fixed", jnp.zeros((2, 4, 16, 8)), "is of type .*: expected a FenwickState"),
-    ):
-        model, params = of[lam]
-        with pytest.raises(ValueError, match=f"cache of lam='{lam}' {message}"):
-            cache = dataclasses.replace(caches[lam], mixer=mixer)
-            jax.eval_shape(lambda cache: model.apply(params, TOKENS[:, 5], [cache], method="step"), cache)
+    for lam, other, found in (("content", "fixed", "FenwickState"), ("fixed", "content", "LookingCache")):
+        (model, params), (given, of_given) = of[lam], of[other]
+        prefill = functools.partial(given.apply, of_given, TOKENS[:, :5], 8, method="prefill")
+        caches = jax.eval_shape(prefill)[1]
+        with pytest.raises(ValueError, match=f"cache of lam='{lam}' is of type {found}: expected a"):
+            jax.eval_shape(lambda caches: model.apply(params, TOKENS[:, 5], caches, method="step"), caches)
     with pytest.raises(ValueError, match="T = 5 tokens: expected no more than max_length=4"):
         model.apply(params, TOKENS[:, :5], None, 4, method="features")
 
