@@ -319,3 +319,23 @@ def test_no_solver_of_a_library_is_called(operation, implementation):
     text = jax.jit(jax.grad(lambda inputs: jnp.sum(attend(*inputs)))).lower(inputs).as_text()
     assert "stablehlo.dot_general" in text
     assert "triangular" not in text and "custom_call" not in text
+
+
+def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
+    """A vmap of a vmap of lax.cond, which maps the constants of the kernels' functions, too."""
+    inputs = [jnp.stack([x, -x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[:3]]
+    inputs += [jnp.stack([x, x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[3:]]
+    position = jnp.asarray([[3, 16], [5, 40]], jnp.int32)
+
+    def run(implementation):
+        def loss(*inputs):
+            attend = functools.partial(log_linear_attention, implementation=implementation)
+            out = jax.vmap(lambda position, *inputs: attend(*inputs, first_position=position))(position, *inputs)
+            return jnp.sum(jnp.cos(out)), out
+
+        grads, out = jax.grad(loss, range(5), has_aux=True)(*inputs)
+        return out, *grads
+
+    with pallas_kernels.interpret():
+        for x, y in zip(run("pallas"), run("xla"), strict=True):
+            assert relative_error(x, y) < 1e-5
