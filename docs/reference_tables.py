@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import tabulate
 from ml_collections import ConfigDict
-from tabulate import tabulate
 
 from loglinear_jax.commands.main import find_commands
 from loglinear_jax.config import Setting, describe_settings
 from loglinear_jax.config.files import get_config, load_config_file
 
+tabulate.WIDE_CHARS_MODE = False  # else tables are wider or not by whether wcwidth is installed
 REFERENCE = Path(__file__).parent / "reference"
 BEGIN, END = "<!-- generated -->\n", "<!-- /generated -->\n"
 MAD = ("mad:recall", "mad:noisy", "mad:fuzzy", "mad:copying", "mad:memorisation")
@@ -65,7 +66,7 @@ def defaults(configs: Mapping[str, ConfigDict], section: str) -> str:
     heads = [_joined(names) for names in columns.values()] if len(columns) > 1 else ["Default"]
     keys = [f"`{key}`" for key in meanings]
     rows = zip(keys, *columns, meanings.values(), strict=True)
-    return tabulate(rows, ["Setting", *heads, "Meaning"], tablefmt="github", disable_numparse=True)
+    return tabulate.tabulate(rows, ["Setting", *heads, "Meaning"], tablefmt="github", disable_numparse=True)
 
 
 def _joined(names: list[str]) -> str:
@@ -98,7 +99,7 @@ def presets() -> str:
             meaning = " ".join(inspect.getdoc(function).split()).replace("<", "&lt;")
             rows.setdefault((shown, meaning), []).append(f"`{config}`")
     rows = [(preset, ", ".join(configs), meaning) for (preset, meaning), configs in rows.items()]
-    return tabulate(rows, ("Preset", "Configs", "What it does"), tablefmt="github")
+    return tabulate.tabulate(rows, ("Preset", "Configs", "What it does"), tablefmt="github")
 
 
 def settings() -> str:
@@ -118,7 +119,7 @@ def command_line() -> str:
         for path, one in _with_subcommands(parser):
             purpose = " ".join(one.description.partition("\n\n")[0].split())
             options = [row for action in one._actions if (row := _option(one, action))]
-            table = tabulate(options, ("Option", "Meaning"), tablefmt="github", disable_numparse=True)
+            table = tabulate.tabulate(options, ("Option", "Meaning"), tablefmt="github", disable_numparse=True)
             parts.append("\n\n".join([f"## {path}", purpose, *([table] if options else [])]) + "\n")
     return "\n".join(parts)
 
@@ -151,7 +152,7 @@ def api() -> str:
             names += [f"{name}.{member}" for member in members.split(", ")] if members else [name]
         rows = [(f"`{name}`", _first_sentence(name)) for name in names]
         title = text.partition("\n")[0].removeprefix("# ")
-        table = tabulate(rows, ("Name", "What it is"), tablefmt="github")
+        table = tabulate.tabulate(rows, ("Name", "What it is"), tablefmt="github")
         parts.append(f"## [{title}](api/{page}.md)\n\n{table}\n")
     return "\n".join(parts)
 
