@@ -1,5 +1,5 @@
 """What chunks of tokens do by the gated delta rule, each by itself, by one kernel, with its gradient: the WY form of
-`loglinear_jax.ops.transitions`, whose letters these are, without a matrix of it in memory.
+`loglinear_jax.ops.delta.transitions`, whose letters these are, without a matrix of it in memory.
 
 Names and shapes inside, beside those of `attention.triton` (K, V, C powers of two ≥ 16; one head a program):
 

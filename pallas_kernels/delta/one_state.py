@@ -1,7 +1,7 @@
 """The gated delta rule with one state a head, with its gradient: chunks of tokens by themselves, then the state from chunk to
 chunk, then what each token reads. No K × K matrix of a chunk is made.
 
-With the letters of `loglinear_jax.ops.transitions`, a chunk writes Z = M V - W S, and takes S to γ S + K̃ᵀ Z. Its tokens
+With the letters of `loglinear_jax.ops.delta.transitions`, a chunk writes Z = M V - W S, and takes S to γ S + K̃ᵀ Z. Its tokens
 read o = diag(Γ₀) Q S + P Z, P = Q Kᵀ ∘ Γ.
 
 Names and shapes inside, beside those of `delta.chunks`:

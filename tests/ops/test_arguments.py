@@ -17,7 +17,9 @@ from loglinear_jax import (
     log_linear_attention,
     num_levels,
 )
-from loglinear_jax.ops import delta, log_linear, softmax_attention
+from loglinear_jax.ops import softmax_attention
+from loglinear_jax.ops.delta import api as delta
+from loglinear_jax.ops.log_linear import pallas
 from pallas_kernels import KERNELS, registry
 from pallas_kernels.common import support
 
@@ -213,7 +215,7 @@ def test_without_a_gpu_nothing_is_chosen_and_nothing_said(caplog):
     inputs = random_inputs(2, 1, 9, 1, 1, 16, 16, dtype=np.float32)
     log_linear_attention(*inputs)
     with pallas_kernels.interpret():  # which is for tests: it must be named to be used
-        assert not log_linear.kernels_are_best(*inputs[:3])
+        assert not pallas.is_best(*inputs[:3])
     assert not caplog.records
 
 
@@ -245,7 +247,7 @@ def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monk
     monkeypatch.setattr(support, "interpreting", lambda: False)
     monkeypatch.setattr(KERNELS["log_linear_attention"], "limits", lambda *problem: asked.append(problem[2]))
     q, k, v, *_ = random_inputs(3, 1, 9, 1, 1, 16, 16, dtype=np.float32)
-    assert log_linear.kernels_are_best(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v)
+    assert pallas.is_best(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), v)
     assert asked == [jnp.float32]
 
 
@@ -273,20 +275,26 @@ def test_kernels_of_the_delta_rule_are_taken_where_they_pay(monkeypatch, dtype, 
     for name, found in dict(runs_on_gpu=True, why_no_device=None).items():
         monkeypatch.setattr(support, name, lambda found=found: found)
     q, k, v, *_ = DELTA.inputs(0, 1, 100, 1, 2, 16, dim, dtype=dtype)
-    assert delta.kernels_are_best(q, k, v, precision=precision) == expected
-    assert not delta.kernels_are_best(q[:, :16], k[:, :16], v[:, :16], precision=precision)  # one chunk
+    assert delta.pallas.is_best(q, k, v, precision=precision) == expected
+    assert not delta.pallas.is_best(q[:, :16], k[:, :16], v[:, :16], precision=precision)  # one chunk
 
 
 @by_name([DELTA, GATED_DELTA])
 def test_what_is_best_is_taken(monkeypatch, operation):
     """But not where another form is named."""
     inputs = operation.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
-    monkeypatch.setattr(delta, "kernels_are_best", lambda *arguments: True)
+
+    def set_best(best):
+        for name in ("_OPERATION", "_ONE_STATE"):
+            forms = getattr(delta, name)._replace(kernels_are_best=lambda *arguments: best)
+            monkeypatch.setattr(delta, name, forms)
+
+    set_best(True)
     with pallas_kernels.interpret():
         taken = operation.function(*inputs)
         np.testing.assert_array_equal(taken, operation.function(*inputs, implementation="pallas"))
         assert (np.asarray(taken) != operation.function(*inputs, implementation="xla")).any()
-    monkeypatch.setattr(delta, "kernels_are_best", lambda *arguments: False)
+    set_best(False)
     np.testing.assert_array_equal(operation.function(*inputs), operation.function(*inputs, implementation="xla"))
 
 

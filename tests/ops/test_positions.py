@@ -7,8 +7,9 @@ import pytest
 
 import pallas_kernels
 from loglinear_jax import FenwickState, fenwick_step, init_fenwick_state, log_linear_attention
-from loglinear_jax.ops import delta, log_linear
 from loglinear_jax.ops.continuation import take_step
+from loglinear_jax.ops.delta import recurrent as delta
+from loglinear_jax.ops.log_linear import pallas, recurrent
 from loglinear_jax.ops.positions import END, advanced, as_position, have_room
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
@@ -93,7 +94,7 @@ def test_positions_of_64_bits_do_not_wrap():
             assert is_nan(traced(np.asarray(position % 2**64).astype(dtype))).all()
 
 
-@pytest.mark.parametrize("step", [log_linear.step, log_linear.kernel_step, delta.step])
+@pytest.mark.parametrize("step", [recurrent.step, pallas.step, delta.step])
 @pytest.mark.parametrize("position", [-1, -3, -(2**31), END])
 def test_a_step_at_no_position_is_nan_and_ends_the_state(step, position):
     q, k, v, log_decay, lam = random_inputs(0, 1, 1, 1, 2, 16, 16, levels=4, dtype=np.float32)

@@ -19,9 +19,9 @@ from loglinear_jax import FenwickState, bucket_scores
 from loglinear_jax.fenwick import num_levels, occupied_levels
 from loglinear_jax.lam import MANY_ROWS, make_lam
 from loglinear_jax.modules import CausalConv
-from loglinear_jax.ops import log_linear
+from loglinear_jax.ops.delta.transitions import transitions
 from loglinear_jax.ops.levels import level_of_pairs, select_level
-from loglinear_jax.ops.transitions import transitions
+from loglinear_jax.ops.log_linear import pallas, recurrent
 from pallas_kernels import registry
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import DEFAULT
@@ -432,7 +432,7 @@ TABLE = {
         (0, None, 0),
     ),
     "fenwick_step": Kernel(  # batch, groups, heads, levels, K, V, position
-        one_step(log_linear.kernel_step), one_step(functools.partial(log_linear.step, precision="highest")), draw_step, (),
+        one_step(pallas.step), one_step(functools.partial(recurrent.step, precision="highest")), draw_step, (),
         {f"{shape} at {p}": ((*shape, p), {}) for shape in STEPS for p in (0, 1, 2, 12, 15, 32)},
         lambda mode: ((4, 2, 8, 12, 64, 64, 1000), {}), (0, None, 0, 0, 0, 0), modes=("f32",), fast=30,
     ),
@@ -755,7 +755,7 @@ def test_steps_of_rows_at_positions_of_their_own():
     position = jnp.arange(3)
     found = jax.jit(pallas_kernels.fenwick_step)(levels, position, *inputs)
     mapped = jax.vmap(lambda *x: pallas_kernels.fenwick_step(*(y[None] for y in x)))(levels, position, *inputs)
-    out, state = log_linear.step(FenwickState(levels, position), *inputs, precision="highest")
+    out, state = recurrent.step(FenwickState(levels, position), *inputs, precision="highest")
     for result, of_row, expected in zip(found, mapped, (out, state.levels), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(of_row[:, 0], expected, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,4 @@
-"""The forms of causal softmax attention with rotary positions: all at once, and token by token over a cache of every key and
-value, which is what decoding does."""
+"""The recurrent form: token by token over a cache of every key and value, as in decoding."""
 
 from __future__ import annotations
 
@@ -8,71 +7,11 @@ import functools
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.positions import (
-    advanced,
-    as_position,
-    beginnings,
-    beginnings_in_rows,
-    first_read,
-    have_room,
-    segment_starts,
-)
+from loglinear_jax.ops.positions import advanced, as_position, first_read, have_room, segment_starts
 from loglinear_jax.ops.sharding import varying_as
-from pallas_kernels import runs_on_gpu
-
-
-def rotate_by_position(
-    x: Float[Array, "B T G K"], first_position: Int[Array, "*B"] | int = 0, base: float = 10000.0
-) -> Float[Array, "B T G K"]:
-    """Rotary position embedding (Su et al. 2021) over the two halves of K; an odd last feature stays as it is."""
-    half = x.shape[-1] // 2
-    frequency = jnp.asarray(base ** (-np.arange(half) / half), jnp.float32)
-    angle = (jnp.asarray(first_position)[..., None] + jnp.arange(x.shape[1]))[..., None] * frequency
-    cos, sin = (f(angle)[..., None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def parallel(q, k, v, segment_ids=None, *, window: int | None = None):
-    # cuDNN's is FlashAttention; without it the scores take O(T²) memory.
-    fast = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
-    fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
-    begin = beginnings(segment_starts(segment_ids))
-    return dot_product_attention(
-        rotate_by_position(q), rotate_by_position(k), v, is_causal=True, implementation="cudnn" if fast else None,
-        local_window_size=None if window is None else (window - 1, 0),
-        mask=None if begin is None else begin[:, 0, :, :, None] <= jnp.arange(q.shape[1]),
-    )  # fmt: skip
-
-
-def parallel_in_piece(q, k, v, segment_ids=None, *, axis_name: str, window: int | None = None):
-    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values."""
-    length = q.shape[1]
-    first = jax.lax.axis_index(axis_name) * length
-    q, k = (rotate_by_position(x, first) for x in (q, k))
-    k, v, segment_ids = jax.lax.all_gather((k, v, segment_ids), axis_name, axis=1, tiled=True)
-    query, key = first + jnp.arange(length)[:, None], jnp.arange(k.shape[1])
-    seen = (key <= query)[None]
-    if window is not None:
-        seen &= key > query - window
-    if segment_ids is not None:
-        begin = beginnings_in_rows(segment_starts(segment_ids))
-        seen &= jax.lax.dynamic_slice_in_dim(begin, first, length, axis=1)[:, :, None] <= key
-    return dot_product_attention(q, k, v, mask=seen[:, None])
-
-
-def dot_product_attention(q, k, v, **how):
-    """jax.nn.dot_product_attention, of keys for groups of heads and of values of any size. q and k are rotated already."""
-    value_dim, key_dim, heads = v.shape[-1], q.shape[-1], v.shape[2]
-    q, k = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (q, k))
-    # The library wants one size for keys and values: the smaller is padded with zeros.
-    size = max(key_dim, value_dim)
-    q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[-1])]) for x in (q, k, v))
-    out = jax.nn.dot_product_attention(q, k, v.astype(q.dtype), scale=key_dim**-0.5, **how)
-    return out[..., :value_dim]
+from loglinear_jax.ops.softmax.parallel import dot_product_attention, rotate_by_position
 
 
 @flax.struct.dataclass
@@ -165,7 +104,7 @@ def _put(
     return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(all_, new, position)
 
 
-def recurrent(q, k, v, segment_ids=None, *, window: int | None = None):
+def attend(q, k, v, segment_ids=None, *, window: int | None = None):
     """`attend_to_cache` of every token by `lax.scan`. Shapes as in `softmax_attention`."""
 
     def step(cache, token):

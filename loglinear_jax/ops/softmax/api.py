@@ -1,0 +1,68 @@
+"""Softmax attention: the public function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from loglinear_jax.ops.checks import check_implementation, check_segment_ids, check_shapes
+from loglinear_jax.ops.sequence_parallel import check_pieces
+from loglinear_jax.ops.sharding import over_explicit_axes
+from loglinear_jax.ops.softmax import parallel, recurrent
+from pallas_kernels import with_standard_promotion
+
+
+@with_standard_promotion
+def softmax_attention(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T H V"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    window: int | None = None,
+    axis_name: str | None = None,
+    implementation: Literal["parallel", "recurrent"] | None = None,
+) -> Float[Array, "B T H V"]:
+    """Softmax attention with rotary positions (Su et al. 2021): o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, ~ for rotated.
+
+    As only differences of positions count, a document in a pack equals the document alone.
+
+    NaN or inf in a token's v also reaches earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
+
+    Args:
+      q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
+      v: values, [B, T, H, V], H a multiple of G.
+      segment_ids: as in `log_linear_attention`.
+      window: how many tokens each attends to, the last of them itself; None: all before it, and itself.
+      axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces, and
+        holds a score for each pair of its T queries and all keys.
+      implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
+        "recurrent" (a scan over tokens with a cache of every key and value).
+
+    Returns o [B, T, H, V] in q's and k's dtype, the wider if they differ.
+
+    Raises:
+      ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
+        implementation, a window below 1, or segment_ids that do not fit; with axis_name a T that is not a power of two, or
+        "recurrent".
+    """
+    check_shapes(q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"))
+    check_implementation(implementation, Literal["parallel", "recurrent"])
+    check_segment_ids(segment_ids, *v.shape[:2])
+    widest = jnp.result_type(q, k)
+    q, k = q.astype(widest), k.astype(widest)
+    if window is not None and window < 1:
+        raise ValueError(f"window must be None or at least 1, got {window}")
+    form: Callable = recurrent.attend if implementation == "recurrent" else parallel.attend
+    if axis_name is not None and check_pieces(axis_name, q.shape[1]) > 1:
+        if form is recurrent.attend:
+            raise ValueError(
+                f"implementation is 'recurrent': expected 'parallel' or None with axis_name = {axis_name!r}"
+            )
+        form = functools.partial(parallel.attend_piece, axis_name=axis_name)
+    form = functools.partial(form, window=window)
+    return over_explicit_axes(tokens=2, axis=2)(form)(q, k, v, segment_ids)
