@@ -197,7 +197,8 @@ class RunFolder:
             write_json(self.corpus_file, corpus.manifest)
 
     def differences(self, config: ConfigDict) -> list[str]:
-        """One "field: old → new" for each field in which a config is no extension of that of the run which is here.
+        """One "field: old → new" for each field in which a config is no extension of that of the run which is here; last,
+        what more steps need, if they are refused.
 
         A run takes further variants, further values of a rate that has several, further seeds, and more steps. Where a text is
         does not count. Raises ConfigError if the run's config can't be read.
@@ -207,7 +208,10 @@ class RunFolder:
             new.train.num_seeds = old.train.num_seeds
         if new.train.num_steps > old.train.num_steps and _can_go_on(old, new):
             new.train.num_steps = old.train.num_steps
-        return config_differences(old, new, moved=True, grown=True)
+        found = config_differences(old, new, moved=True, grown=True)
+        if new.train.num_steps > old.train.num_steps:
+            found.append("more steps need train.schedule=constant and a multiple of train.eval_every before")
+        return found
 
     def _check_path(self) -> None:
         if self.path.is_file():
