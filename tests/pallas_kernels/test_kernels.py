@@ -24,7 +24,9 @@ from loglinear_jax.ops.levels import level_of_pairs, select_level
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from pallas_kernels import registry
 from pallas_kernels.common import support
-from pallas_kernels.common.tiles import Launch
+from pallas_kernels.common.gpu import DEFAULT
+from pallas_kernels.common.tiles import MIN_TILE, Launch
+from pallas_kernels.delta.tiles import carry_columns
 from pallas_kernels.pointwise.lam_mlp import MlpSizes, normal_distribution
 from pallas_kernels.scores import key_tree
 from pallas_kernels.scores.tiles import ScoreTiles, choose_score_tiles
@@ -254,6 +256,19 @@ def draw_maps(rng, batch, heads, num_chunks, chunk, key_dim, value_dim):
     return inside, reads, rng.uniform(0.8, 1, by_chunk), lost, rng.normal(size=(*by_chunk, key_dim, value_dim))
 
 
+def draw_carry(rng, *shape):
+    return *draw_maps(rng, *shape), rng.normal(size=(*shape[:2], *shape[4:]))
+
+
+def chunk_by_chunk(inside, reads, decay, lost, states, state):
+    size, out = reads.shape[3], []
+    for chunk in range(reads.shape[2]):
+        read = jnp.swapaxes(reads[:, :, chunk] @ state, 1, 2)
+        out.append(inside[:, chunk * size : (chunk + 1) * size] + read)
+        state = decay[:, :, chunk, None, None] * state - lost[:, :, chunk] @ state + states[:, :, chunk]
+    return jnp.concatenate(out, axis=1), state
+
+
 def draw_tree(rng, *shape):
     inside, reads, *nodes = draw_maps(rng, *shape)
     return inside, reads, rng.normal(size=(*inside.shape[:3], (shape[2] - 1).bit_length())), *nodes
@@ -400,6 +415,13 @@ TABLE = {
             "dims that are no powers of two": ((2, 48, 3, 3, 24, 20), {}), "one chunk": ((1, 16, 2, 2, 32, 16), {}),
         },
         lambda mode: (of_dims(2, 13 * 64, 3, 3)(mode)[0], dict(chunk_size=64)), (0, 0, 0, None, 0, 0),
+    ),
+    "carry_state": Kernel(  # B, H, N, C, K, V
+        by_precision(pallas_kernels.carry_state), always(chunk_by_chunk), draw_carry, (1, 3, 4),
+        {
+            "dims that are no powers of two": ((2, 3, 5, 16, 24, 20), {}), "one chunk": ((1, 2, 1, 32, 16, 32), {}),
+        },
+        of_dims(2, 3, 13, 64), (0, 0, 0, None, 0, 0), fast=2,
     ),
     "read_tree": Kernel(
         by_precision(pallas_kernels.read_tree), always(node_by_node), draw_tree, (1, 4, 5), TREES, of_dims(2, 3, 13, 64),
@@ -557,12 +579,24 @@ def test_chunks_without_a_lambda_and_equal_keys_that_are_reflected_again_and_aga
     kernel.check("f32", shape, [q, jnp.broadcast_to(k[:, :1], k.shape), v, 0 * log_decay, beta, lam])
 
 
-def test_few_sequences_have_smaller_programs():
+def test_few_sequences_have_smaller_programs(monkeypatch):
+    """And programs of all columns, as where there are many sequences; and more columns than gradients take at a time."""
     scan = functools.partial(pallas_kernels.delta_scan, chunk_size=16)
     assert (2, 1) in grids(scan, *TABLE["delta_scan"].inputs((1, 32, 1, 1, 16, 64)))
+    assert carry_columns(2 * DEFAULT.multiprocessors, 64) == 64
+    assert carry_columns(1, 64) == MIN_TILE
+    kernel = TABLE["carry_state"]
+    assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *kernel.inputs((1, 2, 2, 16, 16, 32)))
+    monkeypatch.setattr("pallas_kernels.delta.tiles.gpu", lambda: dataclasses.replace(DEFAULT, multiprocessors=1))
+    assert (1, 2) in grids(pallas_kernels.carry_state, *kernel.inputs((1, 2, 2, 16, 16, 128), "bf16"))
+    kernel.check("bf16", (1, 2, 2, 16, 16, 128))
 
 
 def test_states_that_are_forgotten():
+    kernel, shape = TABLE["carry_state"], (1, 2, 3, 16, 16, 16)
+    inputs = kernel.inputs(shape)
+    inputs[2] = inputs[2].at[:, :, 1].set(0.0).at[:, 0, 2].set(1e-30)
+    kernel.check("f32", shape, inputs)
     kernel, shape = TABLE["join_tree"], (1, 1, 9, 16, 16, 16)
     decay = jnp.asarray([-60, -1, -200, 0, -1e4, -0.1, -50, -0.2, -103], F32)[None, None]
     kernel.check("f32", shape, [decay, *kernel.inputs(shape)[1:]])

@@ -174,7 +174,7 @@ def test_generating_from_a_run(run, tmp_path):
     config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
     config["task"] |= {"corpus": "none.txt", "tokenizer": "none", "cache": str(tmp_path / "none")}
     (workdir / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    command = [sys.executable, "-m", "loglinear_jax.generate", f"--workdir={workdir}", "--prompt= the heron"]
+    command = [sys.executable, "-m", "loglinear_jax", "generate", f"--workdir={workdir}", "--prompt= the heron"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([*command, "--num_tokens=5"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(" the heron") and len(done.stdout) > 12, done.stderr
