@@ -83,11 +83,11 @@ def fenwick_attention(
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
     log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
     sizes = dataclasses.replace(sizes, segmented=segmented and tiles.backend == "triton")
-    past = ()
     if exchange is not None:
         sizes = dataclasses.replace(sizes, upper=exchange.upper)
         out = _differentiable_piece(sizes, tiles, exchange)(q, k, v, log_decay, lam, own, over)
         return out.reshape(batch, sizes.length, heads, -1)[:, :length, :, :value_dim]
+    past = ()
     if initial is not None:
         sizes = dataclasses.replace(sizes, upper=initial.shape[2])
         past = _states_inside(initial, sizes, tiles), occupied & (1 << sizes.upper) - 1
@@ -225,16 +225,13 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
     """As `_differentiable` of q, k, v, log_decay, lam, own and over, to o. Between the states and those that read them there is
     the exchange, and so there is between the gradients of what is read and those of the states."""
     last_chunk = sizes.num_chunks - 1 if sizes.heights else None
-    options = dict(sizes=sizes, tiles=tiles)
-    nodes, reads, of_reads, of_nodes = (
-        fold_mapped_axes(_varying(functools.partial(way, **options, **more)), False)
-        for way, more in (
-            (_nodes, dict(last_chunk=last_chunk)),
-            (_outputs, {}),
-            (_state_gradients, {}),
-            (_backward, dict(last_chunk=last_chunk, piece=True)),
-        )
-    )
+
+    def folded(way, **more):
+        return fold_mapped_axes(_varying(functools.partial(way, sizes=sizes, tiles=tiles, **more)), False)
+
+    nodes, of_reads = folded(_nodes, last_chunk=last_chunk), folded(_state_gradients)
+    of_nodes = folded(_backward, last_chunk=last_chunk, piece=True)
+    reads, reads_and_keep = (folded(_outputs, keep=keep) for keep in (False, True))
 
     def past(end, own, over):
         if end is not None:
@@ -243,16 +240,16 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
         initial, occupied = exchange(own, over)
         return _states_inside(initial, sizes, tiles), jnp.broadcast_to(occupied, own.shape[:1])
 
-    @jax.custom_vjp
-    def apply(*operands):
-        return apply_forward(*operands)[0]
-
-    def apply_forward(q, k, v, log_decay, lam, own, over):
+    def forward(reads, q, k, v, log_decay, lam, own, over):
         decay, since, *states = nodes(k, v, log_decay)
         end = states.pop() if sizes.heights else None
         initial, pull, above = jax.vjp(past, end, own, over, has_aux=True)
-        out, weight = reads(q, k, v, lam, decay, since, initial, above, *states)
-        return out, ((q, k, v, log_decay, lam), pull, (initial, above), (decay, since, weight, *states))
+        out, *weight = reads(q, k, v, lam, decay, since, initial, above, *states)
+        return out, ((q, k, v, log_decay, lam), pull, (initial, above), (decay, since, *weight, *states))
+
+    @jax.custom_vjp
+    def apply(*operands):
+        return forward(reads, *operands)[0]
 
     def apply_backward(residuals, do):
         inputs, pull, (initial, above), kept = residuals
@@ -263,7 +260,7 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
         found = of_nodes(do, *ends, *inputs, initial, above, *kept, *gradients)
         return *found, d_own, d_over
 
-    apply.defvjp(apply_forward, apply_backward)
+    apply.defvjp(functools.partial(forward, reads_and_keep), apply_backward)
     return apply
 
 
@@ -324,11 +321,12 @@ def _nodes(k, v, log_decay, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles
     return [*found, states, _states_at_end(states, None, None, since, chunk_decay, sizes, last_chunk)]
 
 
-def _outputs(q, k, v, lam, decay, since, initial, above, states=None, *, sizes, tiles):
-    """Of a piece: o and weights, from what `_nodes` found."""
+def _outputs(q, k, v, lam, decay, since, initial, above, states=None, *, sizes, tiles, keep: bool):
+    """Of a piece: o, and to keep it weights, from what `_nodes` found."""
     sizes, tiles = _of_shard(q, lam, sizes, tiles)
     decay = jnp.swapaxes(decay, 0, 1)
-    return list(_scan_of(tiles).outputs(q, k, v, decay, lam, since, states, initial, above, sizes, tiles, True))
+    found = _scan_of(tiles).outputs(q, k, v, decay, lam, since, states, initial, above, sizes, tiles, keep)
+    return [x for x in found if x is not None]
 
 
 def _state_gradients(q, do, lam, weight, above, *, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
