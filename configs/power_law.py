@@ -16,7 +16,7 @@ from loglinear_jax.config import (
     set_pairs,
     set_seq_len,
     set_state,
-    smoke_config,
+    smoke_interleaved_config,
 )
 
 
@@ -27,14 +27,10 @@ def get_config(preset=None):
     return apply_presets(config, preset, PRESETS)
 
 
-def smoke(config):
-    """A small instance that two CPU cores learn in under a minute."""
-    smoke_config(config)
-    robust_config(config)
-    config.task.update(seq_len=32, vocab_size=16, num_pairs=7)
-    set_state(config, 8)
-    config.variants = "mlp_softplus"
-    config.train.update(num_seeds=2, num_steps=500)
-
-
-PRESETS = {"smoke": smoke, "robust": robust_config, "pairs=": set_pairs, "seq=": set_seq_len, "state=": set_state}
+PRESETS = {
+    "smoke": smoke_interleaved_config,
+    "robust": robust_config,
+    "pairs=": set_pairs,
+    "seq=": set_seq_len,
+    "state=": set_state,
+}

@@ -29,6 +29,7 @@ from loglinear_jax.config.presets import (
     set_seq_len,
     set_state,
     smoke_config,
+    smoke_interleaved_config,
 )
 from loglinear_jax.config.reading import check_effects, config_differences, differing_names, flat_settings, read_config
 from loglinear_jax.config.variants import named_variants, variant_config, variant_names, variants_at_rates

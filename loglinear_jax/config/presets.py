@@ -44,6 +44,16 @@ def smoke_config(config: ConfigDict) -> None:
     )  # fmt: skip
 
 
+def smoke_interleaved_config(config: ConfigDict) -> None:
+    """A small instance that two CPU cores learn in under a minute."""
+    smoke_config(config)
+    robust_config(config)
+    config.task.update(seq_len=32, vocab_size=16, num_pairs=7)
+    set_state(config, 8)
+    config.variants = "mlp_softplus"
+    config.train.update(num_seeds=2, num_steps=500)
+
+
 def released_config(config: ConfigDict) -> None:
     """Released-code configuration: the released code's model and initial values, where they differ from the paper's text."""
     config.model.update(heads=1, head_dim=64, key_dim=64, init_scheme="released")
