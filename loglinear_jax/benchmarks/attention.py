@@ -10,7 +10,6 @@ flash-linear-attention, where torch and fla are. The presets "delta", "delta_rec
 recall task at once, states of 32 and of 64) are of the gated delta rule, with keys of length 1, and have peers of their own:
 "log_linear_delta"; and with one state "gated_delta", "jla_delta" and "fla_delta". Ours also come with "_xla" or "_pallas" at
 the end: that form, in place of what is chosen by itself.
-With --kernels, each kernel's time by a profile, too.
 Times are medians of queued calls over inputs that take turns. Memory is the peak beyond inputs and outputs.
 """
 
@@ -20,6 +19,7 @@ import argparse
 import functools
 import gc
 import importlib
+import itertools
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tabulate import tabulate
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from loglinear_jax.benchmarks import measure
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, power_of_two, size
@@ -57,6 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Inputs take turns until they have at least this many bytes, more than any GPU's cache.
 ROTATED_BYTES, MAX_SETS = 256 << 20, 6
 MAX_SCORES = 1 << 26
+MIB = 1 << 20
 # Where errors of peers come from, by the start of a module's name.
 PEERS_CODE = ("torch", "triton", "fla", "jla", "jax._src.cudnn")
 
@@ -169,25 +170,33 @@ PEERS = {
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
-def time_jax(name: str, preset: dict, length: int, repeats: int = 10, profile: bool = False) -> dict[str, Any]:
-    """forward_ms, both_ms, forward_bytes and both_bytes of a peer in JAX, and with `profile` forward_kernels and both_kernels.
-    A preset's chunk_size, if it has one, is for those that are chunked. Raises Skip if it can't be timed here."""
+def time_jax(name: str, preset: dict, length: int, repeats: int = 10, devices: int = 1) -> dict[str, Any]:
+    """forward_ms and both_ms of a peer in JAX; on one device also forward_bytes and both_bytes. On several, the sequence of
+    `length` tokens in all is cut over them. A preset's chunk_size, if it has one, is for the peers that are chunked.
+
+    Raises Skip if it can't be timed here.
+    """
     if name == "parallel" and preset["batch"] * preset["heads"] * length**2 > MAX_SCORES:
         raise Skip("too many scores")
     function = PEERS[name].call
     if (chunk_size := preset.get("chunk_size")) and PEERS[name].chunked:
         function = functools.partial(function, chunk_size=chunk_size)
-
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
     inputs = [first, *(draw_inputs(preset, length, seed) for seed in range(1, sets))]
-    found = measure.time_passes(function, inputs, profile, repeats=repeats)
-    for kind, call in measure.passes_of(function).items():
+    if devices > 1:
+        mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+        pieces = PartitionSpec(None, "sequence")
+        call = functools.partial(function, axis_name="sequence")
+        function = jax.shard_map(call, mesh=mesh, in_specs=pieces, out_specs=pieces)
+        inputs = jax.device_put(inputs, NamedSharding(mesh, pieces))
+    found: dict[str, Any] = measure.time_passes(function, inputs, repeats=repeats)
+    for kind, call in measure.passes_of(function).items() if devices == 1 else ():
         found[f"{kind}_bytes"] = jax.jit(call).lower(*first).compile().memory_analysis().temp_size_in_bytes
     return found
 
 
-def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False) -> dict[str, Any]:
+def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, Any]:
     """The same of flash-linear-attention's kernel, in torch, in this process."""
     try:
         import torch
@@ -237,7 +246,7 @@ def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False
         of_outputs = sum(x.numel() * x.element_size() for x in outputs)
         result[f"{kind}_bytes"] = torch.cuda.max_memory_allocated() - kept - of_outputs
         del outputs
-        result |= measure.measured(kind, thunk, len(inputs), profile, repeats=repeats)
+        result[f"{kind}_ms"] = measure.median_ms(thunk, len(inputs), repeats=repeats)
     if length <= 4096:
         same = PEERS["gated_delta"].call if delta else log_linear_attention
         ours = np.asarray(same(*draw_inputs(preset, length, 0)[:-1]).astype(jnp.float32))
@@ -246,36 +255,28 @@ def time_fla(preset: dict, length: int, repeats: int = 10, profile: bool = False
     return result
 
 
-# --- Report -----------------------------------------------------------------------------------------------------------
+# --- The command ------------------------------------------------------------------------------------------------------
 
 
 def measure_peers(
-    preset: dict, lengths: list[int], peers: list[str], repeats: int = 10, profile: bool = False
-) -> tuple[dict[str, dict[int, dict]], bool]:
-    """(peer -> length -> times and bytes, whether all went well). A length that cannot run is left out, and the reason printed;
-    all went well if that was only what `Skip` says.
-
-    repeats: timed, of which the median counts. profile: print each kernel's time, too.
-    """
-    results: dict[str, dict[int, dict]] = {peer: {} for peer in peers}
+    record: measure.Record, preset: dict, lengths: list[int], peers: list[str], repeats: int = 10
+) -> bool:
+    """Adds a row "attention" to the record for each peer and length; whether all went well. What cannot run is left out, and
+    the reason printed; all went well if that was only what `Skip` says."""
     well = True
-    for length in lengths:
-        for peer in peers:
-            try:
-                of_peer = (preset, length, repeats, profile)
-                found = time_fla(*of_peer) if PEERS[peer].call is None else time_jax(peer, *of_peer)
-                results[peer][length] = found
-                extra = f", output differs from ours by {found['difference']:.1e}" if "difference" in found else ""
-                print(f"T={length} {peer}: {found['forward_ms']:.3f} / {found['both_ms']:.3f} ms{extra}", flush=True)
-                measure.print_kernels(f"T={length} {peer}", found)
-            except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
-                if not isinstance(reason, Skip):
-                    if not _of_peer(reason):
-                        raise
-                    well = False
-                print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
-            gc.collect()
-    return results, well
+    for length, peer in itertools.product(lengths, peers):
+        try:
+            of_peer = (preset, length, repeats)
+            found = time_fla(*of_peer) if PEERS[peer].call is None else time_jax(peer, *of_peer)
+            record.add("attention", peer=peer, T=length, **found)
+        except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
+            if not isinstance(reason, Skip):
+                if not _of_peer(reason):
+                    raise
+                well = False
+            print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
+        gc.collect()
+    return well
 
 
 def _of_peer(error: Exception) -> bool:
@@ -287,17 +288,8 @@ def _of_peer(error: Exception) -> bool:
     return any(f"{module}.".startswith(f"{peer}.") for module in modules for peer in PEERS_CODE)
 
 
-def table(results: dict, lengths: list[int], kind: str, unit: float) -> str:
-    rows = []
-    for peer, of_peer in results.items():
-        cells = {
-            n: [of_peer[n][f"{part}_{kind}"] / unit for part in ("forward", "both")] for n in lengths if n in of_peer
-        }
-        rows.append({"": peer} | {f"T={n}": f"{forward:.3g} / {both:.3g}" for n, (forward, both) in cells.items()})
-    return tabulate(rows, headers="keys", tablefmt="github", missingval="–")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
     add = measure.flag_adder(parser)
     add("preset", "small", "name of the shapes", choices=list(PRESETS))
     lengths = [256 << n for n in range(8)]
@@ -308,11 +300,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("repeats", 10, "timed repeats, of which the median counts", type=size)
     help_of_chunks = "tokens a chunk, a power of two, of the peers with chunks (default: what they choose)"
     parser.add_argument("--chunk_size", type=power_of_two, help=help_of_chunks)
-    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    measure.check_kernels(args)
+    """Times every peer at every length; prints tables of times, beside that of a copy of inputs and outputs, and of memory."""
     preset, lengths = PRESETS[args.preset] | {"chunk_size": args.chunk_size}, sorted(args.lengths)
     delta = preset.get("delta", False)
     of_preset = [name for name, peer in PEERS.items() if peer.delta == delta]
@@ -321,16 +312,18 @@ def run(args: argparse.Namespace) -> int:
         expected = f"expected some of {', '.join(of_preset)}"
         raise BadInput(f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: {expected}")
     record = measure.Record(args, **preset)
-    before = measure.steady(measure.copy_bandwidth)
-    results, well = measure_peers(preset, lengths, peers, args.repeats, args.kernels)
-    best = max(before, measure.steady(measure.copy_bandwidth))
-    record.values |= {"copy_bytes_per_second": best, "results": results}
-    record.write()
+    well = measure_peers(record, preset, lengths, peers, args.repeats)
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
-    print(f"\n{record.machine}, {shape}, copy {best / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
-    moved = {n: [1e3 * x / best for x in moved_bytes(preset, n)] for n in lengths}
-    copy = {n: {"forward_ms": forward, "both_ms": both} for n, (forward, both) in moved.items()}
-    print(table(results | {"copy": copy}, lengths, "ms", 1))
-    print("\nPeak memory beyond inputs and outputs, MiB\n")
-    print(table(results, lengths, "bytes", 1 << 20))
+    memory = record.by(
+        "attention", "peer", "T", lambda row: f"{row['forward_bytes'] / MIB:.3g} / {row['both_bytes'] / MIB:.3g}"
+    )
+    rate = record.values["copy_bytes_per_second"] = (
+        measure.copy_bandwidth()
+    )  # last, as a GPU raises its clocks with work
+    for length in lengths:
+        forward, both = (1e3 * moved / rate for moved in moved_bytes(preset, length))
+        record.add("attention", peer="copy", T=length, forward_ms=forward, both_ms=both)
+    print(f"\n{record.machine}, {shape}, copy {rate / 1e12:.2f} TB/s; forward / forward + backward, ms\n")
+    print(record.by("attention", "peer", "T", measure.both_ms))
+    print(f"\nPeak memory beyond inputs and outputs, MiB\n\n{memory}")
     return 0 if well else 1

@@ -8,10 +8,10 @@ Times are medians of queued calls over inputs that take turns, as in `benchmark 
 from __future__ import annotations
 
 import argparse
-from typing import Any, get_args
+import itertools
+from typing import get_args
 
 import jax
-from tabulate import tabulate
 
 from loglinear_jax.benchmarks import measure
 from loglinear_jax.benchmarks.attention import PRESETS, draw_inputs
@@ -25,7 +25,7 @@ HELP = "time of each λ with its attention"
 INPUT_SETS = 3
 
 
-def time_lam(lam: str, preset: dict, length: int, implementation: str | None, profile: bool) -> dict[str, Any]:
+def time_lam(lam: str, preset: dict, length: int, implementation: str | None) -> dict[str, float]:
     """`measure.time_passes` of the mixer with this λ; gradients in its parameters and every input."""
     mixer = make_mixer(
         "log_linear", num_levels=num_levels(length), lam=lam, lam_hidden=None, implementation=implementation
@@ -47,33 +47,25 @@ def time_lam(lam: str, preset: dict, length: int, implementation: str | None, pr
     inputs = [draw(seed) for seed in range(INPUT_SETS)]
     *of_attention, more = inputs[0][0]
     params = {"params": mixer.init(jax.random.key(0), *of_attention, **more)["params"]}
-    return measure.time_passes(mix, [(params, *given) for given in inputs], profile)
+    return measure.time_passes(mix, [(params, *given) for given in inputs])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
     add = measure.flag_adder(parser)
     add("preset", "small", "name of the shape", choices=PRESETS)
     add("lengths", "1024", "sequence lengths in tokens", size)
     add("lams", "fixed,linear,mlp_softplus,content,content_mlp", "names of λ", one_of(tuple(LAMS)))
     forms = get_args(Implementation)
     parser.add_argument("--implementation", choices=forms, help="form of the attention (default: the best that works)")
-    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    measure.check_kernels(args)
+    """Times every λ at every length, and prints a table."""
     preset = PRESETS[args.preset]
     record = measure.Record(args, **preset)
-    print(f"{record.machine}; {args.preset}: {', '.join(f'{k}={v}' for k, v in preset.items())}")
-    results: dict[str, dict[int, Any]] = {}
-    rows = []
-    for length in args.lengths:
-        for lam in args.lams:
-            found = time_lam(lam, preset, length, args.implementation, args.kernels)
-            measure.print_kernels(f"T={length} {lam}", found)
-            results.setdefault(lam, {})[length] = found
-            rows.append([length, lam, found["forward_ms"], found["both_ms"]])
-    print(tabulate(rows, ["T", "λ", "forward ms", "forward + backward ms"], floatfmt=".3f", tablefmt="github"))
-    record.values["results"] = results
-    record.write()
+    for length, lam in itertools.product(args.lengths, args.lams):
+        record.add("lam", λ=lam, T=length, **time_lam(lam, preset, length, args.implementation))
+    print(f"\n{record.machine}; {args.preset}; forward / forward + backward, ms\n")
+    print(record.by("lam", "λ", "T", measure.both_ms))
     return 0

@@ -37,12 +37,11 @@ def time_training(
     num_seeds: int = 1,
     steps: int = 20,
     precision: str | None = None,
-    profile: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> dict[str, Any]:
     """Of the model with a usual recipe on random tokens: milliseconds of a step of all seeds, tokens per second, utilisation of
     the devices, the bytes that one of them held at most, where it says so, the parameters of a seed, and its loss in the first
-    and the last dispatch; with `profile`, kernels.
+    and the last dispatch.
 
     peak: FLOP/s of one device. steps: in one dispatch, of which three are timed, all on the same tokens. precision: as
     train.precision; settings.dtype if None. mesh: all devices if None.
@@ -69,7 +68,7 @@ def time_training(
     rate = num_seeds * batch * length / ms * 1e3
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
     memory = [stats["peak_bytes_in_use"] for device in mesh.devices.flat if (stats := device.memory_stats())]
-    result = {
+    return {
         "ms": ms,
         "tokens_per_second": rate,
         "utilisation": rate * matmul_flops_per_token(params) / (peak * mesh.size),
@@ -78,13 +77,10 @@ def time_training(
         "first_loss": losses[1] / steps,
         "last_loss": (losses[-1] - losses[-2]) / steps,
     }
-    return result | ({"kernels": measure.profiled(lambda: dispatch(state), steps)} if profile else {})
 
 
-def time_decoding(
-    settings: LanguageSettings, length: int, *, decoded: int = 64, profile: bool = False
-) -> dict[str, Any]:
-    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches; with `profile`, kernels.
+def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64) -> dict[str, Any]:
+    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches.
 
     decoded: tokens in one dispatch, of which five are timed.
     """
@@ -92,7 +88,7 @@ def time_decoding(
     tokens = jnp.zeros((1, 1), jnp.int32)
     weights = decoding_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
     # What is remembered does not matter for the time, only its size and position.
-    first = max(length - 7 * decoded, 0)  # seven dispatches, the first to compile and the last to profile
+    first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
     prefill = functools.partial(model.apply, max_length=length, method="prefill")
     shapes = jax.eval_shape(lambda weights: prefill(params_of(weights), tokens)[1], weights)
     caches = jax.tree.map(lambda x: jnp.full(x.shape, first if x.shape == () else 0, x.dtype), shapes)
@@ -106,10 +102,9 @@ def time_decoding(
 
         return jax.lax.scan(step, (tokens[:, 0], caches), length=decoded)[0][1]
 
-    caches, (_, *seconds) = measure.timed(lambda caches: decode(weights, caches), caches, 6)  # the first compiles
+    _, (_, *seconds) = measure.timed(lambda caches: decode(weights, caches), caches, 6)  # the first compiles
     num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    result = {"ms": 1e3 * float(np.median(seconds)) / decoded, "bytes": num_bytes}
-    return result | ({"kernels": measure.profiled(lambda: decode(weights, caches), decoded)} if profile else {})
+    return {"ms": 1e3 * float(np.median(seconds)) / decoded, "bytes": num_bytes}
 
 
 # --- The command --------------------------------------------------------------------------------------------------------
@@ -160,11 +155,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("shapes", "8x512,64x512,4x8192", "batch x length of training steps", Shape.read)
     add("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
     add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)
-    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    measure.check_kernels(args)
     for mixer in args.mixers:
         settings_of(args, mixer, max(args.lengths))
     model = f"hidden {args.hidden}, {args.layers} layers, {args.precision}"
@@ -173,15 +166,15 @@ def run(args: argparse.Namespace) -> int:
         peak = record.values["matmul_flops"] = measure.matmul_rate()
         one_device = f"one device's matrix products: {peak / 1e12:.1f} TFLOP/s"
         print(f"{record.machine}; {model}, {args.seeds} seed(s); {one_device}\n")
-        sizes = dict(num_seeds=args.seeds, steps=args.steps, precision=args.precision, profile=args.kernels)
+        sizes = dict(num_seeds=args.seeds, steps=args.steps, precision=args.precision)
         for mixer, shape in itertools.product(args.mixers, args.shapes):
             found = time_training(settings_of(args, mixer, shape.length), *shape, peak, **sizes)
-            record.add("training", f"{mixer} {shape}, a step", {"mixer": mixer, "batch x T": str(shape)} | found)
+            record.add("training", **{"mixer": mixer, "batch x T": str(shape)}, **found)
         print("\n" + record.table("training", floatfmt=".3g", intfmt=","))
     if "decoding" in args.what:
         for mixer, length in itertools.product(args.mixers, args.lengths):
-            found = time_decoding(settings_of(args, mixer, length), length, decoded=args.decoded, profile=args.kernels)
-            record.add("decoding", f"{mixer} T={length}, a token", {"mixer": mixer, "T": length} | found)
+            found = time_decoding(settings_of(args, mixer, length), length, decoded=args.decoded)
+            record.add("decoding", mixer=mixer, T=length, **found)
         print(f"\n{record.machine}; {model}; one sequence\n")
         print(record.table("decoding", floatfmt=".4g", intfmt=","))
     return 0

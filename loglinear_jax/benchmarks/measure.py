@@ -1,31 +1,27 @@
-"""What the benchmarks share: their flags, time on the device, kernels by JAX's profiler, records."""
+"""What the benchmarks share: flags, time on the device, and records of cases, one row each."""
 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import math
-import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.command_line import BadInput, comma_separated, path
-
-# --- The command --------------------------------------------------------------------------------------------------------
+from loglinear_jax.command_line import comma_separated, path
 
 
 def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
     """A function that adds a flag to the parser: add(name, default, help, ...). item: of a comma-separated list."""
+    parser.add_argument("--output", type=path, help="write OUTPUT.json")
 
     def add(name: str, default: Any, help: str, item: Any = None, **settings: Any) -> None:
         settings |= {} if item is None else {"type": comma_separated(item)}
@@ -34,20 +30,8 @@ def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
     return add
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    help_of_kernels = "also each kernel's time, of all GPUs together (needs a GPU)"
-    parser.add_argument("--kernels", action="store_true", help=help_of_kernels)
-    parser.add_argument("--output", type=path, help="write OUTPUT.json")
-
-
-def check_kernels(args: argparse.Namespace) -> None:
-    """Raises BadInput if --kernels asks for what only a GPU has."""
-    if args.kernels and jax.default_backend() != "gpu":
-        raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
-
-
 class Record:
-    """What a benchmark measures and where, in `values`, to be written to OUTPUT.json if --output asks for it."""
+    """What a benchmark measures and where, written to OUTPUT.json after every row if --output asks for it."""
 
     def __init__(self, args: argparse.Namespace, **about: Any):
         name = args.output and args.output.name.removesuffix(".json") + ".json"
@@ -55,26 +39,26 @@ class Record:
         self.values: dict[str, Any] = provenance.origin(args.called) | about
         self.machine: str = self.values["machine"]
 
-    def add(self, name: str, what: str, row: dict[str, Any]) -> None:
-        """Adds a row to the list `name`: prints it, with its kernels if it has any, and writes it."""
+    def add(self, name: str, **row: Any) -> None:
+        """Adds a row to the list `name`, prints and writes it."""
         self.values.setdefault(name, []).append(row)
-        print(json.dumps(_without_kernels(row)), flush=True)
-        print_kernels(what, row)
-        self.write()
-
-    def table(self, name: str, **formats: Any) -> str:
-        return tabulate(map(_without_kernels, self.values.get(name, [])), headers="keys", tablefmt="github", **formats)
-
-    def write(self) -> None:
+        print(json.dumps(row), flush=True)
         if self.output is not None:
             self.output.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
 
+    def table(self, name: str, **formats: Any) -> str:
+        """All rows of a list, as Markdown."""
+        return tabulate(self.values.get(name, []), headers="keys", tablefmt="github", **formats)
 
-def _without_kernels(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.endswith("kernels")}
-
-
-# --- Time ---------------------------------------------------------------------------------------------------------------
+    def by(self, name: str, row: str, column: str, cell: Callable[[Mapping[str, Any]], str]) -> str:
+        """The rows of a list as a table of Markdown, a line for each value of `row`, a column for each of `column`, of which
+        numbers are named: "T=1024"."""
+        lines: dict[str, dict[str, str]] = {}
+        for one in self.values.get(name, []):
+            head = one[column] if isinstance(one[column], str) else f"{column}={one[column]}"
+            lines.setdefault(one[row], {"": one[row]})[head] = cell(one)
+        options = dict(headers="keys", tablefmt="github", missingval="–", disable_numparse=True)
+        return tabulate(list(lines.values()), **options)
 
 
 def compile_over(function: Callable, argument_sets: Sequence[tuple]) -> Callable[[], object]:
@@ -116,16 +100,6 @@ def timed(compute: Callable[[Any], Any], state: Any, times: int = 1) -> tuple[An
     return state, seconds
 
 
-def steady(measure: Callable[[], float], tolerance: float = 0.03, most: int = 10) -> float:
-    """A rate measured again until two successive measurements agree: a GPU raises its clocks only when it has work."""
-    last = measure()
-    for _ in range(most - 1):
-        before, last = last, measure()
-        if abs(last - before) <= tolerance * max(last, before):
-            break
-    return last
-
-
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of a large copy on the device."""
     size = 1 << (30 if jax.default_backend() == "gpu" else 26)
@@ -142,19 +116,6 @@ def matmul_rate() -> float:
     return 2 * size**3 / (ms * 1e-3)
 
 
-def time_passes(
-    function: Callable[..., Any], inputs: Sequence[tuple], profile: bool = False, **options: Any
-) -> dict[str, Any]:
-    """forward_ms and both_ms of a call of function(*arguments), and with `profile` forward_kernels and both_kernels.
-
-    inputs: sets of (*arguments, cotangent of the output) that take turns. options: of `median_ms`.
-    """
-    found = {}
-    for kind, call in passes_of(function).items():
-        found |= measured(kind, compile_over(call, inputs), len(inputs), profile, **options)
-    return found
-
-
 def passes_of(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """Of (*arguments, cotangent): "forward", the function of the arguments; "both", that and their gradients."""
 
@@ -165,51 +126,17 @@ def passes_of(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     return {"forward": lambda *inputs: function(*inputs[:-1]), "both": both}
 
 
-def measured(kind: str, thunk: Callable[[], Any], calls: int, profile: bool = False, **options: Any) -> dict[str, Any]:
-    """{kind}_ms of one of the `calls` that the thunk makes, and with `profile` its {kind}_kernels."""
-    found = {f"{kind}_ms": median_ms(thunk, calls, **options)}
-    return found | {f"{kind}_kernels": profiled(thunk, calls)} if profile else found
+def time_passes(function: Callable[..., Any], inputs: Sequence[tuple], **options: Any) -> dict[str, float]:
+    """forward_ms and both_ms of a call of function(*arguments).
+
+    inputs: sets of (*arguments, cotangent of the output) that take turns. options: of `median_ms`.
+    """
+    return {
+        f"{kind}_ms": median_ms(compile_over(call, inputs), len(inputs), **options)
+        for kind, call in passes_of(function).items()
+    }
 
 
-# --- Kernels ------------------------------------------------------------------------------------------------------------
-
-
-class KernelTime(NamedTuple):
-    """Of the kernels of one name, for one call."""
-
-    launches: float
-    ms: float
-
-
-def profiled(compute: Callable[[], Any], calls: int) -> dict[str, KernelTime]:
-    """Launches and time of each kernel and copy, of all GPUs together, for one of the `calls` that `compute` makes; the longest
-    first."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            jax.block_until_ready(compute())
-        [trace] = Path(folder).rglob("*.xplane.pb")
-        return of_profile(jax.profiler.ProfileData.from_file(str(trace)), calls)
-
-
-def of_profile(data: jax.profiler.ProfileData, calls: int) -> dict[str, KernelTime]:
-    """The same of a profile. XLA numbers its kernels; those that differ in that alone are added up."""
-    found = collections.defaultdict(lambda: KernelTime(0, 0.0))
-    for plane in data.planes:
-        for line in plane.lines:
-            if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
-                for event in line.events:
-                    name = re.sub(r"(_+\d*)+$", "", event.name)
-                    launches, ms = found[name]
-                    found[name] = KernelTime(launches + 1, ms + event.duration_ns / 1e6)
-    of_call = {name: KernelTime(time.launches / calls, time.ms / calls) for name, time in found.items()}
-    return dict(sorted(of_call.items(), key=lambda item: -item[1].ms))
-
-
-def print_kernels(what: str, found: Mapping[str, Any]) -> None:
-    """A table for each of kernels, forward_kernels and both_kernels that is in `found`."""
-    for name, title in (("kernels", ""), ("forward_kernels", ", forward"), ("both_kernels", ", forward + backward")):
-        if name in found:
-            rows = [(kernel, *time) for kernel, time in found[name].items()]
-            rows.append(("together", *map(sum, zip((0.0, 0.0), *found[name].values(), strict=True))))
-            shown = tabulate(rows, [what + title, "launches", "ms"], floatfmt=("", ".1f", ".4f"), tablefmt="github")
-            print(f"\n{shown}\n", flush=True)
+def both_ms(row: Mapping[str, Any]) -> str:
+    """ "0.235 / 1.03": milliseconds forward, and forward + backward."""
+    return f"{row['forward_ms']:.3g} / {row['both_ms']:.3g}"

@@ -11,13 +11,11 @@ one mesh alone to know its own.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import math
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from loglinear_jax.benchmarks import attention, language_model, measure
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
@@ -47,19 +45,6 @@ class MeshShape(NamedTuple):
         return device_mesh(1, batch, jax.devices()[: math.prod(self)], self.fsdp, self.sequence)
 
 
-def time_attention(
-    peer: str, preset: dict, length: int, devices: int, repeats: int = 10, profile: bool = False
-) -> dict:
-    """forward_ms and both_ms of a peer over a sequence of `length` tokens in all, cut over so many devices."""
-    mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
-    pieces = PartitionSpec(None, "sequence")
-    call = functools.partial(attention.PEERS[peer].call, axis_name="sequence")
-    function = jax.shard_map(call, mesh=mesh, in_specs=pieces, out_specs=pieces)
-    where = NamedSharding(mesh, pieces)
-    inputs = [jax.device_put(attention.draw_inputs(preset, length, seed), where) for seed in range(2)]
-    return measure.time_passes(function, inputs, profile, repeats=repeats)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = measure.flag_adder(parser)
     add("what", ",".join(PARTS), "what to time", one_of(PARTS))
@@ -72,11 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("meshes", "1x1x1,4x1x1,1x4x1,1x1x4", "of training, data x fsdp x sequence", MeshShape.read)
     language_model.add_model(add, "log_linear")
     add("shape", "4x8192", "batch x length of a training step, on all devices together", type=language_model.Shape.read)
-    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    measure.check_kernels(args)
     there = len(jax.devices())
     wanted = {"attention": ("--devices", args.devices), "training": ("--meshes", [math.prod(x) for x in args.meshes])}
     for flag, counts in (wanted[part] for part in args.what):
@@ -88,17 +71,16 @@ def run(args: argparse.Namespace) -> int:
         preset = attention.PRESETS[args.preset]
         peers = args.peers or (["log_linear_delta"] if preset.get("delta") else ["xla"])
         for peer, length, devices in itertools.product(peers, args.lengths, args.devices):
-            found = time_attention(peer, preset, length, devices, args.repeats, args.kernels)
-            row = {"peer": peer, "T": length, "devices": devices} | found
-            record.add("attention", f"{peer} T={length} on {devices} devices", row)
+            found = attention.time_jax(peer, preset, length, args.repeats, devices)
+            record.add("attention", peer=peer, T=length, devices=devices, **found)
         print(f"\n{args.preset}, milliseconds\n\n" + record.table("attention", floatfmt=".4g", intfmt=","))
     if "training" in args.what:
         (batch, length), peak = args.shape, measure.matmul_rate()
-        sizes = dict(steps=args.steps, precision=args.precision, profile=args.kernels)
+        sizes = dict(steps=args.steps, precision=args.precision)
         for mixer, mesh in itertools.product(args.mixers, args.meshes):
             settings = language_model.settings_of(args, mixer, length)
             found = language_model.time_training(settings, batch, length, peak, mesh=mesh.mesh(batch), **sizes)
-            record.add("training", f"{mixer} {mesh}", {"mixer": mixer, "data x fsdp x sequence": str(mesh)} | found)
+            record.add("training", **{"mixer": mixer, "data x fsdp x sequence": str(mesh)}, **found)
         title = (
             f"hidden {args.hidden}, {args.layers} layers, {args.precision}, remat {args.remat}, a step of {args.shape}"
         )

@@ -14,7 +14,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
 from loglinear_jax.benchmarks import measure
 from loglinear_jax.command_line import BadInput, one_of, size
@@ -52,9 +51,8 @@ WAYS = {
 }
 
 
-def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, profile: bool = False) -> dict[str, Any]:
-    """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step; with `profile`, kernels of
-    a step of all seeds.
+def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> dict[str, Any]:
+    """Milliseconds of a step and of an evaluation of all seeds, and of both for each seed and step.
 
     steps: timed, in dispatches of train.steps_per_dispatch after one that compiles. rates: so many learning rates, each with
     the same seeds, in as many replicas as there are seeds in the experiment, a multiple of it.
@@ -68,7 +66,7 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
     many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)
     data = open_data(many, 0)
     sizes = [train.steps_per_dispatch] * (1 + -(-steps // train.steps_per_dispatch))
-    dispatches = data.dispatches(sizes + sizes[:1] * profile)
+    dispatches = data.dispatches(sizes)
     state = many.init(many.seeds)
 
     def dispatch(state):
@@ -84,9 +82,8 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1, prof
     state, evaluations = measure.timed(evaluate, state, 3)
     evaluation_ms = 1e3 * float(np.median(evaluations))
     together = (step_ms + evaluation_ms / train.eval_every) / len(seeds)
-    kernels = {"kernels": measure.profiled(lambda: dispatch(state), sizes[0])} if profile else {}
     data.close()
-    return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together} | kernels
+    return {"step_ms": step_ms, "evaluation_ms": evaluation_ms, "ms_per_seed_and_step": together}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,11 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{workload.num_seeds} of {name}" for name, workload in WORKLOADS.items())
     parser.add_argument("--seeds", type=size, help=f"seeds trained at once (default: {defaults})")
     add("steps", 150, "training steps to time", type=size)
-    measure.add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    measure.check_kernels(args)
     seeds_of = {task: args.seeds or WORKLOADS[task].num_seeds for task in args.tasks}
     for task, seeds in seeds_of.items():
         build(read_config_arguments([f"--config={WORKLOADS[task].config}"]).config, args.variant)
@@ -114,13 +109,9 @@ def run(args: argparse.Namespace) -> int:
         sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
         given = [f"--config={workload.config}", *sizes, *WAYS[way][1]]
         experiment = build(read_config_arguments(given).config, args.variant)
-        measured = time_training(experiment, args.steps, RATES if way == "rates" else 1, args.kernels)
-        row = {"task": task, "title": workload.title, "seeds": seeds, "way": way, "config": given} | measured
-        record.add("training", f"{task} {way}, a step of {seeds} seeds", row)
+        measured = time_training(experiment, args.steps, RATES if way == "rates" else 1)
+        about = {"task": task, "title": f"{workload.title}, {seeds} seeds", "way": WAYS[way][0], "config": given}
+        record.add("training", **about, **measured)
     print(f"\n{record.machine}; {args.variant}; milliseconds for each seed and step\n")
-    lines: dict[str, dict[str, Any]] = {}
-    for row in record.values["training"]:
-        line = lines.setdefault(row["task"], {"": row["title"], "seeds": row["seeds"]})
-        line[WAYS[row["way"]][0]] = f"{row['ms_per_seed_and_step']:.3g}"
-    print(tabulate(list(lines.values()), headers="keys", tablefmt="github", disable_numparse=True))
+    print(record.by("training", "title", "way", lambda row: f"{row['ms_per_seed_and_step']:.3g}"))
     return 0

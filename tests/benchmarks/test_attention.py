@@ -1,5 +1,6 @@
 """The benchmark of the attention at a small size, and what it writes."""
 
+import argparse
 import json
 
 import jax
@@ -14,12 +15,18 @@ TIMES = {"forward_ms": 1.0, "both_ms": 2.0, "forward_bytes": 1 << 20, "both_byte
 SMALL = dict(batch=1, heads=1, groups=1, key_dim=16, value_dim=16, dtype="float32")
 
 
+def new_record():
+    return measure.Record(argparse.Namespace(output=None, called=["benchmark"]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("delta", "runs", "lacks"), [(False, "xla", "flash"), (True, "log_linear_delta", "jla_delta")])
 def test_what_can_run_is_measured_and_the_rest_named(delta, runs, lacks, capsys):
-    found, well = attention.measure_peers(SMALL | {"delta": delta}, [32], [runs, lacks], repeats=1)
-    assert found[runs][32]["forward_ms"] > 0 and found[runs][32]["both_bytes"] > 0
-    assert found[lacks] == {} and well and f"T=32 {lacks}: not measured, " in capsys.readouterr().out
+    record = new_record()
+    assert attention.measure_peers(record, SMALL | {"delta": delta}, [32], [runs, lacks], repeats=1)
+    [found] = record.values["attention"]
+    assert found["peer"] == runs and found["forward_ms"] > 0 and found["both_bytes"] > 0
+    assert f"T=32 {lacks}: not measured, " in capsys.readouterr().out
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="on a GPU the kernels run, and may be what is chosen")
@@ -43,7 +50,7 @@ def test_a_peer_that_fails_is_left_out_and_that_is_told_but_not_a_bug(monkeypatc
         assert main(["benchmark", "attention", "--lengths=32", "--peers=xla"]) == 1
         assert "T=32 xla: not measured, " in capsys.readouterr().out
     with pytest.raises(ValueError, match="a bug"):
-        attention.measure_peers(SMALL, [32], ["xla"])
+        attention.measure_peers(new_record(), SMALL, [32], ["xla"])
 
 
 @pytest.mark.parametrize(
@@ -77,20 +84,15 @@ def test_bytes_that_must_be_moved():
 @pytest.mark.parametrize(
     ("preset", "peers"), [("small", ["xla", "parallel"]), ("delta", ["log_linear_delta", "gated_delta"])]
 )
-def test_the_command_records_its_default_peers_and_the_larger_bandwidth(preset, peers, tmp_path, monkeypatch, capsys):
-    bandwidths = iter([1e12, 1e12, 4e12, 4e12])
-    monkeypatch.setattr(measure, "copy_bandwidth", lambda: next(bandwidths))
+def test_the_command_records_its_default_peers_and_the_copy(preset, peers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "copy_bandwidth", lambda: 4e12)
     monkeypatch.setattr(attention, "time_jax", lambda *arguments: TIMES)
-    arguments = [
-        "benchmark",
-        "attention",
-        f"--preset={preset}",
-        "--lengths=256,32",
-        f"--output={tmp_path / 'bench.json'}",
-    ]
-    assert main(arguments) == 0
-    assert "copy 4.00 TB/s" in capsys.readouterr().out
+    given = ["attention", f"--preset={preset}", "--lengths=256,32", f"--output={tmp_path / 'bench.json'}"]
+    assert main(["benchmark", *given]) == 0
+    out = capsys.readouterr().out
+    assert "copy 4.00 TB/s" in out and [line.split("|")[2].strip() for line in out.splitlines()[-2:]] == ["1 / 2"] * 2
     record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert record["copy_bytes_per_second"] == 4e12 and record["commit"]
     assert record["command"].startswith("loglinear_jax benchmark attention")
-    assert record["results"] == {peer: {"32": TIMES, "256": TIMES} for peer in peers}
+    rows = [{"peer": peer, "T": length, **TIMES} for length in (32, 256) for peer in peers]
+    assert record["attention"][:-2] == rows and [row["peer"] for row in record["attention"][-2:]] == ["copy"] * 2

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
+from loglinear_jax.benchmarks.attention import time_jax
 from loglinear_jax.benchmarks.language_model import time_decoding, time_training
-from loglinear_jax.benchmarks.scaling import MeshShape, time_attention
+from loglinear_jax.benchmarks.scaling import MeshShape
 from loglinear_jax.models import LanguageSettings
 
 SETTINGS = LanguageSettings(
@@ -22,7 +23,7 @@ def test_decoding_runs_and_counts_its_bytes():
 @over_devices
 @pytest.mark.parametrize("peer", ["xla", pytest.param("gated_delta", marks=pytest.mark.slow)])
 def test_an_attention_over_devices(peer):
-    found = time_attention(peer, PRESET | {"delta": peer == "gated_delta"}, 64, devices=4, repeats=1)
+    found = time_jax(peer, PRESET | {"delta": peer == "gated_delta"}, 64, repeats=1, devices=4)
     assert found["forward_ms"] > 0 and found["both_ms"] > 0
 
 
