@@ -63,7 +63,7 @@ def accuracy_by_size(axis: Axes) -> None:
     )
     axis.set_title("With less memory, one wider state\nbeats a state for each level", fontsize=10)
     axis.grid(color="0.92")
-    style.log_ticks(axis.xaxis, 4)
+    style.log_ticks(axis.xaxis)
 
 
 def accuracy_by_length(axis: Axes) -> None:
@@ -120,7 +120,7 @@ def time_by_length(axis: Axes) -> None:
     axis.set(xlabel="T (tokens)", ylabel="ms, forward + backward", ylim=(0.1, 300))
     axis.set_title("Time grows almost linearly,\nas a single state's does", fontsize=10)
     axis.grid(color="0.92")
-    style.log_ticks(axis.yaxis, 5)
+    style.log_ticks(axis.yaxis)
 
 
 def overview() -> None:

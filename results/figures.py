@@ -103,7 +103,7 @@ def by_size() -> None:
         style.label_panel(axis, title, "recurrent state size of a layer (numbers)", 10)
         axis.grid(color="0.92")
         axis.set_ylim(0, 102)
-        style.log_ticks(axis.xaxis, 5)
+        style.log_ticks(axis.xaxis)
     axes[0, 0].set_ylabel(TEST)
     message = "For the same recurrent state size, one wide state beats a state for each level"
     save(figure, message, "accuracy-by-size", handles)

@@ -23,7 +23,6 @@ from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
 from loglinear_jax.statistics import mcnemar, mean_difference, mean_interval
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
 
-MANY_RUNS = 5  # from which their own tables are folded
 MEANS, SHARES = "accuracy %", "≥ 90 %, ≥ 99 %"  # what a row shows
 OF_STATES = {"model.heads", "model.key_groups", "model.key_dim", "model.head_dim"}
 COUNTED = "Then how many seeds reached 90 %, with Wilson's 95 % interval of their share, and 99 %"
@@ -91,20 +90,6 @@ def _tested(outcome: VariantOutcome) -> np.ndarray:
     return cells.of_evaluated(outcome, outcome.test_loss)
 
 
-def by_seed(run: Run) -> Table:
-    """Each seed's accuracy in %, or perplexity."""
-    variants, rows = on_one_set(run.outcomes), []
-    first, unit = next(iter(variants.values())), run.task.score.unit
-    for index, seed in enumerate(first.seeds):
-        row = {"seed": Cell(seed, seed=seed)}
-        for variant, outcome in variants.items():
-            value = float(outcome.shown[index])
-            is_finite = np.isfinite(value)
-            row[variant] = Cell(f"{value:.1f}" if is_finite else "–", **{variant: value if is_finite else None})
-        rows.append(row)
-    return Table(f"{first.shown_as}{unit and f' ({unit})'} of every seed", rows, of=describe_run(run))
-
-
 def parts(run: Run) -> Table | None:
     """Every variant's mean test accuracy on each part of the test; None where the test has one part alone."""
     rows = []
@@ -159,10 +144,8 @@ class Outcomes(Section):
         if not run.outcomes:
             self.context.report.problems.append(f"{run.workdir}: no results yet: there is no summary.json")
             return
-        self.add(outcomes(run), "outcomes", run, folded=len(self.context.runs) >= MANY_RUNS)
-        self.add(parts(run), "parts", run)
-        self.add(differences(run), "differences", run, folded=True)
-        self.add(by_seed(run), "seeds", run, folded=True)
+        for name, make in (("outcomes", outcomes), ("parts", parts), ("differences", differences)):
+            self.add(make(run), name, run)
 
 
 # --- Of several runs --------------------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ CROSS_FITTED = (
     "at a rate that was chosen without it. Both rates are shown where the halves choose different ones. Intervals of means are "
     "bootstrapped over seeds, with the choice made again in each resample, from 10 seeds on."
 )
-MANY_ROWS = 12  # above which a table is folded
 
 
 # --- Variants and their rates -----------------------------------------------------------------------------------------
@@ -310,5 +309,4 @@ class Rates(Section):
             "best-differences": differences_at_best_rates,
         }
         for name, make in tables.items():
-            table = make(run)
-            self.add(table, name, run, folded=table is not None and len(table.rows) > MANY_ROWS)
+            self.add(make(run), name, run)

@@ -26,6 +26,7 @@ from loglinear_jax.runs.outcome import on_one_set
 from loglinear_jax.runs.writing import replace_file
 
 log = logging.getLogger(__name__)
+MANY_ROWS = 12  # of a table: above them it is shown only when opened
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 MOST_KEPT = 1 << 30  # bytes of layers' values
 
@@ -77,7 +78,6 @@ class Part:
     title: str
     intro: str = ""
     items: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -95,18 +95,16 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
 
     def part(self, title: str, intro: str = "") -> Part:
-        """The part of that title, begun if there is none yet. One without items and notes is not shown."""
+        """The part of that title, begun if there is none yet. One without items is not shown."""
         return self.parts.setdefault(title, Part(title, intro))
 
-    def add(
-        self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "", folded: bool = False
-    ) -> None:
-        """Writes a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex. title: in the report; a table
-        has one of its own. folded: shown only when opened."""
+    def add(self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "") -> None:
+        """Writes a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex, folded if it has more than
+        MANY_ROWS. title: in the report; a table has one of its own."""
         if stem in self._stems:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
-        item = {"title": title, "note": note, "folded": folded}
+        item = {"title": title, "note": note, "folded": isinstance(shown, Table) and len(shown.rows) > MANY_ROWS}
         if isinstance(shown, Table):
             paths = shown.write(self.out / stem)
             item |= {"html": shown.text("html"), "title": title or shown.full_title, "note": note or shown.note}
@@ -122,7 +120,7 @@ class Report:
         loader = jinja2.PackageLoader("loglinear_jax.analysis", "")
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["as_html"] = lambda table: table.text("html")
-        parts = [part for part in self.parts.values() if part.items or part.notes]
+        parts = [part for part in self.parts.values() if part.items]
         html = environment.get_template("report.html.jinja").render(
             title=title, runs=runs, settings=settings, commands=commands, problems=self.problems, parts=parts
         )

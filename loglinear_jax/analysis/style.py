@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from loglinear_jax.components import split_outside
 from loglinear_jax.mixers import parse_pattern
@@ -189,28 +189,12 @@ def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
     figure.legend(list(handles.values()), labels, **how)
 
 
-def log_ticks(axis: Axis, most: int = 6) -> None:
-    """A logarithmic axis with a few round numbers, also where it covers a part of a decade, or many. Call it when everything is
-    drawn."""
+def log_ticks(axis: Axis) -> None:
+    """A logarithmic axis with round numbers, also where it covers a part of a decade. Call it when everything is drawn."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(FixedLocator(_round_numbers(low, high, most)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _round_numbers(low: float, high: float, most: int) -> list[float]:
-    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    found = np.array([])
-    for within in ([1], [1, 3], [1, 2, 5], range(1, 10), np.arange(10, 100) / 10):
-        finer = np.outer(decades, list(within)).ravel()
-        finer = finer[(finer >= low) & (finer <= high)]
-        if len(finer) > most:
-            break
-        found = finer
-    if len(found) < 2:  # too many of the finest, or none: every few of them
-        found = finer
-    return sorted(found[:: -(-len(found) // most)]) if len(found) else [low, high]
 
 
 def length_axis(axis: Axes, lengths: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from loglinear_jax.analysis.curves import draw_convergence, draw_learning_curves
+from loglinear_jax.analysis.curves import draw_learning_curves
 from loglinear_jax.analysis.lengths import ByLength, draw_scores_by_length
 from loglinear_jax.analysis.rates import draw_rates
 from loglinear_jax.analysis.style import FULL_WIDTH, save
@@ -100,7 +100,6 @@ DRAWN = {
     "curves of perplexity": lambda path: learning_curves(finished(path, VARIANTS[:2], 1), text=True),
     "curves at several rates": lambda path: learning_curves(swept(path, decays=(0, 0.1), variants=LONG_NAMES)),
     "curves of perplexity at rates": lambda path: learning_curves(swept(path, variants=LONG_NAMES, task="text")),
-    "convergence": lambda path: draw_convergence(finished(path)),
     "rates": lambda path: draw_rates(swept(path)),
     "two rates": lambda path: draw_rates(swept(path, (0.001, 0.03162), 3)),
     "many rates and decays": lambda path: draw_rates(swept(path, MANY_RATES, 16, (0, 0.01, 0.1), VARIANTS[:3])),

@@ -44,7 +44,7 @@ def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
 def test_everything_is_drawn_and_shown(report):
     assert report.problems == []
     for stem in (
-        "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md", "seeds-tiny.csv",
+        "outcomes-tiny.md", "outcomes-tiny.csv", "outcomes-tiny.tex", "differences-tiny.md",
         "curves-tiny.png", "curves-tiny.svg", "lam-tokens-tiny.png", "lam-mean-tiny.png", "lam-static-tiny.svg",
         "lam-dependence-tiny.csv", "rows-mlp-softplus-tiny.png",
         "lengths-tiny.png", "lengths-table-tiny.csv",
@@ -56,7 +56,6 @@ def test_everything_is_drawn_and_shown(report):
     linked = re.findall(r'(?:src|href)="([^"]*)"', report.html)
     elsewhere = [link for link in linked if not link.startswith(("data:image/png", "#"))]
     assert elsewhere and all((report.out / link).is_file() for link in elsewhere)  # it opens without a network
-    assert "When seeds converge: not drawn, as no seed reaches 99 %." in report.html
     assert "Left out" not in report.html and "python run.py" in report.html
 
 
@@ -215,7 +214,7 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     report.problems.append(HOSTILE)
     part = report.part(HOSTILE, HOSTILE)
     report.add(part, table, "a")
-    report.add(part, table, "b", title=HOSTILE, folded=True)
+    report.add(part, table, "b", title=HOSTILE)
     figure, ((axis,),) = new_figure(2, 1)
     axis.plot([0, 1])
     report.add(part, figure, "c", HOSTILE, HOSTILE)
