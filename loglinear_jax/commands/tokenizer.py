@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     file = args.out / "tokenizer.json"
     if file.exists():
         raise BadInput(f"--out: {file} exists: expected another folder")
-    documents = find_documents(args.corpus, args.text_field).blocks("train")
+    documents = find_documents(args.corpus, args.text_field).texts("train")
     try:
         tokenizer = train_tokenizer((piece for text in documents for piece in cut_line(text)), args.vocab_size)
     except ValueError as error:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from loglinear_jax.files import local_path
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.text.sources import SPLITS, CorpusError, Source, cut_line, find_documents, find_source, kept_pieces
+from loglinear_jax.text.sources import SPLITS, CorpusError, Source, cut_line, find_documents, find_source
 from loglinear_jax.text.tokenizer import END_TOKEN, check_returned, load_tokenizer, tokenizer_sha256, tokenizer_size
 
 FORMAT = 3  # of the files, of how text becomes tokens, and of what is checked meanwhile
@@ -155,7 +155,7 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
             for split in SPLITS:
                 with (partial / f"{split}.bin").open("wb") as file:
                     where = f"the {split} split of {text.name}"
-                    manifest["splits"][split] = _write(file, text.blocks(split), encoder, about, where, bar)
+                    manifest["splits"][split] = _write(file, text.texts(split), encoder, about, where, bar)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.rename(folder)
     except BaseException:
@@ -166,24 +166,24 @@ def _make(folder: Path, text: Source, encoder: tokenizers.Tokenizer, about: dict
 def _write(
     file: BinaryIO, texts: Iterator[str], tokenizer: tokenizers.Tokenizer, about: dict[str, Any], where: str, bar: tqdm
 ) -> dict[str, Any]:
-    """Writes the token ids of blocks of lines, or of documents, and where these start; returns their counts and SHA-256."""
+    """Writes the token ids of lines, or of documents, and where these start; returns their counts and SHA-256."""
     of_documents = "end_token" in about
     end = np.array([about["end_token"]] if of_documents else [], about["dtype"])
     digest, starts = hashlib.sha256(), [0]
     file.write(end.data)
     for group in _grouped(texts):
-        pieces = [cut_line(text) if of_documents else kept_pieces(text) for text in group]
+        pieces = [cut_line(text) for text in group]
         joined = list(itertools.chain.from_iterable(pieces))
         encoded = [found.ids for found in tokenizer.encode_batch_fast(joined, add_special_tokens=False)]  # by all cores
         check_returned(tokenizer, joined, encoded, name=about["tokenizer"], where=where)
         ids = iter(encoded)
-        for text, own in zip(group, pieces, strict=True):
+        for own in pieces if of_documents else [joined]:
             tokens = np.fromiter(itertools.chain.from_iterable(itertools.islice(ids, len(own))), about["dtype"])
             file.write(tokens.data)
             file.write(end.data)
             starts.append(starts[-1] + len(tokens) + len(end))
             digest.update("".join(own).encode() + b"\0" * of_documents)
-            bar.update(len(text.encode()))
+            bar.update(sum(len(piece.encode()) for piece in own))
     if not starts[-1]:
         raise CorpusError(
             f"corpus: {where} is empty: expected {'a document' if of_documents else 'a line'} that is not blank"

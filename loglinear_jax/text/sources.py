@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
+import os
 import re
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ import requests
 
 from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import file_sha256, local_path
+from loglinear_jax.progress import progress_bar
 from loglinear_jax.settings import SettingError
 
 BLOCK_BYTES = 2**20
@@ -39,13 +39,13 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("valid", "validation", "val",
 SHARES = (0.90, 0.95)  # where validation and test begin in a single file, as a share of its bytes
 SUFFIXES = (".txt", ".jsonl")
 SPLIT_PERCENT = 5  # of documents without splits: what validation gets, and what test gets
-ANSWER_SECONDS = 3
+ANSWER_SECONDS = 10  # that a server may take
 WIKITEXT_SITE = "https://wikitext.smerity.com"  # the author's own; the first address, on S3, is gone
-WIKITEXT_ARCHIVES = {  # bytes and SHA-256 of the archives as published on S3; a download that differs is refused
-    "wikitext-103-raw": (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
-    "wikitext-103": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
-    "wikitext-2-raw": (4721645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
-    "wikitext-2": (4475746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+WIKITEXT_SHA256 = {  # of the archives as published on S3; a download that differs is refused
+    "wikitext-103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+    "wikitext-103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    "wikitext-2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    "wikitext-2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
 }
 
 
@@ -55,12 +55,11 @@ class CorpusError(SettingError):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A corpus's text. sha256: of its files, by file name or split. blocks: the text of a split, in blocks of whole lines, or
-    its documents, none of them blank."""
+    """A corpus's text. sha256: of its files, by file name or split. texts: a split's lines, or its documents, none blank."""
 
     name: str
     sha256: dict[str, str]
-    blocks: Callable[[str], Iterator[str]]
+    texts: Callable[[str], Iterator[str]]
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -76,18 +75,18 @@ def check_text_file(path: Path, argument: str) -> None:
         raise CorpusError(f"{argument}: {path} can't be read: {error.strerror}") from error
 
 
-def read_blocks(file: BinaryIO, name: str | Path, stop: int) -> Iterator[str]:
-    """The text from the file's position to byte `stop`, in blocks of whole lines of about BLOCK_BYTES.
+def read_lines(file: BinaryIO, name: str | Path, stop: int) -> Iterator[str]:
+    """The lines from the file's position to byte `stop`, each with its newline, without blank ones; only "\\n" ends a line.
 
     A byte order mark at the beginning is left out. Raises CorpusError, naming the byte, for what is not UTF-8.
     """
-    while (position := file.tell()) < stop:
-        block = file.read(min(BLOCK_BYTES, stop - position))
-        block += file.readline(stop - file.tell())
-        if not block:
-            return
-        text = decode(block, "corpus", name, position)
-        yield text.removeprefix("\ufeff") if position == 0 else text
+    position = file.tell()
+    while line := file.readline(stop - position):
+        text = decode(line, "corpus", name, position)
+        text = text.removeprefix("\ufeff") if position == 0 else text
+        if text and not text.isspace():
+            yield text
+        position += len(line)
 
 
 def decode(data: bytes, argument: str, name: str | Path, position: int = 0) -> str:
@@ -99,17 +98,11 @@ def decode(data: bytes, argument: str, name: str | Path, position: int = 0) -> s
         raise CorpusError(f"{argument}: {name} is not UTF-8 text: {at}") from error
 
 
-def kept_pieces(block: str) -> list[str]:
-    """The lines of a block, each with its newline, without blank ones; long lines are cut before a space.
-
-    Only "\\n" ends a line. No token of GPT-2 extends from one word into the next, so these cuts do not change the tokens.
-    """
-    lines = io.StringIO(block, newline="\n")
-    return [piece for line in lines if not line.isspace() for piece in cut_line(line)]
-
-
 def cut_line(text: str) -> list[str]:
-    """A line, or a whole document, cut before a space into pieces of at most PIECE_CHARS characters."""
+    """A line, or a whole document, cut before a space into pieces of at most PIECE_CHARS characters.
+
+    No token of GPT-2 extends from one word into the next, so these cuts do not change the tokens.
+    """
     pieces, start = [], 0
     while len(text) - start > PIECE_CHARS:
         space = text.rfind(" ", start + 1, start + PIECE_CHARS + 1)
@@ -145,11 +138,11 @@ def share_bounds(path: Path) -> list[int]:
 def find_source(corpus: str, downloads: Path) -> Source:
     """The text that `open_corpus` is asked for. downloads: the folder for WikiText's zip. Raises CorpusError for a text that is
     missing or can't be split."""
-    if corpus in WIKITEXT_ARCHIVES:
+    if corpus in WIKITEXT_SHA256:
         return _wikitext(corpus, downloads)
     path = local_path(corpus, "corpus")
     if not corpus or not (path.is_symlink() or path.exists()):
-        known = ", ".join(WIKITEXT_ARCHIVES)
+        known = ", ".join(WIKITEXT_SHA256)
         raise CorpusError(f"corpus: {corpus!r} is none of {known}, and there is no such file or folder")
     files = split_files(path) if path.is_dir() else dict.fromkeys(SPLITS, path)
     for file in files.values():
@@ -159,13 +152,13 @@ def find_source(corpus: str, downloads: Path) -> Source:
     else:
         bounds = dict(zip(SPLITS, itertools.pairwise(share_bounds(path)), strict=True))
 
-    def blocks(split: str) -> Iterator[str]:
+    def lines(split: str) -> Iterator[str]:
         with files[split].open("rb") as file:
             file.seek(bounds[split][0])
-            yield from read_blocks(file, files[split], bounds[split][1])
+            yield from read_lines(file, files[split], bounds[split][1])
 
     sha256 = {file.name: file_sha256(file) for file in dict.fromkeys(files.values())}
-    return Source(path.absolute().stem[:50] or "text", sha256, blocks)
+    return Source(path.absolute().stem[:50] or "text", sha256, lines)
 
 
 def split_files(folder: Path) -> dict[str, Path]:
@@ -191,56 +184,44 @@ def split_files(folder: Path) -> dict[str, Path]:
 def _wikitext(name: str, downloads: Path) -> Source:
     """WikiText's zip, downloaded when its text is first read, and read as a stream: nothing is unpacked."""
 
-    def blocks(split: str) -> Iterator[str]:
-        path = _wikitext_archive(name, downloads)
+    def lines(split: str) -> Iterator[str]:
+        path = downloads / f"{name}-v1.zip"
+        if not path.exists():
+            _download(name, path)
         member = f"{name}/wiki.{SPLIT_NAMES[split][0]}.{'raw' if name.endswith('raw') else 'tokens'}"
         try:
             with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-                yield from read_blocks(file, f"{path}:{member}", archive.getinfo(member).file_size)
+                yield from read_lines(file, f"{path}:{member}", archive.getinfo(member).file_size)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise CorpusError(f"corpus: {path} is damaged ({error}): delete it, and it is downloaded again") from error
 
-    return Source(name, {f"{name}-v1.zip": WIKITEXT_ARCHIVES[name][1]}, blocks)
+    return Source(name, {f"{name}-v1.zip": WIKITEXT_SHA256[name]}, lines)
 
 
-def _wikitext_archive(name: str, folder: Path) -> Path:
-    """WikiText's zip file, downloaded into the folder unless it is there. Raises CorpusError if it can't be had."""
-    with needs_extra("text"):
-        import tensorflow_datasets as tfds  # takes seconds
-        from tensorflow_datasets.core.download.checksums import UrlInfo
-        from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
-        from tensorflow_datasets.core.utils import Size
-
-    url = f"{WIKITEXT_SITE}/{name}-v1.zip"
-    size, sha256 = WIKITEXT_ARCHIVES[name]
-    manager = tfds.download.DownloadManager(
-        download_dir=folder,
-        url_infos={url: UrlInfo(size=Size(size), checksum=sha256, filename=f"{name}-v1.zip")},
-        force_checksums_validation=True,
-    )
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()  # in a log file it would write a line each time it is redrawn
+def _download(name: str, path: Path) -> None:
+    """Downloads WikiText's zip file. Raises CorpusError if it can't be had, or has another checksum."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        if not list(folder.glob(f"*{name}-v1*.zip")):
-            check_answers(url)
-        return Path(manager.download(url))
-    except (requests.RequestException, tfds.download.DownloadError, NonMatchingChecksumError) as error:
-        is_other = isinstance(error, NonMatchingChecksumError)
-        reason = f"what is sent has another checksum than the published SHA-256 {sha256}" if is_other else error
+        with (
+            requests.get(f"{WIKITEXT_SITE}/{path.name}", stream=True, timeout=ANSWER_SECONDS) as answer,
+            partial.open("wb") as file,
+            progress_bar(f"downloading {name}", None, unit="B", unit_scale=True) as bar,
+        ):
+            answer.raise_for_status()
+            for block in answer.iter_content(BLOCK_BYTES):
+                file.write(block)
+                bar.update(len(block))
+        if file_sha256(partial) != WIKITEXT_SHA256[name]:
+            raise requests.RequestException("what is sent has another checksum than the published SHA-256")
+        partial.rename(path)
+    except requests.RequestException as error:
         raise CorpusError(
-            f"corpus: {name} can't be downloaded from {WIKITEXT_SITE} ({reason}). Without a network, fetch {name}-v1.zip "
+            f"corpus: {name} can't be downloaded from {WIKITEXT_SITE} ({error}). Without a network, fetch {name}-v1.zip "
             "elsewhere, unpack it, and give the folder as task.corpus"
         ) from error
-
-
-def check_answers(url: str) -> None:
-    """Raises requests.RequestException if no server answers there; the libraries that download would try for minutes."""
-    try:
-        requests.head(url, timeout=ANSWER_SECONDS).close()
-    except requests.exceptions.SSLError:
-        pass  # a server is there, and the download will say what is wrong with it
-    except requests.RequestException as error:
-        raise requests.RequestException(f"no answer from {url}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 # --- Documents --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def test_a_tokenizer_learns_from_the_training_documents(tmp_path, capsys):
     assert capsys.readouterr().out == f"Written to {tmp_path / 'tok' / 'tokenizer.json'}\n"
     tokenizer = load_tokenizer(str(tmp_path / "tok"))
     assert tokenizer.get_vocab_size() == 400 and tokenizer.token_to_id("<|endoftext|>") == 0
-    text = next(find_documents(str(FABLES)).blocks("train")) + " 東京"
+    text = next(find_documents(str(FABLES)).texts("train")) + " 東京"
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text and len(ids) < len(text.encode()) / 1.5
     assert load_tokenizer(str(tmp_path / "tok" / "tokenizer.json")).to_str() == tokenizer.to_str()

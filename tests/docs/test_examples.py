@@ -125,7 +125,7 @@ def test_a_model_is_trained_on_documents_as_the_page_says(tmp_path, monkeypatch)
     source = find_documents(str(FABLES))
     for split, folder in (("train", "train"), ("validation", "valid"), ("test", "test")):
         Path("books", folder).mkdir(parents=True)
-        for index, text in enumerate(source.blocks(split)):
+        for index, text in enumerate(source.texts(split)):
             Path("books", folder, f"{index}.txt").write_text(text, encoding="utf-8")
     small = ["--config.variants=linear", "--config.task.seq_len=32", "--config.train.precision=float32"]
     small += [f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8")]

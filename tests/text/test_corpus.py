@@ -57,18 +57,9 @@ def test_one_file_is_split_by_its_lines(tmp_path, bpe, cache):
     assert 0.03 < (end - test) / end <= 0.05
 
 
-def test_blocks_do_not_change_the_tokens(folder, bpe, cache, tmp_path, monkeypatch):
-    expected = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    monkeypatch.setattr("loglinear_jax.text.sources.BLOCK_BYTES", 2000)
-    blocks = open_corpus(str(folder), tokenizer=bpe, cache=str(tmp_path / "other"))
-    assert blocks.manifest == expected.manifest
-    np.testing.assert_array_equal(blocks.train, expected.train)
-
-
 def test_cuts_of_a_long_line_do_not_change_its_tokens(folder, bpe, cache, monkeypatch):
     line = make_text(100).replace("\n", " ")
     (folder / "train.txt").write_text(line, encoding="utf-8")
-    monkeypatch.setattr("loglinear_jax.text.sources.BLOCK_BYTES", 3000)
     monkeypatch.setattr("loglinear_jax.text.sources.PIECE_CHARS", 200)
     opened = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     assert opened.train.tolist() == opened.tokenizer.encode(line).ids
@@ -76,7 +67,7 @@ def test_cuts_of_a_long_line_do_not_change_its_tokens(folder, bpe, cache, monkey
 
 def test_tokens_are_made_once(folder, bpe, cache, monkeypatch):
     first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
-    monkeypatch.setattr(corpus, "kept_pieces", None)
+    monkeypatch.setattr(corpus, "cut_line", None)
     again = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     assert again.train.filename == first.train.filename and again.manifest == first.manifest
 
@@ -128,12 +119,12 @@ def test_one_process_tokenises_and_the_others_wait(folder, bpe, cache):
     code = f"""
 import time
 from loglinear_jax.text import corpus
-real = corpus.kept_pieces
-def kept_pieces(block):
+real = corpus.check_returned
+def check_returned(*args, **kwargs):
     print("tokenising", flush=True)
     time.sleep(SECONDS)
-    return real(block)
-corpus.kept_pieces = kept_pieces
+    return real(*args, **kwargs)
+corpus.check_returned = check_returned
 opened = corpus.open_corpus({str(folder)!r}, tokenizer={bpe!r}, cache={cache!r})
 print(len(opened.train), int(opened.train.sum()))
 """

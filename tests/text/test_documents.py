@@ -91,12 +91,12 @@ def test_documents_without_splits_are_split_by_their_text(tmp_path):
     write_jsonl(tmp_path / "all.jsonl", texts, field="body")
     write_jsonl(tmp_path / "folder" / "b.jsonl", texts[:200:-1], field="body")
     write_jsonl(tmp_path / "folder" / "a.jsonl", texts[200::-1], field="body")
-    found = {split: list(find_documents(str(tmp_path / "all.jsonl"), "body").blocks(split)) for split in SPLITS}
+    found = {split: list(find_documents(str(tmp_path / "all.jsonl"), "body").texts(split)) for split in SPLITS}
     assert sorted(itertools.chain(*found.values())) == sorted(texts)
     for split in ("validation", "test"):
         assert 400 * SPLIT_PERCENT / 100 / 2 < len(found[split]) < 400 * SPLIT_PERCENT / 100 * 2
     for split, own in found.items():  # in whichever order and file they are
-        assert sorted(find_documents(str(tmp_path / "folder"), "body").blocks(split)) == sorted(own)
+        assert sorted(find_documents(str(tmp_path / "folder"), "body").texts(split)) == sorted(own)
 
 
 def test_unusable_corpora_are_refused_with_a_reason(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loglinear_jax.text import CorpusError, sources
-from loglinear_jax.text.sources import kept_pieces, read_blocks, share_bounds, split_files
+from loglinear_jax.text.sources import cut_line, read_lines, share_bounds, split_files
 
 # Characters of every length in UTF-8, and all that some other splitting into lines would stop at.
 TEXT = st.text(alphabet=list("ab é東😀 \n\n\r\t\x0b\x0c\x85\u2028"), max_size=200)
@@ -20,26 +20,24 @@ def small_blocks(monkeypatch):
 @pytest.mark.usefixtures("small_blocks")
 class TestSmallBlocks:
     @given(TEXT, st.data())
-    def test_blocks_are_whole_lines_that_join_to_the_part_asked_for(self, text, data):
+    def test_lines_are_those_of_the_part_asked_for_that_are_not_blank(self, text, data):
         before, after = (data.draw(TEXT) for _ in range(2))
         file = io.BytesIO((before + text + after).encode())
         start = len(before.encode())
         file.seek(start)
-        blocks = list(read_blocks(file, "x", start + len(text.encode())))
-        assert "".join(blocks) == text and all(blocks)
-        assert all(block.endswith("\n") for block in blocks[:-1])
-
-    @given(TEXT)
-    def test_pieces_join_to_the_lines_that_are_not_blank(self, text):
-        pieces = kept_pieces(text)
         lines = [line + "\n" for line in text.split("\n")]
         lines[-1] = lines[-1][:-1]
-        assert "".join(pieces) == "".join(line for line in lines if line.strip())
-        assert all(0 < len(piece) <= 8 for piece in pieces)
+        found = list(read_lines(file, "x", start + len(text.encode())))
+        assert found == [line for line in lines if line.strip()]
+
+    @given(TEXT)
+    def test_pieces_join_to_the_line(self, text):
+        pieces = cut_line(text)
+        assert "".join(pieces) == text and all(len(piece) <= 8 for piece in pieces)
 
     def test_long_lines_are_cut_between_words(self):
-        assert kept_pieces("aaa bbb ccc ddd") == ["aaa bbb", " ccc ddd"]
-        assert kept_pieces("a" * 20) == ["a" * 8, "a" * 8, "a" * 4]
+        assert cut_line("aaa bbb ccc ddd") == ["aaa bbb", " ccc ddd"]
+        assert cut_line("a" * 20) == ["a" * 8, "a" * 8, "a" * 4]
 
     @given(TEXT)
     def test_shares_begin_lines_and_none_is_empty(self, tmp_path_factory, text):
@@ -80,11 +78,11 @@ def test_text_that_is_one_line_is_shared_by_words(tmp_path):
 )
 def test_undecodable(data, message):
     with pytest.raises(CorpusError, match=message):
-        list(read_blocks(io.BytesIO(data), "x.txt", len(data)))
+        list(read_lines(io.BytesIO(data), "x.txt", len(data)))
 
 
 def test_byte_order_mark_is_no_text():
-    assert list(read_blocks(io.BytesIO("\ufeffa\n".encode()), "x", 5)) == ["a\n"]
+    assert list(read_lines(io.BytesIO("\ufeffa\n".encode()), "x", 5)) == ["a\n"]
 
 
 @pytest.mark.parametrize("names", ["{}.txt", "wiki.{}.tokens", "my-{}.txt"])
