@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-import os
 
-import jax
 from ml_collections import ConfigDict
 
 from loglinear_jax.config.defaults import SECTIONS, ConfigError, default_config, naming, with_none
 from loglinear_jax.config.variants import variant_config, variant_names
 from loglinear_jax.lam import find_lam
 from loglinear_jax.models import LanguageModel, OwnModel, OwnSettings, RecallModel, find_kind
-from loglinear_jax.models.params import param_shapes
-from loglinear_jax.models.recall import MOST_LOGITS
 from loglinear_jax.models.settings import MixerSettings
 from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask, find_task, load_task
 from loglinear_jax.train import TrainSettings, check_pieces
-
-# Of each parameter training holds its value, the best one so far, and Adam's two moments.
-COPIES = 4
-# The share of the memory that programs may take, by an estimate. In it are the outputs of so many layers for each layer, as
-# backpropagation and operations hold them (25 to 50 on a CPU), and logits so many times. 96 seeds of Zoology's MQAR with
-# width 64 took 49.5 GiB of an H200 at most, where the estimate is 60.9.
-SHARE_OF_RATES, OUTPUTS_OF_A_LAYER, COPIES_OF_LOGITS = 0.8, 50, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,54 +29,6 @@ class Experiment:
     @property
     def seeds(self) -> list[int]:
         return self.train.seeds
-
-    def rates_at_once(self, rates: int) -> int:
-        """How many of so many learning rates and weight decays one program trains: train.rates_at_once, or if that is None as
-        many as should fit into this machine's memory by an estimate, in programs of about the same size."""
-        train, task, model = self.train, self.task, self.model.settings
-        memory = memory_in_bytes()
-        if train.rates_at_once is not None or memory is None or rates == 1:
-            return min(rates, train.rates_at_once or rates)
-        if isinstance(model, OwnSettings):  # what its layers hold is not known
-            return 1
-        tokens = train.num_seeds * train.batch_size // train.grad_accumulation * task.trained_on.longest
-        activations = (
-            tokens * max(model.hidden, model.heads * model.head_dim) * (2 if train.precision == "bfloat16" else 4)
-        )
-        logits = 4 * min(tokens * model.vocab_size, train.num_seeds * MOST_LOGITS)
-        params = sum(math.prod(shape) for shape in param_shapes(self.model).values())
-        held = COPIES * 4 - (2 if train.moment_dtype == "bfloat16" else 0)
-        of_one = train.num_seeds * held * params
-        of_one += OUTPUTS_OF_A_LAYER * model.layers * activations + COPIES_OF_LOGITS * logits
-        free = SHARE_OF_RATES * memory
-        if jax.device_count() == 1:  # it has all replicas of a seed, and their data once
-            free -= self._bytes_of_sequences
-        else:
-            of_one += self._bytes_of_sequences
-        fitting = min(rates, max(1, int(free / of_one)))
-        return math.ceil(rates / math.ceil(rates / fitting))
-
-    @property
-    def _bytes_of_sequences(self) -> int:
-        """What all seeds hold at the same time: ids, targets and, of packed documents, segment ids, int32."""
-        train, task = self.train, self.task
-        if task.STREAMED:  # a dispatch at a time
-            held = min(train.steps_per_dispatch, train.eval_every, train.num_steps) * train.batch_size * task.seq_len
-        else:
-            pieces, piece = task.evaluated_on.pieces(train.num_test, train.num_validation)
-            num_train = 0 if train.stream else train.num_train
-            trained = num_train * task.trained_on.mean_length + train.num_validation * task.evaluated_on.mean_length
-            held = max(trained, pieces * piece * task.evaluated_on.mean_length)  # one after the other
-        return train.num_seeds * round(held) * (12 if task.has_segments else 8)
-
-
-def memory_in_bytes() -> int | None:
-    """Memory of all devices together; None if they do not say."""
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * jax.process_count()
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return None if limit is None else limit * jax.device_count()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,22 +1,19 @@
 """Settings changed by arguments such as --config.train.num_seeds=3, and variants: settings that are trained side by side.
 
-ml_collections' config_flags reads the arguments. What it can't read is done here: None, whole numbers written as 1e5, yes
-and no, and errors of one line with the nearest setting of any section. See docs/development/config.md.
+Values are Python literals, read as the setting's type says; see docs/development/config.md.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import difflib
 import numbers
 import re
 from typing import Any
 
-from absl import flags
-from flax.traverse_util import flatten_dict, unflatten_dict
-from ml_collections import ConfigDict, config_flags
-from ml_collections.config_dict import FieldReference
-from ml_collections.config_flags import config_path
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 from loglinear_jax.components import split_outside
 from loglinear_jax.config.defaults import PAPERS_VARIANTS, SWEPT, ConfigError, has_several, naming
@@ -24,7 +21,7 @@ from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.models import find_kind, is_own
 from loglinear_jax.settings import in_words
 
-TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def override(config: ConfigDict, argument: str) -> str:
@@ -35,38 +32,41 @@ def override(config: ConfigDict, argument: str) -> str:
     """
     given, equals, text = argument.partition("=")
     name = re.sub(r"^--?(no)?config\.?", "", given)
-    try:
-        kind = config_path.get_type(name, config)
-        old = config_path.get_value(name, config)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        close = difflib.get_close_matches(name, flatten_dict(config.to_dict(), sep="."), n=1)
+    known = flatten_dict(config.to_dict(), sep=".")
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {close[0]}?" if close else ""
         shown = name if name.replace(".", "").isidentifier() else repr(name)
-        raise ConfigError(f"there is no setting {shown}{hint}") from error
-    if re.fullmatch(r"\d+(\.\d+)?e\d+", text) and float(text).is_integer() and float(text) <= 2**53:
-        argument = f"{given}={int(float(text))}"
-    elif kind is bool and text.lower() in TRUTH:
-        argument = f"{given}={TRUTH[text.lower()]}"
+        raise ConfigError(f"there is no setting {shown}{hint}")
+    section, _, field = name.rpartition(".")
+    kind = (config[section] if section else config).get_type(field)
+    if not equals and kind is bool:
+        text = str("noconfig" not in given)
     try:
-        if text == "None" or (equals and not text and kind is not str):
-            value = None
-        else:
-            value = _read(name, FieldReference(old, field_type=kind), argument)
-        if kind is object and isinstance(value, tuple):
-            value = list(value)  # as it is in a run's config.json
+        value = None if text == "None" or (equals and not text and kind is not str) else read_value(text, kind)
         config.update_from_flattened_dict({name: value})
-    except (flags.Error, TypeError, ValueError) as error:
+    except (KeyError, MemoryError, OverflowError, SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"{name}: expected {in_words(kind)}, got {text!r}") from error
     return name
 
 
-def _read(name: str, setting: FieldReference, argument: str) -> Any:
-    """The value that an argument gives to a setting, alone in a config, as the flags of a whole one take long to define."""
-    config = ConfigDict(unflatten_dict({name: setting}, sep="."))
-    values, argv = flags.FlagValues(), ["", argument]
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-    values(argv)
-    return config_path.get_value(name, config)
+def read_value(text: str, kind: type) -> Any:
+    """The value that a text gives to a setting of this type; 1e5 is a whole number, too. Raises what Python raises."""
+    if kind is str:
+        return text
+    if kind is bool:
+        return TRUTH[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        if kind is object:  # of a setting that takes whatever is given
+            return text
+        raise
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return list(value) if kind is object and isinstance(value, tuple) else value  # as it is in a run's config.json
 
 
 def variant_names(config: ConfigDict) -> list[str]:

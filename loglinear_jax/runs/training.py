@@ -81,21 +81,29 @@ def run(
     }
     for variant, size in sizes.items():
         log.info("%s: %s", variant, size)
+    at_once = len(missing)  # rates that memory has room for
     with StopOnSignal() as stop:
         while missing:
-            together = trained_together(missing)
+            together = trained_together(missing)[:at_once]
             for member in together:
                 member.folder.make()
             program = Program(together, stop, wandb)
-            with reporting_memory(program, len(together)), contextlib.ExitStack() as held:
-                for member in together:
-                    held.enter_context(only_process(member.folder.lock_file, tries=member.folder.writes))
-                program.run(process)
-                if program.stopped:
-                    return RunResult(None, interrupted_at=together[0].folder.path)
-                for member, outcome in program.outcomes():
-                    _finish(member, outcome, process)
-                    log.info("%s: finished", member.variant)
+            try:
+                with reporting_memory(program), contextlib.ExitStack() as held:
+                    for member in together:
+                        held.enter_context(only_process(member.folder.lock_file, tries=member.folder.writes))
+                    program.run(process)
+                    if program.stopped:
+                        return RunResult(None, interrupted_at=together[0].folder.path)
+                    for member, outcome in program.outcomes():
+                        _finish(member, outcome, process)
+                        log.info("%s: finished", member.variant)
+            except OutOfMemory:
+                if len(program.members) == 1:
+                    raise
+                at_once = -(-len(program.members) // 2)
+                log.warning("%s: memory is too little for all rates: %d are trained at a time", program.name, at_once)
+                continue
             missing = [one for one in missing if one not in program.members]
     any_process(False)  # the outcomes are written
     run_folder.write_summary({name: experiment.train for name, experiment in experiments.items()})
@@ -134,7 +142,7 @@ def trained_together(missing: Sequence[Member]) -> list[Member]:
         return one.experiment.model, one.experiment.task, one.experiment.train.but_for_rates
 
     alike = [one for one in missing if but_for_rates(one) == but_for_rates(first)]
-    return alike[: first.experiment.rates_at_once(len(alike))]
+    return alike[: first.experiment.train.rates_at_once]
 
 
 def _finish(member: Member, outcome: VariantOutcome, process: dict[str, Any]) -> None:
@@ -146,7 +154,7 @@ def _finish(member: Member, outcome: VariantOutcome, process: dict[str, Any]) ->
 
 
 @contextlib.contextmanager
-def reporting_memory(program: Program, rates: int) -> Iterator[None]:
+def reporting_memory(program: Program) -> Iterator[None]:
     """Raises OutOfMemory, naming the settings that take the memory, where JAX says that a device has no more."""
     try:
         yield
@@ -156,7 +164,6 @@ def reporting_memory(program: Program, rates: int) -> Iterator[None]:
         train, task = program.settings, program.task
         raise OutOfMemory(
             f"{program.first}: {jax.devices()[0].device_kind} has too little memory: reduce "
-            f"{f'train.rates_at_once={rates}, ' if rates > 1 else ''}"
             f"train.num_seeds={train.num_seeds}, train.batch_size={train.batch_size} (or raise "
             f"train.grad_accumulation={train.grad_accumulation}), "
             f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "

@@ -70,7 +70,7 @@ class TrainSettings:
     rates_at_once: int | None = setting(
         None,
         "how many of a variant's learning rates and weight decays are trained in one program: memory, and results by "
-        "rounding alone; None: as many as should fit",
+        "rounding alone; None: all, or half of them at a time where memory runs out",
         least=1,
     )
     precision: str = setting(

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from loglinear_jax.config import (
     ConfigError,
     build,
-    building,
     check_config,
     check_effects,
     config_differences,
@@ -351,26 +350,6 @@ def changed(settings, name="mqar"):
         else:
             config[section or "model"][field] = value
     return config
-
-
-@pytest.mark.parametrize(("gib", "at_once"), [(1, 1), (12, 3), (100, 6)])
-def test_as_many_rates_are_trained_at_once_as_should_fit(monkeypatch, gib, at_once):
-    """Five seeds at six rates, in programs of about the same size."""
-    experiment = build(changed({"variants": "fixed", "task.vocab_size": 8192}), "fixed")
-    monkeypatch.setattr(building, "memory_in_bytes", lambda: gib * 2**30)
-    assert experiment.rates_at_once(6) == at_once
-    few = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, rates_at_once=2))
-    assert few.rates_at_once(6) == 2
-
-
-def test_rates_on_one_device_hold_the_data_of_a_seed_once(monkeypatch):
-    experiment = build(changed({"variants": "fixed", "train.num_train": 10**7}), "fixed")
-    monkeypatch.setattr(building, "memory_in_bytes", lambda: 3 * 5 * 10_001_000 * 128 * 2 * 4)
-    counts = {}
-    for devices in (1, 2):
-        monkeypatch.setattr(jax, "device_count", lambda devices=devices: devices)
-        counts[devices] = experiment.rates_at_once(6)
-    assert counts == {1: 6, 2: 2}
 
 
 class Mean(TokenMixer):

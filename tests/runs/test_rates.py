@@ -102,6 +102,20 @@ def test_what_one_program_trains():
     assert together(missing(config(RATES, "--config.train.rates_at_once=1"))) == VARIANTS[:1]
 
 
+def test_half_of_the_rates_are_trained_at_a_time_where_memory_runs_out(tmp_path, monkeypatch):
+    sizes, train = [], loop.Program.run
+
+    def run(program, process):
+        sizes.append(len(program.members))
+        if len(program.members) > 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")
+        train(program, process)
+
+    monkeypatch.setattr(loop.Program, "run", run)
+    assert training.run(config(RATES), tmp_path).summary.variants.keys() == set(VARIANTS)
+    assert sizes == [2, 1, 1]
+
+
 def test_a_members_rows_of_what_was_tested():
     found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"b": [1, 2, 3, 4], "a": [5, 6, 7, 8]}}
     expected = {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"b": [3, 4], "a": [7, 8]}}
