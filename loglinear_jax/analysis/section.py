@@ -20,10 +20,9 @@ from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.style import save, sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
-from loglinear_jax.runs.writing import replace_file
+from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file
 
 log = logging.getLogger(__name__)
 MANY_ROWS = 12  # of a table: above them it is shown only when opened

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     from loglinear_jax.analysis.report import make_report
     from loglinear_jax.analysis.section import Choices
-    from loglinear_jax.runs.errors import NoReadableCheckpoint, RunFailed
+    from loglinear_jax.runs.writing import NoReadableCheckpoint, RunFailed
     from loglinear_jax.settings import SettingError
 
     quiet_libraries()

@@ -10,7 +10,7 @@ from loglinear_jax.command_line import needs_extra
 with needs_extra("train"):
     import ml_collections
 
-from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.training import RunResult, run
+from loglinear_jax.runs.writing import NoReadableCheckpoint

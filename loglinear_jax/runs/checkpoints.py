@@ -23,8 +23,7 @@ import orbax.checkpoint as ocp
 
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.files import file_sha256
-from loglinear_jax.runs.errors import NoReadableCheckpoint
-from loglinear_jax.runs.writing import replace_file, write_json, writing
+from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file, write_json, writing
 
 log = logging.getLogger(__name__)
 

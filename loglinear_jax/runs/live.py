@@ -18,9 +18,8 @@ from tensorboardX.summary import scalar
 from loglinear_jax.command_line import needs_extra
 from loglinear_jax.distributed import is_main
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.folders import VariantFolder
-from loglinear_jax.runs.writing import replace_file, writing
+from loglinear_jax.runs.writing import RunFailed, replace_file, writing
 from loglinear_jax.tasks import Score
 
 

@@ -19,11 +19,11 @@ import numpy as np
 from loglinear_jax.config import ConfigError, Experiment
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.runs.checkpoints import Checkpoints
-from loglinear_jax.runs.errors import NoReadableCheckpoint
 from loglinear_jax.runs.folders import VariantFolder
 from loglinear_jax.runs.live import Live, open_wandb
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.utilisation import utilisation
+from loglinear_jax.runs.writing import NoReadableCheckpoint
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data

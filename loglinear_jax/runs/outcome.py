@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -137,11 +136,9 @@ class VariantOutcome:
         return f"{'test' if tested else 'best validation'} {self.score.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """For a file: the fields, OF_SOME only if they are set, and what follows from them in a task of this score."""
-        fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in OF_SOME} | {
-            name: getattr(self, name) for name in DERIVED[self.score]
-        }
+        """For a file: the fields that are set, and what follows from them in a task of this score."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return fields | {name: getattr(self, name) for name in DERIVED[self.score]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> VariantOutcome:
@@ -159,37 +156,21 @@ class VariantOutcome:
     def with_seeds_of(self, other: VariantOutcome) -> VariantOutcome:
         """The outcome of this one's seeds and then the other's, which were trained in another program, so that no rate of
         training is known of all of them."""
-        joined = {
-            name: _joined(value, getattr(other, name))
-            for name, value in vars(self).items()
-            if isinstance(value, (list, dict))
-        }
 
-        def of_both(name: str, join: Callable) -> Any:
-            values = getattr(self, name), getattr(other, name)
-            return None if None in values else join(values)
+        def join(values: Any, others: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: join(value, others[name]) for name, value in values.items()}
+            return values + others
 
-        return dataclasses.replace(
-            self,
-            **joined,
-            last_step=of_both("last_step", max),
-            num_steps=of_both("num_steps", min),
-            seconds=of_both("seconds", sum),
-            seed_steps_per_second=None,
-            tokens_per_second=None,
-        )
-
-
-def _joined(values: Any, others: Any) -> Any:
-    """The values of more seeds: in lists, and in dicts of lists."""
-    if isinstance(values, dict):
-        return {name: _joined(value, others[name]) for name, value in values.items()}
-    return values + others
+        own, further = vars(self), vars(other)
+        joined = {name: join(value, further[name]) for name, value in own.items() if isinstance(value, (list, dict))}
+        for name, of_both in (("last_step", max), ("num_steps", min), ("seconds", sum)):
+            known = None not in (own[name], further[name])
+            joined[name] = of_both((own[name], further[name])) if known else None
+        return dataclasses.replace(self, **joined, seed_steps_per_second=None, tokens_per_second=None)
 
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")
-# Not of every task and version.
-OF_SOME = ("predicts", "test_loss", "test_accuracy", "test_accuracy_of_parts", "test_loss_from_position", "num_steps")
 DERIVED = {
     ACCURACY: (
         "mean_accuracy", "std_accuracy", "peak_accuracy", "num_converged", "share_converged", "share_converged_interval",
@@ -210,35 +191,23 @@ def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutco
     return {key: o if tested else dataclasses.replace(o, test_accuracy=None) for key, o in outcomes.items()}
 
 
-SEVERAL_COMMITS = "commits_of_all_processes"  # in provenance
-
-
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """summary.json, and outcome.json of one variant: outcomes, and where they come from.
+    """summary.json, and outcome.json of one variant: outcomes, and the last process that they come from.
 
-    command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance).
-    command_today: the command that gives the same config with today's presets, where that is another one. device, versions: of
-    packages by name; several, with commas between them, if its processes had several.
+    command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance). device:
+    how many of which kind. versions: of packages by name.
     """
 
     variants: dict[str, VariantOutcome]
     command: str | None = None
-    command_today: str | None = None
     provenance: dict[str, str] = dataclasses.field(default_factory=dict)
     device: str | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
-    def commits(self) -> list[str]:
-        """Those of all processes that trained the run, as far as they are known, the first one first."""
-        known = self.provenance.get(SEVERAL_COMMITS, self.provenance.get("commit"))
-        return known.split(", ") if known else []
-
     def to_json(self) -> dict[str, Any]:
         return {
             "command": self.command,
-            **({} if self.command_today is None else {"command_today": self.command_today}),
             "provenance": self.provenance,
             "device": self.device,
             "versions": self.versions,
@@ -261,38 +230,16 @@ class RunSummary:
 
 
 def join_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
-    """One summary of several: of a run's variants, of the seeds of a variant, or of the processes that trained one.
+    """One summary of several, of a run's variants or of the seeds of a variant, with the origin of the last.
 
     Where two have a variant, their seeds are joined; if they have the same seeds, the later one counts.
     """
-    return functools.reduce(_join, summaries)
-
-
-def _join(first: RunSummary, second: RunSummary) -> RunSummary:
-    variants = dict(first.variants)
-    for name, outcome in second.variants.items():
-        is_further = name in variants and set(variants[name].seeds).isdisjoint(outcome.seeds)
-        variants[name] = variants[name].with_seeds_of(outcome) if is_further else outcome
-    commits = list(dict.fromkeys(first.commits + second.commits))
-    provenance = {name: value for name, value in second.provenance.items() if name != SEVERAL_COMMITS}
-    if len(commits) > 1:
-        provenance[SEVERAL_COMMITS] = ", ".join(commits)
-    versions = {
-        name: _several(first.versions.get(name), second.versions.get(name)) for name in first.versions | second.versions
-    }
-    return dataclasses.replace(
-        second,
-        variants=variants,
-        provenance=provenance,
-        device=_several(first.device, second.device),
-        versions=versions,
-    )
-
-
-def _several(first: str | None, second: str | None) -> str | None:
-    """What two texts list, each once: "0.10.2, 0.11.2"."""
-    listed = [one for text in (first, second) if text for one in text.split(", ")]
-    return ", ".join(dict.fromkeys(listed)) or None
+    variants: dict[str, VariantOutcome] = {}
+    for summary in summaries:
+        for name, outcome in summary.variants.items():
+            is_further = name in variants and set(variants[name].seeds).isdisjoint(outcome.seeds)
+            variants[name] = variants[name].with_seeds_of(outcome) if is_further else outcome
+    return dataclasses.replace(summaries[-1], variants=variants)
 
 
 def outcome_of(state: SeedState, metric: str, **measured: Any) -> VariantOutcome:

@@ -20,12 +20,11 @@ from loglinear_jax.config import ConfigError, Experiment, build_all, named_varia
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
-from loglinear_jax.runs.errors import OutOfMemory
-from loglinear_jax.runs.folders import RunFolder, is_finished, read_lines
+from loglinear_jax.runs.folders import RunFolder, is_finished
 from loglinear_jax.runs.live import check_wandb
 from loglinear_jax.runs.loop import Member, Program, mesh_for
-from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
-from loglinear_jax.runs.writing import only_process
+from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
+from loglinear_jax.runs.writing import OutOfMemory, only_process
 from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from pallas_kernels import UnsupportedError
@@ -146,11 +145,9 @@ def trained_together(missing: Sequence[Member]) -> list[Member]:
 
 
 def _finish(member: Member, outcome: VariantOutcome, process: dict[str, Any]) -> None:
-    """Writes a variant's outcome, with the commits, devices and versions of all processes that trained it."""
-    names = ("command", "provenance", "device", "versions")
-    processes = [*read_lines(member.folder.processes_file), process]
-    origin = join_summaries([RunSummary({}, **{name: one[name] for name in names}) for one in processes])
-    member.folder.write_outcome(dataclasses.replace(origin, variants={member.variant: outcome}))
+    """Writes a variant's outcome; what earlier processes it was trained by, processes.jsonl says."""
+    origin = {name: process[name] for name in ("command", "provenance", "device", "versions")}
+    member.folder.write_outcome(RunSummary({member.variant: outcome}, **origin))
 
 
 @contextlib.contextmanager

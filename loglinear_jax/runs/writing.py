@@ -1,4 +1,5 @@
-"""Writing a run's files: whole or not at all, by one process at a time, and one line when the disk does not take them."""
+"""Writing a run's files: whole or not at all, by one process at a time; and what ends a run, besides bad settings and bugs, in
+one line each."""
 
 from __future__ import annotations
 
@@ -14,14 +15,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from loglinear_jax.command_line import BadInput, Failed
 from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process
 from loglinear_jax.files import to_disk
-from loglinear_jax.runs.errors import RunFailed
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 1.0  # seconds: for so long at most a process that only asks, by `is_held`, may be in the way
+
+
+class RunFailed(Failed):
+    """The machine did not let a run, or its report, go on; the same command goes on once that is mended."""
+
+
+class OutOfMemory(RunFailed):
+    """A device has too little memory for a variant's settings."""
+
+
+class NoReadableCheckpoint(BadInput):
+    """Checkpoints exist, but none can be read."""
 
 
 class CannotWrite(RunFailed):

@@ -19,10 +19,9 @@ from loglinear_jax.config import (
     variants_at_rates,
 )
 from loglinear_jax.config.files import read_config_arguments, shell_safe
-from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings, write_record
 from loglinear_jax.runs.outcome import RunSummary, join_summaries
-from loglinear_jax.runs.writing import one_at_a_time, writing
+from loglinear_jax.runs.writing import RunFailed, one_at_a_time, writing
 from loglinear_jax.settings import SettingError
 from loglinear_jax.sweep.grid import Cell, Grid
 

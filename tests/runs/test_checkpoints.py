@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine
-from loglinear_jax.runs.errors import NoReadableCheckpoint
+from loglinear_jax.runs.writing import NoReadableCheckpoint
 
 
 def state(step):

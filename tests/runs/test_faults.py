@@ -14,7 +14,7 @@ import pytest
 
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs import load_run, read_run
-from loglinear_jax.runs.errors import NoReadableCheckpoint
+from loglinear_jax.runs.writing import NoReadableCheckpoint
 from loglinear_jax.train import ManySeeds
 from tests.runs.tiny import assert_same_run, finish, start, wait_for_lines
 

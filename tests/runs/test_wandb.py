@@ -8,9 +8,9 @@ import pytest
 
 from configs.mqar import get_config
 from loglinear_jax.runs import run
-from loglinear_jax.runs.errors import RunFailed
 from loglinear_jax.runs.folders import VariantFolder, read_lines
 from loglinear_jax.runs.live import open_wandb
+from loglinear_jax.runs.writing import RunFailed
 
 
 class Refused(Exception):
