@@ -4,11 +4,10 @@ paper's tables, one of all settings, and accuracies by the size of what a layer 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
@@ -31,17 +30,6 @@ COUNTED = "Then how many seeds reached 90 %, with Wilson's 95 % interval of thei
 # --- Of one run -------------------------------------------------------------------------------------------------------
 
 
-def outcome_table(outcomes: Mapping[str, VariantOutcome]) -> str:
-    """The outcomes of several variants of a task, as a table of Markdown."""
-    outcomes = on_one_set(outcomes)
-    any_diverged = any(outcome.num_diverged for outcome in outcomes.values())
-    rows = []
-    for name, outcome in outcomes.items():
-        diverged = {"diverged": outcome.num_diverged} if any_diverged else {}
-        rows.append({"variant": name, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome) | diverged)
-    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
-
-
 def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
     """One variant's outcome as cells to be read, by column."""
     if outcome.score.thresholds:
@@ -57,7 +45,7 @@ def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
         "predicts": outcome.predicts,
         "validation perplexity, mean ± std": cells.perplexity(outcome.best_loss),
         "best": f"{best.min():.2f}" if len(best) else "–",
-        "test perplexity": cells.perplexity(cells.of_evaluated(outcome, outcome.test_loss)),
+        "test perplexity": cells.perplexity(_tested(outcome)),
         "at step": cells.median_of(outcome.best_step),
         "λ adds": f"{outcome.lam_params_percent:.4f} %",
         "tokens/s": "–" if rate is None else f"{rate:,.0f}",
@@ -66,18 +54,26 @@ def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
 
 
 def outcomes(run: Run) -> Table:
-    """Every variant of a run: mean ± std, peak, share of converged seeds with Wilson's interval, and the paper's number."""
+    """Tabulate what came out of a run, a row for each finished variant.
+
+    A row has the mean ± standard deviation over seeds, the peak, the share of seeds that reach 90 % with Wilson's interval,
+    and the paper's number where the paper has this experiment; of a language model, perplexities. Accuracies are of the test
+    set if every variant has one, else the best in validation.
+
+    Args:
+        run: with at least one finished variant.
+    """
     variants, rows = on_one_set(run.outcomes), []
     published = {variant: paper.result(run.config, variant) for variant in variants}
     for variant, outcome in variants.items():
         numbers = {k: v for k, v in outcome.to_json().items() if not isinstance(v, (dict, list))}
         numbers |= {"num_seeds": len(outcome.seeds), "shown": outcome.shown_as, "diverged": outcome.num_diverged}
-        for name, values in (("perplexity", outcome.shown), ("test_perplexity", np.exp(_tested(outcome)))):
-            if not outcome.score.thresholds and len(values := cells.finite(values)):
-                std = float(values.std(ddof=1)) if len(values) > 1 else None
-                numbers |= {f"num_{name}": len(values), f"mean_{name}": float(values.mean()), f"std_{name}": std}
+        for name, losses in (("perplexity", outcome.best_loss), ("test_perplexity", _tested(outcome))):
+            if not outcome.score.thresholds and len(values := cells.finite(np.exp(cells.finite(losses)))):
+                numbers |= {f"num_{name}": len(values), f"mean_{name}": float(values.mean())}
         named = Cell(variant, run=run.name, variant=variant, **numbers, the_paper=published[variant])
         row = {"variant": named, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome)
+        row |= {"diverged": str(outcome.num_diverged)} if any(o.num_diverged for o in variants.values()) else {}
         rows.append(row | ({"the paper": published[variant] or "–"} if any(published.values()) else {}))
     first = next(iter(variants.values()))
     note = cells.accuracy_note(first, counts_solved=True)

@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from loglinear_jax.sweep.grid import read_grid
+    from loglinear_jax.sweep.jobs import counts, end_report, supervise
     from loglinear_jax.sweep.states import State, track
-    from loglinear_jax.sweep.supervise import counts, end_report, supervise
 
     changes = args.config_arguments
     if any(change.partition("=")[0].lstrip("-") == "config" for change in changes):

@@ -44,10 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # With what is drawn and printed at the end: if something is missing for it, that shows before training.
     import loglinear_jax.analysis.curves  # noqa: F401
-    from loglinear_jax.analysis.outcomes import outcome_table
+    from loglinear_jax.analysis.outcomes import outcomes
     from loglinear_jax.config import check_effects
     from loglinear_jax.config.files import read_config_arguments
     from loglinear_jax.distributed import is_main, leave_without_others
+    from loglinear_jax.runs import read_run
     from loglinear_jax.runs import run as train
     from loglinear_jax.runs.folders import RunFolder
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         result = train(chosen.config, workdir, called, args.only, args.wandb)
         if result.interrupted_at is None and is_main():
-            print(outcome_table(result.summary.variants))
+            print(outcomes(read_run(workdir)).text("github"))
             _draw_curves(RunFolder(workdir), again=result.trained)
     except Exception as error:
         if not isinstance(error, (BadInput, SettingError)):  # which all processes raise

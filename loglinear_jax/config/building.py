@@ -85,20 +85,19 @@ def check_sections(config: ConfigDict) -> None:
             raise ConfigError(f"{section} must be a section of the config, as in default_config()")
     if "variants" not in config or not config.task.get("name"):
         raise ConfigError("task.name or variants is missing: start from default_config(task=...)")
+    kind = config.model.get("kind", "recall")
     with naming():
-        expected = default_config(config.model.get("kind", "recall"), config.task.get("name"))
+        expected = default_config(kind, config.task.name)
     for section in SECTIONS:
-        if unknown := sorted(set(config[section]) - set(expected[section])):
+        known = expected[section]
+        for name in sorted(set(config[section]) ^ set(known), key=lambda name, known=known: (name in known, name)):
+            path = f"{section}.{name}"
+            if name in known:
+                instead = f"set single fields, such as --config.{path}=..., not {section} as a whole"
+                raise ConfigError(f"{path} is missing: {instead}")
             if section == "model":
-                raise ConfigError(
-                    f"model.kind={config.model.get('kind')} does not go with this config, whose model has {unknown[0]}"
-                )
-            raise ConfigError(f"there is no setting {section}.{unknown[0]}")
-        if missing := sorted(set(expected[section]) - set(config[section])):
-            path = f"{section}.{missing[0]}"
-            raise ConfigError(
-                f"{path} is missing: set single fields, such as --config.{path}=..., not {section} as a whole"
-            )
+                raise ConfigError(f"model.kind={kind} does not go with this config, whose model has {name}")
+            raise ConfigError(f"there is no setting {path}")
 
 
 def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:

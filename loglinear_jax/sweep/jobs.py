@@ -1,4 +1,5 @@
-"""Starting variants of cells through submitit: here, so many at a time, or as a SLURM array."""
+"""Training the variants of cells through submitit, here, so many at a time, or as a SLURM array: starting them, saying what
+becomes of them, and stopping them when asked to."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import datetime
 import os
 import signal
 import subprocess
-from collections import deque
+import sys
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,13 @@ from submitit.core.utils import UncompletedJobError
 
 from loglinear_jax.command_line import FAILED, INTERRUPTED
 from loglinear_jax.config import ConfigError
+from loglinear_jax.progress import LOG_FILE_SECONDS
+from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.sweep.states import State, Tracked
 from loglinear_jax.sweep.worker import Worker
 
 YEAR_MINUTES = 60 * 24 * 365  # submitit ends a local job after a time that must be given
+POLL_SECONDS = 0.5
 MOST_OF_ARRAY = 1_000  # cells at a time
 MOST_TIMEOUTS = 1_000  # each saves first, so there is progress from one to the next
 MOST_RESTARTS = 2  # of a variant that was killed
@@ -225,3 +231,52 @@ def _last_line(log: Path) -> str:
     except OSError:
         lines = []
     return lines[-1].strip() if lines else "it left no message"
+
+
+def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
+    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM."""
+    began: dict[str, float] = {}
+    counted = time.monotonic()
+    with StopOnSignal() as stop:
+        while jobs.running or jobs.waiting:
+            if stop.requested and not jobs.stopping:
+                say("Stopping: what runs saves and ends; a second Ctrl-C does not wait for it.")
+                jobs.stop()
+            started = jobs.start()
+            for tracked in started:
+                began[tracked.name], tracked.seconds = time.monotonic(), 0.0
+            ended = jobs.poll()
+            for tracked in ended:
+                tracked.seconds = time.monotonic() - began[tracked.name]
+            for tracked in started + ended:
+                place = f" ({tracked.place})" if tracked.state in (State.RUNNING, State.QUEUED) else ""
+                after = f" after {tracked.seconds / 60:.1f} min" if tracked.seconds else ""
+                say(f"{tracked.name}: {tracked.state}{place}{after}{tracked.why and ': ' + tracked.why}")
+                if tracked.state is State.FINISHED:  # maybe by another sweep, meanwhile
+                    tracked.why = tracked.of.keep()
+            if time.monotonic() - counted >= LOG_FILE_SECONDS:
+                counted = time.monotonic()
+                say(counts(variants))
+            time.sleep(POLL_SECONDS)
+    return jobs.stopping
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def counts(variants: Sequence[Tracked]) -> str:
+    """ "112 variant(s): 3 finished, 4 running, 105 not started"."""
+    found = Counter(tracked.state for tracked in variants)
+    return f"{len(variants)} variant(s): " + ", ".join(f"{found[state]} {state}" for state in State if found[state])
+
+
+def end_report(variants: Sequence[Tracked]) -> str:
+    """The variants by their state, and of each that failed why, and where its log is."""
+    failed = [tracked for tracked in variants if tracked.state is State.FAILED]
+    left = [t for t in variants if t.state not in (State.FAILED, State.FINISHED)]
+    lines = [f"{t.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]
+    lines += [f"{t.name}: {t.state}" for t in left]
+    lines += [f"{t.name}: {t.state}, {t.why}" for t in variants if t.state is State.FINISHED and t.why]
+    return "\n".join([*lines, counts(variants)])

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.analysis.outcomes import outcome_table
+from loglinear_jax.analysis.outcomes import outcome_columns
+from loglinear_jax.analysis.table import num_seeds
 from loglinear_jax.runs.outcome import DERIVED, RunSummary, VariantOutcome, on_one_set, outcome_of
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.tasks import ACCURACY
@@ -121,15 +122,15 @@ def test_what_is_no_summary_is_named(values, message):
         RunSummary.from_json(values)
 
 
-def test_table_shows_every_variant():
-    rows = {
-        "linear": outcome_of(state([0.03, 0.99], [-1, 250]), "accuracy"),
-        "rope": outcome_of(state([0.5, 0.6], [-1, -1], [3, -1]), "accuracy"),
-    }
-    text = outcome_table(rows)
-    assert "| linear" in text and "51.0 ± 67.9" in text and "99.0" in text and "1/2 = 0.50 [0.09, 0.91]" in text
-    assert "250" in text and "25.00 %" in text and "diverged" in text
-    assert "diverged" not in outcome_table({"linear": rows["linear"]})
+def columns(outcome):
+    return {"seeds": num_seeds(outcome)} | outcome_columns(outcome)
+
+
+def test_what_a_table_shows_of_accuracies():
+    row = columns(outcome_of(state([0.03, 0.99], [-1, 250]), "accuracy"))
+    assert row["best validation accuracy %, mean ± std"] == "51.0 ± 67.9" and row["peak %"] == "99.0"
+    assert row["share ≥ 90% [95 % interval]"] == "1/2 = 0.50 [0.09, 0.91]" and row["λ adds"] == "25.00 %"
+    assert row["seeds ≥ 99% in validation; median step"] == "1/2; 250"
 
 
 def of_losses(best, test, diverged):
@@ -140,25 +141,17 @@ def of_losses(best, test, diverged):
     )  # fmt: skip
 
 
-def cells(outcome):
-    columns, _, row = (
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in outcome_table({"linear": outcome}).splitlines()
-    )
-    return dict(zip(columns, row, strict=True))
-
-
 def test_table_of_losses():
-    row = cells(of_losses([1.0, 1.2], [1.0, 1.1], [None, None]))
+    row = columns(of_losses([1.0, 1.2], [1.0, 1.1], [None, None]))
     assert row["seeds"] == "2" and row["best"] == "2.72" and row["at step"] == "100" and "predicts" not in row
     assert row["validation perplexity, mean ± std"] == "3.02 ± 0.43" and row["test perplexity"] == "2.86 ± 0.20"
 
 
 def test_a_seed_without_a_finite_evaluation_has_no_perplexity():
     """Its test loss is of parameters that were never trained."""
-    row = cells(of_losses([1.0, None, 1.2], [1.0, 5.0, 1.1], [None, 3, None]))
-    assert (row["seeds"], row["diverged"]) == ("2 of 3; 1 diverged", "1") and row["best"] == "2.72"
+    row = columns(of_losses([1.0, None, 1.2], [1.0, 5.0, 1.1], [None, 3, None]))
+    assert row["seeds"] == "2 of 3; 1 diverged" and row["best"] == "2.72"
     assert row["validation perplexity, mean ± std"] == "3.02 ± 0.43" and row["test perplexity"] == "2.86 ± 0.20"
-    row = cells(of_losses([None, None], [5.0, 5.0], [3, 4]))
+    row = columns(of_losses([None, None], [5.0, 5.0], [3, 4]))
     assert row["seeds"] == "0 of 2; 2 diverged"
     assert {row[name] for name in ("validation perplexity, mean ± std", "best", "test perplexity")} == {"–"}

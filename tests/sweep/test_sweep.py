@@ -22,9 +22,8 @@ from loglinear_jax.runs.loading import read_run
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import only_process, write_json
 from loglinear_jax.sweep.grid import read_grid
-from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here
+from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here, supervise
 from loglinear_jax.sweep.states import State, track
-from loglinear_jax.sweep.supervise import supervise
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY, read_json
 
@@ -317,9 +316,7 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     grid, runs = grid_file(tmp_path, "short-a", "short-b", "short-c"), tmp_path / "runs"
     arguments = ["--cluster=slurm", "--partition=gpu", "--time=240", "--gpus=2", "--workers=2", "--slurm=account=ours"]
     made = []
-    monkeypatch.setattr(
-        "loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append((cells, jobs)) or True
-    )
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
     assert sweep(grid, *arguments) == 130
     ((cells, jobs),) = made
     assert jobs.start() == cells and not jobs.waiting
@@ -395,7 +392,7 @@ def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypat
 def test_how_many_gpus_a_cell_has(arguments, places, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr("loglinear_jax.sweep.jobs.gpus_here", lambda: ["0", "1", "2", "3", "4"])
-    monkeypatch.setattr("loglinear_jax.sweep.supervise.supervise", lambda cells, jobs: made.append(jobs) or True)
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append(jobs) or True)
     assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
     assert made[0].free == places
 
