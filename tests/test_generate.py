@@ -19,10 +19,14 @@ MODEL = LanguageModel(SETTINGS)
 PROMPT = np.array([[3, 5, 7], [1, 2, 0]])
 
 
+def drawn(model):
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+
 @pytest.fixture(scope="module")
 def params():
-    params = jax.jit(MODEL.init)(jax.random.key(0), jnp.asarray(PROMPT))
-    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    return drawn(MODEL)
 
 
 def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
@@ -38,8 +42,7 @@ def test_the_likeliest_tokens_are_those_of_the_full_pass(params):
 def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
     model = LanguageModel(dataclasses.replace(SETTINGS, mixer=mixer))
     prompt = np.arange(22).reshape(2, 11)
-    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(prompt))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params = drawn(model)
     expected = generate(model, params, prompt, 12, temperature=0)
     monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 8)  # four of each sequence
     np.testing.assert_array_equal(generate(model, params, prompt, 12, temperature=0), expected)
@@ -59,8 +62,7 @@ def test_a_prompt_is_taken_in_parts(mixer, monkeypatch):
 def test_prompts_of_different_lengths_go_on_as_alone(settings, monkeypatch):
     model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
     prompts = [np.arange(length) % 23 for length in (7, 1, 2)]
-    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params = drawn(model)
     monkeypatch.setattr("loglinear_jax.generate.PROMPT_TOKENS", 12)  # four of each sequence
     together = generate(model, params, prompts, 8, temperature=0)
     for prompt, tokens in zip(prompts, together, strict=True):
@@ -82,8 +84,7 @@ def test_what_is_compiled_serves_the_next_call(params):
 
 def test_a_lam_without_levels_goes_on_beyond_the_trained_length():
     model = LanguageModel(dataclasses.replace(SETTINGS, lam="content"))
-    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(PROMPT))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params = drawn(model)
     tokens = generate(model, params, PROMPT, 40, temperature=0)
     logits = jax.jit(model.apply)(params, np.concatenate([PROMPT, tokens], axis=1)[:, :-1])
     np.testing.assert_array_equal(np.argmax(logits[:, 2:], axis=-1), tokens)
@@ -102,23 +103,15 @@ def test_the_seed_decides(params):
     np.testing.assert_array_equal(generate(MODEL, params, PROMPT, 8, temperature=1e-30), likeliest)
 
 
-def test_a_sequence_stops_and_the_other_goes_on(params):
+def test_a_sequence_stops_at_one_of_some_tokens_and_the_other_goes_on(params):
     free = generate(MODEL, params, PROMPT, 20, temperature=0)
-    stop = int(free[0, 4])
-    tokens = generate(MODEL, params, PROMPT, 20, temperature=0, stop_token=stop)
-    first = [int(np.argmax(row == stop)) if (row == stop).any() else 20 for row in free]
-    for row, expected, end in zip(tokens, free, first, strict=True):
-        np.testing.assert_array_equal(row[: end + 1], expected[: end + 1][: len(row)])
-        assert (row[end:] == stop).all()
-    assert tokens.shape[1] == min(max(first) + 1, 20)
-
-
-def test_one_of_several_tokens_stops(params):
-    free = generate(MODEL, params, PROMPT[:1], 20, temperature=0)[0]
-    stops = [int(free[6]), int(free[3])]
-    tokens = generate(MODEL, params, PROMPT[:1], 20, temperature=0, stop_token=stops)[0]
-    end = next(index for index, token in enumerate(free) if token in stops)
-    np.testing.assert_array_equal(tokens, free[: end + 1])
+    for stops in ([int(free[0, 4])], [int(free[0, 6]), int(free[0, 3])]):
+        tokens = generate(MODEL, params, PROMPT, 20, temperature=0, stop_token=stops)
+        ends = [next((t for t, token in enumerate(row) if token in stops), 20) for row in free]
+        for row, expected, end in zip(tokens, free, ends, strict=True):
+            np.testing.assert_array_equal(row[: end + 1], expected[: end + 1][: len(row)])
+            assert np.isin(row[end:], stops).all()
+        assert tokens.shape[1] == min(max(ends) + 1, 20)
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 3.0}, {"temperature": 3.0, "top_k": 4}])
@@ -173,13 +166,9 @@ def kept(monkeypatch):
     return of
 
 
-@pytest.mark.parametrize(
-    ("how", "num"),
-    [({"top_k": 1}, 1), ({"top_k": 3}, 3), ({"top_p": 0.1}, 1), ({"top_p": 0.5}, 4), ({"top_p": 0.51}, 5)],
-    ids=str,
-)
-def test_of_equal_logits_the_first_are_taken(kept, how, num):
-    assert kept(np.zeros(8), **how) == list(range(num))
+def test_of_equal_logits_the_first_are_taken(kept):
+    for how, num in ({"top_k": 3}, 3), ({"top_p": 0.1}, 1), ({"top_p": 0.5}, 4), ({"top_p": 0.51}, 5):
+        assert kept(np.zeros(8), **how) == list(range(num))
     assert kept([0, 2, 2, 1, 2], top_k=2) == [1, 2]
     assert kept([0, 2, 1, 1, 1], top_k=3, top_p=0.8) == [1, 2, 3]  # e²/(e² + 2e) = 0.58, with another 0.79
 
@@ -194,21 +183,12 @@ def test_top_p_takes_the_fewest_tokens_of_a_large_vocabulary(kept):
     assert len(kept(logits, top_p=1.0)) == len(logits)
 
 
-@pytest.mark.slow
-def test_jax_settings_change_no_token(params):
-    expected = generate(MODEL, params, PROMPT, 8, temperature=3.0, seed=7)
-    with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):
-        np.testing.assert_array_equal(generate(MODEL, params, PROMPT, 8, temperature=3.0, seed=7), expected)
-
-
 @pytest.mark.parametrize(
     ("prompt", "num_tokens", "kwargs", "message"),
     [
         (PROMPT, 30, {}, "33 tokens, prompt included: the model's λ, mlp_softplus, has levels for 32"),
         (PROMPT, 10, {"max_length": 12}, "num_tokens=10 after a prompt of 3: .* max_length=12"),
         (PROMPT, True, {}, "num_tokens must be a whole number from 1 to .*, got True"),
-        (PROMPT, 2**31, {}, "num_tokens must be a whole number from 1 to 2147483644, got 2147483648"),
-        (PROMPT, 1, {"seed": 0.5}, "seed must be a whole number from 0 to 4294967295, got 0.5"),
         (PROMPT, 1, {"stop_token": [3, 23]}, "stop_token must be a whole number from 0 to 22, got 23"),
         (PROMPT, 1, {"temperature": math.nan}, "temperature must be 0, or a number from .* on, got nan"),
         (PROMPT, 1, {"top_p": 0.0}, "top_p must be a number above 0 and at most 1, got 0.0"),
@@ -216,7 +196,6 @@ def test_jax_settings_change_no_token(params):
         (PROMPT, 1, {"num_ids": 5, "top_k": 6}, "top_k must be a whole number from 1 to 5, got 6"),
         ([[1, 2], []], 1, {}, r"prompt has a sequence of shape \(0,\) .*: expected token ids \[T\], at least one"),
         ([[1, 2], [3.5]], 1, {}, r"prompt has a sequence of shape \(1,\) and dtype float64: expected token ids"),
-        (PROMPT[:0], 1, {}, r"prompt has shape \(0, 3\)"),
         (jnp.asarray(PROMPT) - 1, 1, {}, "prompt has ids -1 to 6: expected 0 to 22"),
     ],
 )

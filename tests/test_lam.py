@@ -43,22 +43,6 @@ def test_shape_dtype_and_sign(name):
     assert (lam >= 0).all() if lam_traits(name).needs_scores else (lam > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lam_hidden": 8}, "a λ has no setting lam_hidden: expected some of hidden, .*; did you mean hidden?"),
-        (
-            {"width": 8},
-            "a λ has no setting width: expected some of hidden, activation, init_scheme, implementation, name$",
-        ),
-        ({"implementation": "triton"}, "implementation must be one of 'parallel', .* or None, got 'triton'"),
-    ],
-)
-def test_a_setting_that_no_lam_has_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        make_lam("fixed", **settings)
-
-
 @pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "content_mlp"])
 def test_few_tokens_are_as_many(name):
     """Few go another way through the MLP."""
@@ -86,14 +70,6 @@ def test_content_is_its_formula():
     assert not np.any(np.asarray(lam)[..., [2, 5]])
 
 
-def test_content_takes_any_number_of_levels():
-    """What higher levels hold counts; that there are empty ones does not."""
-    module, params = make_lam("content"), {"params": {"log_scale": np.ones(HEADS, np.float32)}}
-    few, many = ((jnp.zeros((5, 11, HEADS, levels)), *scores_and_occupied(levels)) for levels in (LEVELS, LEVELS + 9))
-    many = many[0], many[1].at[..., :LEVELS].set(few[1]), many[2]
-    np.testing.assert_allclose(module.apply(params, *many)[..., :LEVELS], module.apply(params, *few), rtol=1e-6)
-
-
 def test_content_mlp_starts_as_content_and_adds_the_mlp_to_the_logits():
     d, (scores, occupied) = d_of_a_fresh_model(), scores_and_occupied()
     module, content = make_lam("content_mlp"), make_lam("content")
@@ -107,50 +83,40 @@ def test_content_mlp_starts_as_content_and_adds_the_mlp_to_the_logits():
     np.testing.assert_allclose(module.apply({"params": params}, d, scores, occupied), expected, rtol=1e-5)
 
 
-def test_initial_values_of_the_paper():
+def test_initial_values_of_the_paper_and_of_the_released_code():
     d = d_of_a_fresh_model()
     np.testing.assert_allclose(init_and_apply("mlp_softplus", d)[0], 1.0, atol=1e-2)
     np.testing.assert_allclose(init_and_apply("mlp_softmax", d)[0], 1 / LEVELS, rtol=1e-6)
     np.testing.assert_allclose(init_and_apply("fixed", d)[0], 1.0, rtol=1e-6)
     np.testing.assert_allclose(init_and_apply("linear", jnp.zeros_like(d))[0], np.log(2), rtol=1e-6)
     np.testing.assert_allclose(init_and_apply("rope", jnp.zeros_like(d))[0], 1.0, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "rope"])
-def test_initial_values_of_the_released_code(name):
-    lam, params = init_and_apply(name, d_of_a_fresh_model(), init_scheme="released")
-    expected = 1 / LEVELS if name == "mlp_softmax" else np.log(2)  # the paper's figure shows 0.688 to 0.698
-    np.testing.assert_allclose(lam, expected, rtol=2e-2)
-    if name != "rope":
-        assert 0.01 < np.std(params["out_proj"]["kernel"]) < 0.03 and not np.any(params["out_proj"]["bias"])
-
-
-def test_mlp_first_layer_is_xavier_uniform():
-    _, params = init_and_apply("mlp_softplus", d_of_a_fresh_model())
-    kernel, limit = np.asarray(params["hidden"]["kernel"]), np.sqrt(6 / (LEVELS + 64))
+    _, params = init_and_apply("mlp_softplus", d)
+    kernel, limit = np.asarray(params["hidden"]["kernel"]), np.sqrt(6 / (LEVELS + 64))  # Xavier's, uniform
     assert np.abs(kernel).max() <= limit and np.std(kernel) == pytest.approx(limit / np.sqrt(3), rel=0.1)
     assert not np.any(params["out_proj"]["kernel"])
-
-
-@pytest.mark.parametrize(("hidden", "width"), [(64, 64), (32, 32), (128, 128), (None, 2 * LEVELS)])
-def test_mlp_parameter_count_is_the_papers_formula(hidden, width):
-    """W1 [L, d_h], W2 [d_h, L] and their biases; the heads share them."""
-    _, params = init_and_apply("mlp_softplus", d_of_a_fresh_model(), hidden=hidden)
-    assert count_lam_params({"lam": params}) == (2 * LEVELS * width + width + LEVELS, 0)
+    for name in ("mlp_softplus", "mlp_softmax", "rope"):
+        lam, params = init_and_apply(name, d, init_scheme="released")
+        expected = 1 / LEVELS if name == "mlp_softmax" else np.log(2)  # the paper's figure shows 0.688 to 0.698
+        np.testing.assert_allclose(lam, expected, rtol=2e-2)
+        if name != "rope":
+            assert 0.01 < np.std(params["out_proj"]["kernel"]) < 0.03 and not np.any(params["out_proj"]["bias"])
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
+    ("name", "settings", "count"),
     [
-        ("fixed", HEADS * LEVELS),
-        ("linear", HEADS * LEVELS),
-        ("rope", HEADS * LEVELS + 2 * LEVELS + 2),
-        ("content", HEADS),
-        ("content_mlp", HEADS + 2 * LEVELS * 64 + 64 + LEVELS),
+        ("mlp_softplus", dict(hidden=32), 2 * LEVELS * 32 + 32 + LEVELS),  # the paper's formula; heads share them
+        ("mlp_softplus", dict(hidden=None), 4 * LEVELS**2 + 3 * LEVELS),
+        ("fixed", {}, HEADS * LEVELS),
+        ("linear", {}, HEADS * LEVELS),
+        ("rope", {}, HEADS * LEVELS + 2 * LEVELS + 2),
+        ("content", {}, HEADS),
+        ("content_mlp", {}, HEADS + 2 * LEVELS * 64 + 64 + LEVELS),
     ],
 )
-def test_other_parameter_counts(name, count):
-    assert count_lam_params({"lam": init_and_apply(name, d_of_a_fresh_model())[1], "rest": np.zeros(3)}) == (count, 3)
+def test_parameter_counts(name, settings, count):
+    _, params = init_and_apply(name, d_of_a_fresh_model(), **settings)
+    assert count_lam_params({"lam": params, "rest": np.zeros(3)}) == (count, 3)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "identity"])
@@ -216,12 +182,11 @@ def test_a_lam_of_ones_own_gets_the_settings_that_it_has(monkeypatch):
     [
         ({"lam": "mlp"}, "lam must be one of fixed, .*, got 'mlp'"),
         ({"lam": "linear", "activation": "relu"}, "lam_activation must be one of gelu, identity"),
-        ({"lam": "linear", "init_scheme": "mine"}, "init_scheme must be one of text, released"),
+        ({"lam": "fixed", "lam_hidden": 8}, "a λ has no setting lam_hidden: expected some of hidden, .*mean hidden?"),
+        ({"lam": "fixed", "implementation": "triton"}, "implementation must be one of 'parallel', .*, got 'triton'"),
         ({"lam": "mlp_softplus(width=3)"}, "lam='mlp_softplus' has no argument width: it has hidden, activation, "),
-        ({"lam": "fixed(k=3)"}, "lam='fixed' has no argument k: it has no arguments"),
         ({"lam": "mlp_softplus(hidden=0)"}, r"lam='mlp_softplus\(hidden=0\)': hidden must be a whole number from 1 on"),
         ({"lam": "mlp_softplus(32)"}, r"expected name\(key=value, ...\), each value a number"),
-        ({"lam": "mlp_softplus", "hidden": 0}, "lam_hidden must be a whole number from 1 on"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -78,23 +78,6 @@ def test_all_logits_never_exist_at_once():
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 64 * 1000 * 4  # one float32 of all logits
 
 
-@pytest.mark.parametrize(
-    ("pallas", "dtype", "tokens"),
-    [(True, jnp.float32, 4), (True, jnp.bfloat16, 8), (False, jnp.float32, 4), (False, jnp.bfloat16, 4)],
-)
-def test_logits_of_a_chunk_take_as_many_bytes_in_every_dtype(pallas, dtype, tokens, monkeypatch):
-    """Without the kernel they become float32."""
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 128)
-    monkeypatch.setattr(pallas_kernels.KERNELS["cross_entropy"], "is_best", lambda: pallas)
-    monkeypatch.setattr(
-        pallas_kernels, "cross_entropy", lambda logits, targets, vocab: (jnp.zeros(len(logits)), logits)
-    )
-    x, kernel, targets = draw(0, 2, 16, 8, 128)
-    gradient = jax.make_jaxpr(jax.grad(lambda x: summed_loss(x, kernel, targets)))(x.astype(dtype))
-    [scan] = [equation for equation in gradient.jaxpr.eqns if equation.primitive.name == "scan"]
-    assert scan.params["length"] == 32 // tokens
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
@@ -135,9 +118,3 @@ def test_a_model_takes_the_kernel_unless_it_is_told_not_to(implementation, chunk
         by_kernel = pytest.raises(RuntimeError, match="by the kernel")
         with by_kernel if implementation is None else contextlib.nullcontext():
             jax.eval_shape(gradient, params)
-
-
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
-def test_the_kernel_is_not_used_where_it_cannot_be():
-    with pytest.raises(pallas_kernels.UnsupportedError, match="is not installed|need an NVIDIA GPU"):
-        pallas_kernels.cross_entropy(jnp.zeros((2, 128)), jnp.zeros(2, jnp.int32), 100)

@@ -9,21 +9,15 @@ from loglinear_jax.ops.decays import decay_matrix
 from loglinear_jax.ops.levels import split_heads
 
 
-def test_a_wrong_rank_is_caught():
-    with pytest.raises(TypeCheckError, match="token_losses"):
-        token_losses(jnp.zeros((2, 3, 8)), jnp.zeros((3,), jnp.int32))
-
-
-def test_a_size_that_differs_from_another_arguments_is_caught():
-    with pytest.raises(TypeCheckError, match="summed_loss"):
-        summed_loss(jnp.zeros((2, 3, 8)), jnp.zeros((7, 11)), jnp.zeros((2, 3), jnp.int32))
-
-
-def test_a_wrong_dtype_is_caught():
-    with pytest.raises(TypeCheckError, match="decay_matrix"):
-        decay_matrix(jnp.zeros(4, jnp.int32))
-
-
-def test_a_wrong_type_is_caught():
-    with pytest.raises(TypeCheckError, match="split_heads"):
-        split_heads(jnp.zeros((1, 4, 2)), 2.0)
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (token_losses, (jnp.zeros((2, 3, 8)), jnp.zeros((3,), jnp.int32))),  # a rank
+        (summed_loss, (jnp.zeros((2, 3, 8)), jnp.zeros((7, 11)), jnp.zeros((2, 3), jnp.int32))),  # not another's size
+        (decay_matrix, (jnp.zeros(4, jnp.int32),)),  # a dtype
+        (split_heads, (jnp.zeros((1, 4, 2)), 2.0)),  # a type
+    ],
+)
+def test_what_is_not_as_annotated_is_caught(function, arguments):
+    with pytest.raises(TypeCheckError, match=function.__name__):
+        function(*arguments)

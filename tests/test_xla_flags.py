@@ -42,39 +42,32 @@ def test_gradients_of_several_seeds():
     assert (ended.returncode, ended.stdout) == (0, "equal\n"), ended.stderr
 
 
+FLAG = "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"
+NO_FUSION = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+@pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize(
     "jaxlib, before, after",
     [
-        ("0.10.2", None, "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
-        ("0.10.2", "--xla_a=1", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot --xla_a=1"),
-        ("0.10.2", "--xla_cpu_experimental_ynn_fusion_type=", "--xla_cpu_experimental_ynn_fusion_type="),
+        ("0.10.2", None, FLAG),
+        ("0.10.2", "", FLAG),
+        ("0.10.2", "--xla_a=1\n--xla_b=2", f"{FLAG} --xla_a=1\n--xla_b=2"),
+        ("0.10.2", NO_FUSION, NO_FUSION),
         ("0.11.2", "--xla_a=1", "--xla_a=1"),
     ],
 )
-def test_flags_are_added_where_they_are_needed(monkeypatch, jaxlib, before, after):
+def test_flags_are_added_where_they_are_needed(monkeypatch, tmp_path, jaxlib, before, after, in_file):
+    """XLA takes a value that begins with no - for the name of a file, and ends the process if it can't read that."""
     monkeypatch.setattr("importlib.metadata.version", {"jaxlib": jaxlib}.__getitem__)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    if before is not None:
+    file = tmp_path / "flags"
+    if in_file:
+        monkeypatch.setenv("XLA_FLAGS", str(file))
+        if before is not None:
+            file.write_text(before, encoding="utf-8")
+        after = str(file) if before in (None, after) else after
+    elif before is not None:
         monkeypatch.setenv("XLA_FLAGS", before)
     avoid_faults()
-    assert os.environ.get("XLA_FLAGS") == after
-
-
-@pytest.mark.parametrize(
-    "content, after",
-    [
-        ("--xla_a=1\n--xla_b=2", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot --xla_a=1\n--xla_b=2"),
-        ("", "--xla_cpu_experimental_ynn_fusion_type=dot,individual_dot"),
-        ("--xla_cpu_experimental_ynn_fusion_type=", None),
-        (None, None),
-    ],
-)
-def test_flags_in_a_file_are_kept(monkeypatch, tmp_path, content, after):
-    """XLA takes a value that begins with no - for the name of a file, and ends the process if it can't read that."""
-    monkeypatch.setattr("importlib.metadata.version", {"jaxlib": "0.10.2"}.__getitem__)
-    file = tmp_path / "flags"
-    monkeypatch.setenv("XLA_FLAGS", str(file))
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
-    avoid_faults()
-    assert os.environ["XLA_FLAGS"] == (after or str(file))
+    assert os.environ["XLA_FLAGS"] == after

@@ -1,7 +1,6 @@
 """Models of others against their own recurrences, there and back; and what does not fit."""
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -15,19 +14,20 @@ from hypothesis import strategies as st
 
 from loglinear_jax.hub import LAYOUTS, export_params, import_params
 from loglinear_jax.hub.layouts import config_of, layout_for, settings_of
-from loglinear_jax.models import LanguageModel, LanguageSettings, RecallSettings
-from tests.hub.checkpoints import CONFIGS, draw
+from loglinear_jax.models import LanguageModel, LanguageSettings
+from tests.hub.checkpoints import CONFIGS, LEVELS, draw
 from tests.hub.transcription import logits
 from tests.ops.inputs import relative_error
 
 TOKENS = np.random.default_rng(0).integers(0, 19, 21)
-FIRST, SECOND = "backbone.layers.0.", "backbone.layers.1."
+FIRST = "backbone.layers.0."
 
 
 @pytest.mark.parametrize("architecture", LAYOUTS)
 def test_logits_are_those_of_the_recurrence_and_arrays_come_back(architecture):
+    """Levels for 16,384 tokens are as Guo et al.'s models have them."""
     config = CONFIGS[architecture]
-    arrays = draw(config)
+    arrays = draw(config, levels=15 if architecture.startswith("H") else LEVELS)
     settings, params = import_params(arrays, config)
     found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(TOKENS)[None])[0]
     assert relative_error(found, logits(config, arrays, TOKENS)) < 1e-4
@@ -50,102 +50,50 @@ def test_tied_embeddings_are_the_head():
     assert relative_error(found, logits(config, arrays, TOKENS)) < 1e-4
 
 
-@pytest.mark.parametrize("architecture", ["HAttentionForCausalLM", "HGatedDeltaNetForCausalLM"])
-def test_levels_for_16384_tokens(architecture):
-    """As Guo et al.'s models have them."""
-    arrays = draw(CONFIGS[architecture], levels=15)
-    settings, params = import_params(arrays, CONFIGS[architecture])
-    assert settings.max_length == 16384
-    found = jax.jit(LanguageModel(settings).apply)(params, jnp.asarray(TOKENS)[None])[0]
-    assert relative_error(found, logits(CONFIGS[architecture], arrays, TOKENS)) < 1e-4
-
-
 def replaced(name, change):
     return lambda d: d.update({name: change(d[name])})
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("architecture", "change", "message"),  # of the arrays, or of the config
     [
-        (lambda d: d.pop("lm_head.weight"), "lm_head.weight is missing: expected all parameters of a LogLinearMamba2For"),
-        (lambda d: d.pop(f"{FIRST}mixer.L"), "backbone.layers.0.mixer.L is missing"),
-        (lambda d: d.update({f"{FIRST}mixer.bias": np.zeros(3)}), "Unexpected parameter .*mixer.bias .*LogLinearMamba2"),
-        (replaced(f"{FIRST}mixer.D", lambda x: np.repeat(x, 8)), r"0.mixer.D has shape \(32,\): expected \(4,\), by the"),
-        (replaced(f"{FIRST}mixer.L", lambda x: np.zeros((4, 40))), "at most 32 levels"),
-        (replaced(f"{SECOND}mixer.D", lambda x: x.astype(int)), r"1.mixer.D has dtype int\d+: expected a floating dtype"),
-        (replaced("lm_head.weight", lambda x: np.full(x.shape, 1e39)), "lm_head.weight has 608 of 608 values that"),
+        ("Mamba2", lambda d: d.pop("lm_head.weight"), "lm_head.weight is missing: expected all parameters of a Mamba2For"),
+        ("Mamba2", lambda d: d.update({f"{FIRST}mixer.bias": np.zeros(3)}), "Unexpected parameter .*mixer.bias .*Mamba2"),
+        ("Mamba2", replaced(f"{FIRST}mixer.D", lambda x: np.repeat(x, 8)), r"0.mixer.D has shape \(32,\): expected \(4,\)"),
+        ("LogLinearMamba2", replaced(f"{FIRST}mixer.L", lambda x: np.zeros((4, 40))), "at most 32 levels"),
+        ("Mamba2", replaced(f"{FIRST}mixer.D", lambda x: x.astype(int)), r"mixer.D has dtype int\d+: expected a floating"),
+        ("Mamba2", replaced("lm_head.weight", lambda x: np.full(x.shape, 1e39)), "lm_head.weight has 608 of 608 values that"),
+        ("LogLinearMamba2", {"model_type": "llama"}, "config has model_type='llama': expected one of log_linear"),
+        ("LogLinearMamba2", {"architectures": ["Llama"]}, r"config has architectures=\['Llama'\]: expected one of LogLinear"),
+        ("Mamba2", {"vocab_size": 20}, r"embeddings.weight has shape \(19, 32\): expected \(20, 32\), by the"),
+        ("Mamba2", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
+        ("Mamba2", {"hidden_act": "gelu"}, "config has hidden_act='gelu': expected 'silu', the only value"),
+        ("Mamba2", {"layer_norm_epsilon": 1e-3}, "config has norm_eps=1e-05, layer_norm_epsilon=0.001: expected"),
+        ("Mamba2", {"vocab_size": 2**31 - 1}, "config makes no model of ours: .* is a matrix of"),
+        ("GatedDeltaNet", {"expand_v": 1.3}, "config has expand_v, which makes 10.4: expected a whole number"),
+        ("HGatedDeltaNet", {"num_v_heads": 8}, "config has num_v_heads=8, num_heads=4: expected as many"),
+        ("HAttention", {"n_groups": None}, "config has no n_groups: expected it"),
+        *(("Mamba2", {"conv_kernel": x}, f"config has conv_kernel={x!r}: expected a whole number") for x in (True, 4.0, "4")),
+        *(("Mamba2", {"norm_eps": x}, f"config has norm_eps={x!r}: expected a positive number") for x in (True, -1, math.inf)),
+        ("Mamba2", {"use_conv_bias": 0}, "config has use_conv_bias=0: expected true or false"),
     ],
 )  # fmt: skip
-def test_arrays_that_do_not_fit_are_named(change, message):
-    config = CONFIGS["LogLinearMamba2ForCausalLM"]
+def test_what_does_not_fit_is_named(architecture, change, message):
+    config = CONFIGS[f"{architecture}ForCausalLM"]
     arrays = draw(config)
-    change(arrays)
+    if callable(change):
+        change(arrays)
+    else:
+        config = {name: x for name, x in (config | change).items() if x is not None}
     with pytest.raises(ValueError, match=message):
         import_params(arrays, config)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "changes", "message"),
-    [
-        ("LogLinearMamba2", {"model_type": "llama"}, "config has model_type='llama': expected one of log_linear"),
-        ("LogLinearMamba2", {"architectures": ["Llama"]}, r"config has architectures=\['Llama'\]: expected one of LogLinear"),
-        ("Mamba2", {"vocab_size": 20}, r"embeddings.weight has shape \(19, 32\): expected \(20, 32\), by the"),
-        ("Mamba2", {"num_hidden_layers": 3}, "backbone.layers.2.mixer.A_log is missing"),
-        ("Mamba2", {"num_heads": 3}, "config has num_heads=3, head_dim=8: expected 32 together"),
-        ("Mamba2", {"n_groups": 3}, "config has num_heads=4, n_groups=3: expected a multiple of n_groups=3"),
-        ("Mamba2", {"hidden_act": "gelu"}, "config has hidden_act='gelu': expected 'silu', the only value"),
-        ("Mamba2", {"layer_norm_epsilon": 1e-3}, "config has norm_eps=1e-05, layer_norm_epsilon=0.001: expected"),
-        ("Mamba2", {"vocab_size": 2**31 - 1}, "config makes no model of ours: .* is a matrix of"),
-        ("GatedDeltaNet", {"use_gate": False}, "config has use_gate=False: expected True"),
-        ("GatedDeltaNet", {"expand_v": 1.3}, "config has expand_v, which makes 10.4: expected a whole number"),
-        ("GatedDeltaNet", {"intermediate_size": 64}, r"gate_proj.weight has shape \(256, 32\): expected \(64, 32\)"),
-        ("HGatedDeltaNet", {"num_v_heads": 8}, "config has num_v_heads=8, num_heads=4: expected as many"),
-        ("HGatedDeltaNet", {"allow_neg_eigval": True}, "config has allow_neg_eigval=True: expected False"),
-    ],
-)  # fmt: skip
-def test_configs_that_do_not_fit_are_named(architecture, changes, message):
-    config = CONFIGS[f"{architecture}ForCausalLM"]
-    arrays = draw(config)
-    with pytest.raises(ValueError, match=message):
-        import_params(arrays, config | changes)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "names", "values", "expected"),
-    [
-        ("Mamba2", ("vocab_size", "num_heads", "conv_kernel"), (True, "4", [], 0, 4.0, math.nan), "a whole number"),
-        ("Mamba2", ("expand", "norm_eps"), (True, "4", -1, math.inf), "a positive number"),
-        ("Mamba2", ("use_conv_bias", "tie_word_embeddings"), ("false", 0, {}), "true or false"),
-        ("GatedDeltaNet", ("intermediate_size", "num_v_heads"), (False, 1.5), "a whole number"),
-        ("GatedDeltaNet", ("expand_v", "hidden_ratio"), ("4", 0), "a positive number"),
-    ],
-)
-def test_fields_of_another_type_are_named(architecture, names, values, expected):
-    config = CONFIGS[f"{architecture}ForCausalLM"]
-    for name, value in itertools.product(names, values):
-        with pytest.raises(ValueError, match=f"^config has {name}=.*: expected {expected}"):
-            import_params(draw(config), config | {name: value})
-
-
-@pytest.mark.parametrize("field", ["norm_eps", "layer_norm_epsilon"])
-@pytest.mark.parametrize("architecture", ["LogLinearMamba2ForCausalLM", "HAttentionForCausalLM"])
-def test_the_norms_epsilon_goes_by_two_names(architecture, field):
-    config = {name: x for name, x in CONFIGS[architecture].items() if name not in ("norm_eps", "layer_norm_epsilon")}
-    assert import_params(draw(config), config | {field: 0.25})[0].norm_epsilon == 0.25
-
-
-def test_a_config_has_to_say_the_sizes():
+def test_the_norms_epsilon_goes_by_two_names_and_dtypes_are_those_of_the_model():
     config = CONFIGS["HAttentionForCausalLM"]
-    arrays = draw(config)
-    for field in ("vocab_size", "hidden_size", "num_hidden_layers", "n_groups"):
-        with pytest.raises(ValueError, match=f"config has no {field}: expected it"):
-            import_params(arrays, {name: value for name, value in config.items() if name != field})
-    for arguments, message in (
-        ((list(arrays.items()), config), "state_dict is of type list: expected a mapping"),
-        ((arrays, []), "config is of type list: expected a mapping"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            import_params(*arguments)
+    arrays, of_norms = draw(config), {name: x for name, x in config.items() if name != "layer_norm_epsilon"}
+    for name in ("norm_eps", "layer_norm_epsilon"):
+        assert import_params(arrays, of_norms | {name: 0.25})[0].norm_epsilon == 0.25
     with pytest.raises(ValueError, match="dtype is 'int8': expected one of float32, bfloat16"):
         import_params(arrays, config, dtype="int8")
     with jax.enable_x64(False), pytest.raises(ValueError, match="dtype is 'float64': expected a narrower one while"):
@@ -161,55 +109,27 @@ def test_lower_precisions_are_taken():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
 
 
-SETTINGS = LanguageSettings(
-    vocab_size=19, max_length=64, lam="linear", hidden=32, layers=2, heads=4, head_dim=8, key_dim=16, key_groups=2,
-    dtype="float32",
-)  # fmt: skip
-
-
-def without(tree, *path):
-    first, *rest = path
-    others = {key: x for key, x in tree.items() if key != first}
-    return others | {first: without(tree[first], *rest)} if rest else others
-
-
 @pytest.mark.parametrize(
-    ("settings", "change", "message"),
+    ("name", "changes", "asked", "message"),
     [
-        (RecallSettings(19, 64), lambda p: p, "settings is of type RecallSettings: expected the LanguageSettings"),
-        (SETTINGS, lambda p: without(p, "params", "layer_1", "mixer", "skip"), "params has no layer_1/mixer/skip"),
-        (SETTINGS, lambda p: jax.tree.map(lambda x: x * jnp.nan, p), r"embed/embedding has 608 of 608 values that are not"),
-        (
-            LanguageSettings(vocab_size=19, max_length=64),
-            lambda p: p,
-            "settings have mixer='log_linear', lam='mlp_softplus'.*: expected what a .* has, mixer='log_linear', lam='linear'",
-        ),
-        (dataclasses.replace(SETTINGS, mixer="delta"), lambda p: p, "settings have mixer='delta', of which there is no layout"),
-        (dataclasses.replace(SETTINGS, heads=3), lambda p: p, "model.heads must be a multiple of key_groups"),
+        ("LogLinearMamba2", {"norm_groups": 4}, None, "norm_groups=4: expected what a LogLinearMamba2ForCausalLM has"),
+        ("LogLinearMamba2", {"lam": "fixed"}, None, "lam='fixed'.*: expected what a .* has, mixer='log_linear', lam='linear'"),
+        ("LogLinearMamba2", {"mixer": "delta"}, None, "settings have mixer='delta', of which there is no layout"),
+        ("LogLinearMamba2", {}, "HAttentionForCausalLM", "norm_groups=None: expected what a HAttentionForCausalLM"),
+        ("LogLinearMamba2", {}, "Llama", "architecture is 'Llama': expected one of LogLinearMamba2ForCausalLM"),
+        ("LogLinearMamba2", {"layers": 3}, None, "params has no layer_2/"),
+        ("HGatedDeltaNet", {"key_groups": 2}, None, "key_groups=2: expected what a HGatedDeltaNetForCausalLM has"),
+        ("GatedDeltaNet", {"beta_max": 1.5}, None, "settings have beta_max=1.5: expected 1 or 2"),
     ],
 )  # fmt: skip
-def test_models_that_others_lack_are_named(settings, change, message):
-    _, params = import_params(draw(CONFIGS["LogLinearMamba2ForCausalLM"]), CONFIGS["LogLinearMamba2ForCausalLM"])
-    with pytest.raises(ValueError, match=message):
-        export_params(settings, change(params))
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("LogLinearMamba2", {"norm_groups": 4}, "norm_groups=4: expected what a LogLinearMamba2ForCausalLM has"),
-        ("LogLinearMamba2", {"lam_levels": 3}, "lam_levels=3: expected what a LogLinearMamba2ForCausalLM has"),
-        ("HGatedDeltaNet", {"key_groups": 2}, "key_groups=2: expected what a HGatedDeltaNetForCausalLM has"),
-        ("GatedDeltaNet", {"beta_max": 1.5}, "settings have beta_max=1.5: expected 1 or 2"),
-        ("HGatedDeltaNet", {"beta_max": 2.0}, "beta_max=2.0: expected what a HGatedDeltaNetForCausalLM has"),
-    ],
-)
-def test_what_a_config_of_others_cannot_say_is_not_exported(name, changes, message):
+def test_what_a_config_of_others_cannot_say_is_not_exported(name, changes, asked, message):
     """The arrays are the same: it would come back as another model."""
     config = CONFIGS[f"{name}ForCausalLM"]
     settings, params = import_params(draw(config), config)
+    with pytest.raises(ValueError, match="embed/embedding has 608 of 608 values that are not"):
+        export_params(settings, jax.tree.map(lambda x: x * jnp.nan, params))
     with pytest.raises(ValueError, match=message):
-        export_params(dataclasses.replace(settings, **changes), params)
+        export_params(dataclasses.replace(settings, **changes), params, asked)
 
 
 @pytest.mark.parametrize(
@@ -246,16 +166,6 @@ def test_any_sizes_come_back(mixer, hidden, heads, head_dim, key_dim):
     else:
         assert int(key_dim * config["expand_v"]) == head_dim
         assert int(heads * key_dim * config["expand_v"]) == settings.inner
-
-
-def test_an_architecture_is_chosen_or_asked_for():
-    config = CONFIGS["LogLinearMamba2ForCausalLM"]
-    settings, params = import_params(draw(config), config)
-    assert export_params(settings, params)[0]["model_type"] == "log_linear_mamba2"
-    with pytest.raises(ValueError, match="norm_groups=None: expected what a HAttentionForCausalLM"):
-        export_params(settings, params, "HAttentionForCausalLM")
-    with pytest.raises(ValueError, match="architecture is 'Llama': expected one of LogLinearMamba2ForCausalLM"):
-        export_params(settings, params, "Llama")
 
 
 @pytest.mark.gpu
