@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -31,11 +32,16 @@ BY_WIDTH = {
 }
 LEVEL_COLORS = ["#BBBBBB", "#882255", "#0072B2", "#009E73", "#E69F00"]
 PEERS = {  # rows of docs/reference/performance.md, with a label and a look
-    "log-linear, kernels for Hopper": ("log-linear, ours", style.LAM_LOOKS["content"]),
-    "log-linear, flash-linear-attention": ("log-linear, flash-linear-attention", style.LAM_LOOKS["mlp_softplus"]),
+    "log-linear, kernels for Hopper": ("log-linear, ours", style.OTHER_LOOKS[0]),
+    "log-linear, flash-linear-attention": ("log-linear, flash-linear-attention", style.OTHER_LOOKS[4]),
     "one state, jax-linear-attention": ("single state, jax-linear-attention", style.MIXERS["gated_linear"][1]),
     "softmax, cuDNN FlashAttention": ("softmax, cuDNN FlashAttention", style.MIXERS["softmax"][1]),
 }
+
+
+def name(axis: Axes, text: str, place: tuple[float, float], color: str, **how: str) -> None:
+    """A curve's name in its colour, darker so that it can be read."""
+    axis.annotate(text, place, color=0.75 * np.array(to_rgb(color)), fontsize=9, **how)
 
 
 def accuracy_by_size(axis: Axes) -> None:
@@ -53,9 +59,7 @@ def accuracy_by_size(axis: Axes) -> None:
             size += LEVELS * width if variant == "content" else 0  # a sum of keys for each level
             points.append((size, *mean_interval(100 * outcome.accuracy)))
         style.draw_line(axis, *np.transpose(points), bars=True, **looks[variant]._asdict())
-        axis.annotate(
-            text, (9 if variant in ONE_STATE else 1000, height), color=looks[variant].color, fontsize=9, va="top"
-        )
+        name(axis, text, (9 if variant in ONE_STATE else 1000, height), looks[variant].color, va="top")
     axis.annotate("(state per level)", (1000, 17), color="0.3", fontsize=9, va="top")
     axis.set_xscale("log")
     axis.set(
@@ -83,7 +87,7 @@ def accuracy_by_length(axis: Axes) -> None:
                 dashed = {"linestyle": "--", "markerfacecolor": "white"} if copied else {}
                 style.draw_line(axis, list(at), list(map(np.mean, at.values())), **look._asdict(), **dashed)
     for variant, height in heights.items():
-        axis.annotate(variant, (1120, height), color=looks[variant].color, fontsize=9, va="center")
+        name(axis, variant, (1120, height), looks[variant].color, va="center")
     axis.annotate("dashed: untrained levels\nuse the highest trained λ", (128, 3), fontsize=8, color="0.3")
     style.length_axis(axis, at)
     axis.set(xlabel="tested length (tokens; trained at 128)", xlim=(115, 3200), ylim=(0, 103))
@@ -91,36 +95,58 @@ def accuracy_by_length(axis: Axes) -> None:
     axis.grid(color="0.92")
 
 
-def times(label: str) -> dict[int, float]:
-    """Milliseconds forward and backward by T: the first value that performance.md has of a row at the first shape."""
+def measured(row: str, backward: bool = True, table: int | None = None) -> dict[int, float]:
+    """What performance.md has in rows with this text, by T up to 32,768: in one of its tables, or else the first time of a
+    call (ms) that the tables of the first shape have."""
     page = (DOCS / "reference" / "performance.md").read_text(encoding="utf-8")
-    found: dict[int, float] = {}
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    for table in [table for table in tables if "| growth" in table or "T=65536" in table]:
-        head, _, *rows = table.strip().split("\n")
-        for row in rows:
-            if label in row:
-                for title, cell in zip(head.split("|"), row.split("|"), strict=True):
-                    if (length := re.fullmatch(r" *T=([\d,]+) *", title)) and "/" in cell:
-                        found.setdefault(int(length[1].replace(",", "")), float(cell.split("/")[1]))
-    return dict(sorted((length, ms) for length, ms in found.items() if length <= 32768))
+    of_first_shape = [text for text in tables if "| growth" in text or "T=65536" in text]
+    found: dict[int, float] = {}
+    for head, _, *rows in (text.strip().split("\n") for text in (of_first_shape if table is None else [tables[table]])):
+        for line in (line for line in rows if row in line):
+            for title, cell in zip(head.split("|"), line.split("|"), strict=True):
+                if (length := re.fullmatch(r" *T=([\d,]+) *", title)) and "/" in cell:
+                    found.setdefault(int(length[1].replace(",", "")), float(cell.split("/")[backward]))
+    return dict(sorted((length, value) for length, value in found.items() if length <= 32768))
 
 
 def time_by_length(axis: Axes) -> None:
     """Time of one call, forward and backward, on one H200."""
-    places = [(9500, 0.42), (2050, 21), (2500, 0.13), (2050, 150)]
+    places = [(9500, 0.42), (2050, 38), (2500, 0.13), (2050, 190)]
     for (row, (label, look)), place in zip(PEERS.items(), places, strict=True):
-        at = times(row)
+        at = measured(row)
         style.draw_line(axis, list(at), list(at.values()), **look._asdict())
-        axis.annotate(
-            label if label.startswith("softmax") else label.replace(", ", ",\n"), place, color=look.color, fontsize=9
-        )
+        name(axis, label if label.startswith("softmax") else label.replace(", ", ",\n"), place, look.color)
     axis.set_yscale("log")
     style.length_axis(axis, (2048, 8192, 32768))
     axis.set(xlabel="T (tokens)", ylabel="ms, forward + backward", ylim=(0.1, 300))
     axis.set_title("Time grows almost linearly,\nas a single state's does", fontsize=10)
     axis.grid(color="0.92")
     style.log_ticks(axis.yaxis)
+
+
+def performance() -> None:
+    """Time and memory of one call, from the first two tables of performance.md."""
+    triton = {"log-linear, kernels by Triton": ("log-linear, our Triton kernels", style.OTHER_LOOKS[5])}
+    bound = {"lower bound": ("inputs read and outputs written once", style.Look("0.6", ""))}
+    panels = {
+        "forward (ms)": (False, 0), "forward + backward (ms)": (True, 0), "memory, forward + backward (MiB)": (True, 1),
+    }  # fmt: skip
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.4, 1, 3)
+    handles = {}
+    for axis, (title, which) in zip(axes.flat, panels.items(), strict=True):
+        for row, (label, look) in (PEERS | triton | bound).items():
+            at = measured(row, *which)
+            line = style.draw_line(axis, list(at), list(at.values()), **look._asdict())
+            handles.setdefault(label, line)
+        axis.set_yscale("log")
+        style.length_axis(axis, (2048, 8192, 32768))
+        style.label_panel(axis, title, "T (tokens)", 10)
+        axis.grid(color="0.92")
+        style.log_ticks(axis.yaxis)
+    message = "From 8k to 32k tokens log-linear attention takes 4 times as long, softmax attention 15 times"
+    style.finish(figure, message, handles)
+    keep(figure, DOCS / "reference/language")
 
 
 def overview() -> None:
@@ -193,3 +219,4 @@ if __name__ == "__main__":
     overview()
     buckets()
     mask()
+    performance()

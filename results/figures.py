@@ -215,13 +215,13 @@ def lengths() -> None:
             at.setdefault(int(line["length"]), []).append(float(line["accuracy"]))
         lam, _, copied = variant.partition(", ")
         how = looks[lam]._asdict() | ({"linestyle": "--", "markerfacecolor": "white"} if copied else {})
-        label = style.describe_variant(lam) + (", higher levels as 7" if copied else "")
+        label = style.describe_variant(lam) + (", untrained levels as 7" if copied else "")
         curve = np.transpose([mean_interval(values) for values in at.values()])
         handles[label] = style.draw_line(axis, list(at), *curve, **how)
     style.length_axis(axis, at)
     axis.set(ylim=(0, 100), xlabel="length of the tested sequences (tokens; trained at 128)", ylabel=TEST)
     axis.grid(axis="y", color="0.9")
-    message = "Beyond the trained length content keeps most, also if untrained levels are mended (dashed)"
+    message = "On longer sequences content is best, even if others use the highest trained λ beyond it (dashed)"
     save(figure, message, "interleaved/lengths", handles)
 
 

@@ -125,7 +125,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         seconds = [outcome.seconds for outcome in run.outcomes.values() if outcome.seconds is not None]
         speeds = [o.seed_steps_per_second for o in run.outcomes.values() if o.seed_steps_per_second]
         rates = train.learning_rate if has_several(train.learning_rate) else [train.learning_rate]
-        steps = f"{train.num_steps:,} of {train.batch_size}, rate {', '.join(f'{rate:g}' for rate in rates)}"
+        steps = f"{train.num_steps:,}, batch {train.batch_size}, rate {', '.join(f'{rate:g}' for rate in rates)}"
         row = {"run": run.name, "task": run.task.describe(), "model": f"{size}{setting and f', setting {setting}'}"}
         row |= {"seeds": str(train.num_seeds), "steps": f"{steps}, {train.precision}", "machine": summary.device}
         row |= {"JAX": summary.versions.get("jax"), "commit": summary.provenance.get("commit")}
@@ -133,9 +133,9 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         row |= {"seed-steps/s": f"{np.median(speeds):,.0f}" if speeds else None}
         rows.append({name: cell or "–" for name, cell in row.items()})
     note = (
-        "Time: training and evaluation of all variants, compilation included. seed-steps/s: the median over variants of "
-        "optimiser steps of one seed in a second, of seeds that stopped too as long as they are computed along. Numbers "
-        "called “the paper” are those that Amin, Li, Zhang and Ayhan print; all others were computed from these runs."
+        "Time: training and evaluation of all variants, with compilation. seed-steps/s: optimiser steps per second, summed "
+        "over the seeds trained together; the median over variants. “The paper”: numbers printed by Amin, Li, Zhang and "
+        "Ayhan; all other numbers were computed from these runs."
     )
     return Table("Runs", rows, note)
 

@@ -110,6 +110,7 @@ class Report:
         else:
             paths = save(shown, self.out / stem)
             item["image"] = "data:image/png;base64," + base64.b64encode(paths[0].read_bytes()).decode()
+            item["width"] = round(96 * shown.get_figwidth())  # CSS pixels an inch
         part.items.append(item | {"files": [path.name for path in paths]})
 
     def write(self, title: str, runs: Table, settings: list[Table], commands: list[str]) -> Path:

@@ -43,14 +43,14 @@ MIXERS = {
     "gated_linear": ("gated linear attention (single state)", Look("#CC79A7", "h")),
     "softmax": ("softmax attention", Look("#000000", "*")),
     "gated_delta": ("Gated DeltaNet", Look("#117733", "<")),
-    "delta": ("DeltaNet", Look("#88CCEE", ">")),
+    "delta": ("DeltaNet", Look("#332288", ">")),
 }
 DELTA, DELTA_NAME = "log_linear_delta", "log-linear Gated DeltaNet"
 # For variants that differ in other settings; none is the look of a mixer or a λ.
 OTHER_LOOKS = [
     Look(color, marker)
     for marker in "dp"
-    for color in ("#332288", "#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888")
+    for color in ("#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888")
 ]
 MARK = "#D4002A"
 DOTS_PER_INCH = 150
