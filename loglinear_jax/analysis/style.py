@@ -192,7 +192,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
 def log_ticks(axis: Axis) -> None:
     """A logarithmic axis with round numbers, also where it covers a part of a decade. Call it when everything is drawn."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
