@@ -28,11 +28,22 @@ BySeed = Mapping[int, Mapping[str, np.ndarray]]
 
 
 def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -> Float[np.ndarray, " L"] | None:
-    """The share of the answers at each level, 0 .. num_levels(T) - 1, over `num` sequences: the level of the bucket in which
-    the query at position t sees the position s of its answer (`BaseTask.sources`), fenwick_level(t, s).
+    """Count at which Fenwick level the answers of a task are.
 
-    seq_len: T, that of the longest trained sequences if None. None for a task that does not say where its answers stand.
-    Raises ValueError for an invalid num or seq_len, and for invalid sources.
+    The query at position t sees the position s of its answer (`BaseTask.sources`) in the bucket of level
+    fenwick_level(t, s).
+
+    Args:
+        task: whose sequences are drawn; nothing is trained.
+        num: sequences to draw.
+        seq_len: T; None: the length of the longest trained sequences.
+
+    Returns:
+        The share of the answers at each level 0 .. num_levels(T) - 1; None for a task that does not say where its
+        answers are.
+
+    Raises:
+        ValueError: for an invalid num or seq_len, and for invalid sources.
     """
     task = with_length(task.trained_on.longest_part, num, seq_len)
     if type(task).sources is BaseTask.sources:  # asked first: a text would have to be opened
@@ -48,9 +59,17 @@ def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -
 def levels_of_answers(
     task: BaseTask, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
 ) -> Int[np.ndarray, "num T"] | None:
-    """The level at which each scored position of these sequences of the task sees its answer; -1 where nothing is scored.
+    """Find the Fenwick level at which each scored position sees its answer.
 
-    None where the task does not say. Raises ValueError for invalid sources.
+    Args:
+        task: whose `sources` say where the answers are.
+        tokens, targets: sequences of the task; a target is -1 where nothing is scored.
+
+    Returns:
+        The levels, -1 where nothing is scored; None for a task that does not say where its answers are.
+
+    Raises:
+        ValueError: for invalid sources.
     """
     sources = _checked_sources(task, tokens, targets)
     if sources is None:
@@ -79,8 +98,12 @@ def _checked_sources(task: BaseTask, tokens: np.ndarray, targets: np.ndarray) ->
 def answer_places(
     task: BaseTask, tokens: Int[np.ndarray, " T"], targets: Int[np.ndarray, " T"], position: int
 ) -> Int[np.ndarray, " answers"]:
-    """Where the answer to a position of a sequence stands: none where nothing is scored. Of a task that does not say, every
-    place so far at which the token stands in a role of its `ANSWERS`."""
+    """Find where the answer to one position of a sequence is.
+
+    Returns:
+        Positions: none where nothing is scored; for a task without `sources`, every place so far at which the token has
+        a role of the task's `ANSWERS`.
+    """
     if targets[position] < 0:
         return np.zeros(0, int)
     sources = _checked_sources(task, tokens[None], targets[None])
@@ -92,8 +115,11 @@ def answer_places(
 
 
 def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
-    """The levels that hold answers in some task, and their shares, a row for each task. shares: `answer_levels` by the task in
-    words."""
+    """Tabulate the shares of the levels that hold answers, a row for each task.
+
+    Args:
+        shares: `answer_levels` by the task in words.
+    """
     held = sorted({int(level) for of_task in shares.values() for level in np.flatnonzero(of_task)})
     rows = []
     for task, of_task in shares.items():
@@ -108,7 +134,7 @@ def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
 
 
 class Answers(Section):
-    """A row for each task that the runs have, from its settings alone."""
+    """The section `answers`: a row for each task of the runs, from its settings alone."""
 
     NAME = "answers"
     TITLE = "Where the answers are"
@@ -133,13 +159,19 @@ class Answers(Section):
 def looks_at_answers(
     lam: Float[np.ndarray, "layers num T H L"], levels: Int[np.ndarray, "num T"]
 ) -> dict[str, Float[np.ndarray, "layers H"]]:
-    """How often λ is largest at the answer's bucket, for each layer and head, over the scored positions: "largest", the
-    share of them at which λ of the answer's bucket is larger than that of every other occupied level; and "weight", the mean of
-    λ there / Σ λ over the occupied levels. nan for a head whose λ is not finite.
+    """Measure how often λ is largest at the bucket of the answer, for each layer and head, over the scored positions.
 
-    levels: of the answers, -1 where nothing is scored, as `levels_of_answers` has them.
+    Args:
+        lam: λ at every token.
+        levels: of the answers, -1 where nothing is scored (`levels_of_answers`).
 
-    Raises ValueError for levels of another shape, without an answer, or with one where the position has no bucket.
+    Returns:
+        "largest", the share of the positions at which λ of the answer's bucket is larger than that of every other
+        occupied level; and "weight", the mean of λ there / Σ λ over the occupied levels. nan for a head whose λ is not
+        finite.
+
+    Raises:
+        ValueError: for levels of another shape, without an answer, or with one where the position has no bucket.
     """
     if levels.shape != lam.shape[1:3]:
         raise ValueError(f"levels has shape {levels.shape}: expected [num, T] = {lam.shape[1:3]}, as lam has")
@@ -161,7 +193,14 @@ def looks_at_answers(
 
 
 def best_heads(by_seed: BySeed) -> tuple[list[int], dict[str, Float[np.ndarray, "S layers"]]]:
-    """(the seeds whose λ is finite, their `looks_at_answers` of each layer's head that finds the most answers)."""
+    """Choose in each layer the head whose λ finds the most answers, for every seed whose λ is finite.
+
+    Args:
+        by_seed: `looks_at_answers` by seed.
+
+    Returns:
+        The seeds, and "largest" and "weight" of the chosen heads.
+    """
     finite = [seed for seed, found in by_seed.items() if np.isfinite(found["largest"]).all()]
     if not finite:
         return [], {}
@@ -171,10 +210,14 @@ def best_heads(by_seed: BySeed) -> tuple[list[int], dict[str, Float[np.ndarray, 
 
 
 def found_by_position(levels: Int[np.ndarray, "num T"], seen: Int[np.ndarray, "seen T"]) -> float:
-    """The share of the answers that the best rule finds that sees the position alone: it picks the level that most often held
-    the answer of that position in sequences that it has `seen`.
+    """Score the best rule that sees the position alone: it picks the level that most often held the answer of that position.
 
-    levels, seen: as `levels_of_answers` has them.
+    Args:
+        levels: of the answers that are scored (`levels_of_answers`).
+        seen: levels in other sequences, which the rule has counted.
+
+    Returns:
+        The share of the answers that it finds.
     """
     counts = np.zeros((seen.shape[1], num_levels(seen.shape[1])), int)
     np.add.at(counts, (np.nonzero(seen >= 0)[1], seen[seen >= 0]), 1)
@@ -184,11 +227,16 @@ def found_by_position(levels: Int[np.ndarray, "num T"], seen: Int[np.ndarray, "s
 def looks_table(
     by_variant: Mapping[str, BySeed], accuracy: Mapping[str, Mapping[int, float]], by_position: float, title: str
 ) -> Table:
-    """How often each variant's λ finds the answers: one row for each layer, of which each seed's best head counts.
+    """Tabulate how often each variant's λ finds the answers, a row for each layer, by each seed's best head.
 
-    by_variant: for each variant, by seed, `looks_at_answers` and the numbers of its "layers"; accuracy: of that seed, from 0 to
-    1. by_position: `found_by_position`. The CSV has every seed, layer and head. Seeds whose λ is not finite are counted, and
-    left out.
+    Args:
+        by_variant: for each variant, by seed, `looks_at_answers` and the numbers of its "layers".
+        accuracy: of each variant's seeds, from 0 to 1.
+        by_position: `found_by_position`.
+        title: of the table.
+
+    Returns:
+        The table; its CSV has every seed, layer and head. Seeds whose λ is not finite are counted and left out.
     """
     rows, long = [], []
     for variant, seeds in by_variant.items():
@@ -216,7 +264,7 @@ def looks_table(
 
 
 class Looks(Section):
-    """From λ at the queries of all sequences, of every seed; for tasks that say where their answers are."""
+    """The section `looks`: λ at the queries of all sequences, of every seed, for tasks that say where their answers are."""
 
     NAME = "looks"
     TITLE = "Does λ find the answers?"
@@ -227,7 +275,7 @@ class Looks(Section):
     READS_CHECKPOINTS = True
 
     def find(self, run: Run, trained: TrainedVariant) -> tuple[BySeed, dict[int, float], str] | None:
-        """(`looks_at_answers` by seed, accuracies by seed, which these are)."""
+        """Returns `looks_at_answers` by seed, accuracies by seed, and which accuracies these are."""
         context = self.context
         if not (layers := layers_that(trained, "has_lam")):
             return None
@@ -272,7 +320,14 @@ class Looks(Section):
 
 
 def draw_looks(panels: Mapping[int, Mapping[str, tuple]], by_position: float, y: str, message: str) -> Figure:
-    """Every seed's accuracy against how often its λ finds the answers, both in %, a panel for each layer."""
+    """Draw every seed's accuracy against how often its λ finds the answers, a panel for each layer.
+
+    Args:
+        panels: by layer and variant, (share of the answers found, accuracy) of the seeds, in %.
+        by_position: what a rule by position alone finds, in %; a dashed line.
+        y: the label of the accuracies.
+        message: the figure's title.
+    """
     figure, axes = style.panel_grid(len(panels), (5.6, 7.4, style.FULL_WIDTH), 0.9, 2.8)
     looks, handles = style.looks_of(variant for panel in panels.values() for variant in panel), {}
     for axis, (layer, panel) in zip(axes.flat, sorted(panels.items()), strict=False):

@@ -25,8 +25,10 @@ BLUE, BUCKETS = "#0072B2", ("#999999", "#E69F00")
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRow:
-    """Row t of one head: o_t = Σ_s weight[s] v_s, with weight[s] = λ_t[level[s]] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s), and with
-    the delta rule λ_t[level[s]] · β_s · q_tᵀ [Π_{s<r≤t} exp(g_r) (I - β_r k_r k_rᵀ)] k_s.
+    """Row t of one head's attention matrix: o_t = Σ_s weight[s] v_s.
+
+    weight[s] = λ_t[level[s]] · exp(Σ_{s<r≤t} g_r) · (q_t · k_s), and with the delta rule
+    λ_t[level[s]] · β_s · q_tᵀ [Π_{s<r≤t} exp(g_r) (I - β_r k_r k_rᵀ)] k_s.
 
     weight, level: for s = 0 .. t. lam: λ_t [L]; ones for one state.
     """
@@ -38,7 +40,7 @@ class AttentionRow:
 
     @property
     def buckets(self) -> list[tuple[int, int]]:
-        """(first source, one after the last) of each bucket."""
+        """The buckets of the row, as (first source, one after the last)."""
         starts = [0, *(1 + np.flatnonzero(np.diff(self.level)))]
         return list(zip(starts, [*starts[1:], len(self.level)], strict=True))
 
@@ -53,10 +55,17 @@ def attention_row(
     position: int,
     which: Which = "best",
 ) -> AttentionRow:
-    """Row of the attention matrix for one token of a sequence, with the level of each past token. layer, head, position
-    count from 0, or from the end if negative.
+    """Compute the row of the attention matrix for one token of a sequence, with the level of each past token.
 
-    Raises ValueError for a layer of softmax attention, and for a layer, head or position that is not there.
+    Args:
+        trained: the variant.
+        seed: whose parameters are taken.
+        tokens: the sequence.
+        layer, head, position: from 0, or from the end if negative.
+        which: parameters at the seed's best evaluation, or at the end.
+
+    Raises:
+        ValueError: for a layer of softmax attention, and for a layer, head or position that is not there.
     """
     settings = trained.model.settings
     values = mixer_values(trained, seed, np.asarray(tokens)[None], which)
@@ -72,7 +81,14 @@ def attention_row(
 def row_of_values(
     values: Mapping[str, np.ndarray], settings: MixerSettings, head: int, position: int, sequence: int = 0
 ) -> AttentionRow:
-    """The row of one token from what `mixer_values` has of its layer; `sequence`: which of the sequences it is in."""
+    """Compute a row of the attention matrix from what `mixer_values` has of its layer.
+
+    Args:
+        values: of the layer, by name.
+        settings: of the model.
+        head, position: of the row, from 0.
+        sequence: which of the sequences the row is in.
+    """
     group, past = head // (settings.heads // settings.groups), slice(position + 1)
     query = values["queries"][sequence, position, group].astype(np.float64)
     keys = values["keys"][sequence, past, group].astype(np.float64)
@@ -96,10 +112,13 @@ def draw_attention_rows(
     length: int,
     message: str,
 ) -> Figure:
-    """Rows of attention by source token, their Fenwick buckets shaded, and beside each the sum of |weight| in every bucket,
-    with the bucket's λ.
+    """Draw rows of attention by source token, and beside each the sum of |weight| in every bucket, with the bucket's λ.
 
-    rows: (row, its title, positions of sources to point out). message: the figure's title.
+    Args:
+        rows: (row, its title, positions of sources to point out).
+        marks: positions in the sequence by their names; dashed lines.
+        length: of the sequence, in tokens.
+        message: the figure's title.
     """
     height = max(2.5, 0.9 + 0.16 * max(len(row.buckets) for row, *_ in rows))
     grid = {"width_ratios": (3.2, 1)}
@@ -143,7 +162,7 @@ def _draw_sums(axis: Axes, row: AttentionRow) -> None:
 
 
 class AttentionRows(Section):
-    """Of every variant with states the best of the seeds that are drawn."""
+    """The section `rows`: rows of the best of the drawn seeds, for every variant with states."""
 
     NAME = "rows"
     TITLE = "What a head draws on"

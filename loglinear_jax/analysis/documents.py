@@ -17,8 +17,15 @@ DIGITS = {"nats": 3, "%": 1}  # behind the point, by unit
 
 
 def measure_table(measure: Measure, subject: str) -> Table:
-    """A row for each group that has tokens: each model's mean, and what it is above that of the first model, with 95 %
-    intervals over documents."""
+    """Tabulate each model's mean in every group that has tokens, and the differences from the first model.
+
+    Args:
+        measure: sums and counts by document, group and model.
+        subject: what was evaluated, for the title.
+
+    Returns:
+        A row for each group, with 95 % intervals over documents.
+    """
     first, *others = measure.sums
     digits, rows = DIGITS[measure.unit], []
     for group in np.flatnonzero(measure.counts.any(axis=0)):
@@ -39,8 +46,14 @@ def measure_table(measure: Measure, subject: str) -> Table:
 
 
 def draw_measure(measure: Measure, subject: str) -> Figure:
-    """Each model's mean in each group, as a grid where groups are one. Beside it, of several models, what it is above that of
-    the first. Shaded, or as bars: the 95 % interval over documents."""
+    """Draw each model's mean in every group, and beside it the differences from the first model.
+
+    Groups in a grid (lengths and depths) are drawn as one. Shaded, or as bars: the 95 % interval over documents.
+
+    Args:
+        measure: sums and counts by document, group and model.
+        subject: what was evaluated, for the title.
+    """
     if measure.grid is not None:
         return _draw_grid(measure, measure.grid, subject)
     first, *others = measure.sums

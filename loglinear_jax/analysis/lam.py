@@ -31,8 +31,11 @@ BySeed = Mapping[int, Mapping[str, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One heatmap under a title. values: [rows, columns]; by head [layers, heads, levels]. used: cells that have no effect are
-    drawn faded. layers: their numbers, if they are not all."""
+    """One heatmap of λ under a title.
+
+    values: [levels, positions] or, by head, [layers, heads, levels]. used: cells that have an effect; others are faded.
+    marks: positions by their names. layers: their numbers, if they are not all.
+    """
 
     values: Float[np.ndarray, "*shape"]
     title: str
@@ -42,10 +45,13 @@ class Panel:
 
 
 def draw_lam_over_tokens(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
-    """Heatmaps of λ, levels × positions, in a grid of panels, at most three beside each other; each panel has its own colour
-    scale. message: the figure's title.
+    """Draw heatmaps of λ, levels × positions, each with its own colour scale.
 
     Where a level's bucket is empty λ has no effect: those cells are faded. Marks are red dashed lines.
+
+    Args:
+        panels: in rows, of which long ones are broken after three.
+        message: the figure's title.
     """
     panels = _at_most(3, panels)
     columns = max(map(len, panels))
@@ -97,8 +103,12 @@ def _heatmap(axis: Axes, values: np.ndarray, shown: np.ndarray, pad: float, aspe
 
 
 def draw_lam_by_head(panels: Sequence[Sequence[Panel]], message: str) -> Figure:
-    """Heatmaps of (layers · heads) × levels with the numbers in the cells, a line between layers; the panels' values are
-    [layers, heads, levels]. Levels of which no panel has a value are left out. message: the figure's title."""
+    """Draw heatmaps of (layers · heads) × levels with the numbers in the cells, a line between layers.
+
+    Args:
+        panels: in rows; values are [layers, heads, levels]. Levels of which no panel has a value are left out.
+        message: the figure's title.
+    """
     levels = max(1 + np.flatnonzero(np.isfinite(p.values).any((0, 1)))[-1:].sum() for row in panels for p in row)
     names_width, bar_width = 0.9, 0.65  # inches
     wanted = max(0.27 * levels, 1.9) + bar_width
@@ -137,7 +147,7 @@ def _draw_by_head(axis: Axes, panel: Panel, levels: int, numbers: bool, names: b
 
 
 def short(value: float) -> str:
-    """λ in a cell."""
+    """Formats λ for a cell."""
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.3g}"
 
 
@@ -147,7 +157,10 @@ def _at_most(columns: int, panels: Sequence[Sequence[Panel]]) -> list[Sequence[P
 
 
 class Heatmaps(Section):
-    """One kind of figure of a few seeds of every variant with λ. WHAT: is shown. STEM: of its files. NOTE: below it."""
+    """A section with one kind of figure, of a few seeds of every variant with λ.
+
+    WHAT: is shown. STEM: of the files. NOTE: below the figure.
+    """
 
     READS_CHECKPOINTS = True
     WHAT: ClassVar[str]
@@ -156,7 +169,7 @@ class Heatmaps(Section):
     draw = staticmethod(draw_lam_by_head)
 
     def panels(self, trained: TrainedVariant, layers: list[int]) -> list[Panel]:
-        """One for each seed to draw; none if the variant has no such thing."""
+        """Returns a panel for each seed to draw; none if the variant has no such thing."""
         raise NotImplementedError
 
     def find(self, run: Run, trained: TrainedVariant) -> list[Panel] | None:
@@ -177,7 +190,7 @@ class Heatmaps(Section):
 
 
 class OverTokens(Heatmaps):
-    """λ [levels, positions] of one example at the chosen layer and head."""
+    """λ [levels, positions] of one example, at the chosen layer and head."""
 
     NAME, TITLE = "lam", "λ over tokens"
     WHAT, STEM = "λ over the tokens of one sequence", "lam-tokens"
@@ -206,7 +219,7 @@ class Means(Heatmaps):
 
 
 class Static(Heatmaps):
-    """What λ has learned apart from its input."""
+    """What λ has learned apart from its input, by layer, head and level."""
 
     NAME, TITLE = "lam", "λ by head and level"
     WHAT, STEM = "static part of λ", "lam-static"
@@ -231,10 +244,18 @@ class Static(Heatmaps):
 def input_dependence(
     lam: Float[np.ndarray, "layers num T H L"], roles: Int[np.ndarray, "num T"], num_roles: int
 ) -> dict[str, Float[np.ndarray, "layers H L"] | Float[np.ndarray, "layers H"]]:
-    """How λ varies over tokens, for each layer, head and level: "mean", "std", "min", "max" over the tokens at which the
-    level is used, and "role_share", the share of that variance which lies between token roles (η²); nan for a level that is
-    never used, or (role_share) never varies or is used in one role only. And "entropy" over levels, in bits, of λ / Σ λ
-    over the used levels: the mean over tokens, for each layer and head.
+    """Measure how λ varies over tokens, for each layer, head and level.
+
+    Args:
+        lam: λ at every token.
+        roles: the role of every token in its task.
+        num_roles: how many roles there are.
+
+    Returns:
+        "mean", "std", "min", "max" [layers, H, L] over the tokens at which the level is used. "role_share" [layers, H,
+        L]: the share of the variance between token roles (η²). "entropy" [layers, H]: of λ / Σ λ over the used levels,
+        in bits, the mean over tokens. nan for a level that is never used, or (role_share) never varies or is used in one
+        role only.
     """
     used = occupied_levels(np.arange(lam.shape[2]), lam.shape[-1])[:, None]  # T, 1, L
     where_used = np.ma.masked_array(lam.astype(np.float64), np.broadcast_to(~used, lam.shape))
@@ -260,8 +281,15 @@ def input_dependence(
 
 
 def relative_variation(dependence: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Two numbers for "λ hardly varies": Σ std over tokens / Σ mean, the sums over layers, heads and used levels, so that
-    levels count by their λ; and the median of std / mean, in which all count the same."""
+    """Summarise in two numbers how much λ varies over tokens.
+
+    Args:
+        dependence: `input_dependence`.
+
+    Returns:
+        Σ std over tokens / Σ mean, with sums over layers, heads and used levels, so that levels count by their λ; and
+        the median of std / mean, in which all levels count the same.
+    """
     std, mean = dependence["std"], dependence["mean"]
     return float(np.nansum(std) / np.nansum(mean)), float(np.nanmedian(std / mean))
 
@@ -269,10 +297,17 @@ def relative_variation(dependence: Mapping[str, np.ndarray]) -> tuple[float, flo
 def dependence_table(
     by_variant: Mapping[str, BySeed], converged: Mapping[str, Mapping[int, bool]], accuracy: str, title: str
 ) -> Table:
-    """How input-dependent each variant's λ is: one row for all seeds, and for those that converged and those that did not.
+    """Tabulate how input-dependent each variant's λ is, for all seeds, and for those that reached 90 % and those that did
+    not.
 
-    by_variant: for each variant, by seed, `input_dependence` and the numbers of its "layers". converged: whether that seed did,
-    by which accuracy. The CSV has every layer, head and level. Seeds whose λ is not finite are counted, and left out.
+    Args:
+        by_variant: for each variant, by seed, `input_dependence` and the numbers of its "layers".
+        converged: whether each seed reached 90 %.
+        accuracy: by which accuracy.
+        title: of the table.
+
+    Returns:
+        The table; its CSV has every layer, head and level. Seeds whose λ is not finite are counted and left out.
     """
     rows, long = [], []
     for variant, seeds in by_variant.items():
@@ -321,14 +356,14 @@ def _dependence_cells(found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, st
 
 
 class Dependence(Section):
-    """From λ of all sequences, of every seed."""
+    """The section `dependence`: λ of all sequences, of every seed."""
 
     NAME = "dependence"
     TITLE = "How input-dependent is λ?"
     READS_CHECKPOINTS = True
 
     def find(self, run: Run, trained: TrainedVariant) -> tuple[BySeed, dict[int, bool], str] | None:
-        """(`input_dependence` by seed, whether the seed converged, by which accuracy)."""
+        """Returns `input_dependence` by seed, whether the seed reached 90 %, and by which accuracy."""
         if not (layers := layers_that(trained, "has_lam")):
             return None
         found = dependence_of(self.context, trained, layers, self.context.averaged_seeds(trained))
@@ -345,7 +380,7 @@ class Dependence(Section):
 def dependence_of(
     context: Context, trained: TrainedVariant, layers: list[int], seeds: list[int]
 ) -> dict[int, dict[str, np.ndarray]]:
-    """`input_dependence` of these seeds over the report's sequences, and the numbers of the "layers"."""
+    """Computes `input_dependence` of these seeds over the report's sequences, with the numbers of the "layers"."""
     tokens, _ = context.sequences(trained)
     roles, num_roles = trained.task.roles(tokens), len(trained.task.ROLES)
 

@@ -19,7 +19,11 @@ Which = Literal["best", "last"]
 
 
 def layers_that(trained: TrainedVariant, trait: Literal["has_lam", "has_states"]) -> list[int]:
-    """The layers whose mixer has this: all or none, but in a model of several mixers, and none in a model of one's own."""
+    """List the layers whose mixer has λ, or states.
+
+    Returns:
+        All layers or none, or some of a model with several mixers; none of a model of one's own.
+    """
     mixers = getattr(trained.model.settings, "mixers", ())
     return (
         [i for i in range(trained.model.settings.layers) if getattr(mixers[i % len(mixers)], trait)] if mixers else []
@@ -38,8 +42,16 @@ def _layers(trained: TrainedVariant, trait: str, what: str) -> list[int]:
 def sample_tokens(
     trained: TrainedVariant, num: int, seq_len: int | None = None
 ) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
-    """Sequences of the run's task, (tokens, targets), that no seed was trained on: see
-    `TrainedVariant.inspection_sequences`."""
+    """Draw sequences of the run's task that no seed was trained on.
+
+    Args:
+        trained: a variant of the run.
+        num: sequences.
+        seq_len: T; None: the trained length.
+
+    Returns:
+        (tokens, targets); a target is -1 where nothing is scored.
+    """
     return trained.inspection_sequences(num, seq_len)
 
 
@@ -51,10 +63,13 @@ def _sown(model: nn.Module):
 def mixer_values(
     trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Which = "best"
 ) -> dict[int, dict[str, np.ndarray]]:
-    """By layer, what its mixer sows for these tokens: by name, float32. Layers without states, of softmax attention, are left
-    out.
+    """Compute what the mixer of each layer sows for these tokens: queries, keys, log decays, λ, β.
 
-    Raises ValueError if there are no others, and for more tokens than λ has levels for.
+    Returns:
+        By layer and name, float32. Layers of softmax attention, which have no states, are left out.
+
+    Raises:
+        ValueError: if no layer has states, and for more tokens than λ has levels for.
     """
     layers, settings = _layers(trained, "has_states", "states"), trained.model.settings
     if settings.longest is not None and tokens.shape[1] > settings.longest:
@@ -76,10 +91,19 @@ def mixer_values(
 def lam_values(
     trained: TrainedVariant, seed: int, tokens: Int[np.ndarray, "num T"], which: Which = "best"
 ) -> Float[np.ndarray, "layers num T H L"]:
-    """Values of λ at each of these tokens, in the layers that have λ. L: the levels of the model, or of T tokens for a λ
-    of which nothing is indexed by level.
+    """Compute λ at each of these tokens, in the layers that have λ.
 
-    Raises ValueError for a model without λ, or more tokens than it has levels for.
+    Args:
+        trained: the variant.
+        seed: whose parameters are taken.
+        tokens: sequences of the task.
+        which: parameters at the seed's best evaluation, or at the end.
+
+    Returns:
+        λ; L is the levels of the model, or of T tokens for a λ of which nothing is indexed by level.
+
+    Raises:
+        ValueError: for a model without λ, and for more tokens than λ has levels for.
     """
     layers = _layers(trained, "has_lam", "λ")
     values = mixer_values(trained, seed, tokens, which)
@@ -89,11 +113,19 @@ def lam_values(
 def static_lam(
     trained: TrainedVariant, seed: int, which: Which = "best"
 ) -> tuple[Float[np.ndarray, "layers H L"], str]:
-    """What λ has learned apart from its input, in the layers that have λ, and what that is: λ itself for `fixed`, the weights Λ
-    for `linear` (what the paper's figures of its baseline show), λ where the input is 0 for the others. nan for levels that no
-    trained sequence reached.
+    """Compute what λ has learned apart from its input, in the layers that have λ.
 
-    Raises ValueError for a model without λ, and for a content-aware λ, which has no such part.
+    Args:
+        trained: the variant.
+        seed: whose parameters are taken.
+        which: parameters at the seed's best evaluation, or at the end.
+
+    Returns:
+        The values, nan for levels that no trained sequence reached; and what they are: λ itself for `fixed`, the weights
+        Λ for `linear` (as in the paper's figures of its baseline), λ where the input is 0 for the others.
+
+    Raises:
+        ValueError: for a model without λ, and for a content-aware λ, which has no such part.
     """
     layers, settings = _layers(trained, "has_lam", "λ"), trained.model.settings
     mixer = settings.mixers[layers[0] % len(settings.mixers)]
@@ -123,5 +155,5 @@ def _at_zero(module: nn.Module):
 
 
 def mixer_params(layer: dict[str, Any]) -> dict[str, Any]:
-    """The TokenMixer's parameters among those of a layer of either model."""
+    """Finds the TokenMixer's parameters among those of a layer of either model."""
     return layer if "a_log" in layer else mixer_params(layer["mixer"])

@@ -30,7 +30,11 @@ MOST_LINES = 100  # of seeds in a figure
 
 
 def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
-    """The trained length, its doubles, and `longest` itself, or the longest that λ has levels for (model.max_length)."""
+    """List the lengths at which a variant is evaluated, in tokens.
+
+    Returns:
+        The trained length, its doubles, and `longest`, or the longest that λ has levels for if that is less.
+    """
     limit = min(trained.model.settings.longest or longest, longest)
     lengths = [trained.task.trained_on.longest]
     while 2 * lengths[-1] <= limit:
@@ -39,9 +43,10 @@ def lengths_to_test(trained: TrainedVariant, longest: int) -> list[int]:
 
 
 def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None:
-    """The same parameters, with every level that no trained sequence reached taking the λ of the highest that one did.
+    """Give the levels that no trained sequence reached the λ of the highest trained one.
 
-    None where λ has no levels of its own, or is content-aware.
+    Returns:
+        The variant with the same parameters; None where λ has no levels of its own, or is content-aware.
     """
     settings = trained.model.settings
     mixers = getattr(settings, "mixers", ())
@@ -56,10 +61,21 @@ def with_highest_trained_level(trained: TrainedVariant) -> TrainedVariant | None
 def scores_by_length(
     trained: TrainedVariant, seed: int, lengths: Sequence[int], num: int = 256, which: Which = "best"
 ) -> dict[str, Float[np.ndarray, " lengths"]]:
-    """{"loss": nats, "accuracy": share} of one seed on `num` sequences of each length, the same for every seed. Of a text, as
-    many tokens at each length as `num` windows of the trained length have.
+    """Evaluate one seed on sequences of each length.
 
-    Raises ValueError for a length for which λ has no levels: train with a larger model.max_length.
+    Args:
+        trained: the variant.
+        seed: whose parameters are taken.
+        lengths: in tokens.
+        num: sequences of each length, the same for every seed; of a text, as many tokens as so many windows of the
+            trained length.
+        which: parameters at the seed's best evaluation, or at the end.
+
+    Returns:
+        "loss" in nats, and "accuracy" as a share of 1.
+
+    Raises:
+        ValueError: for a length that λ has no levels for; train with a larger model.max_length.
     """
     longest = trained.model.settings.longest
     if longest is not None and max(lengths) > longest:
@@ -87,7 +103,10 @@ def _scores(model: nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ByLength:
-    """What a variant's seeds have at these lengths. changed: what is changed in it, such as "higher levels as 7"."""
+    """The scores of a variant's seeds at several lengths.
+
+    changed: what is changed in the variant, such as "higher levels as 7".
+    """
 
     variant: str
     lengths: Sequence[int]
@@ -105,10 +124,16 @@ class ByLength:
 
 
 def draw_scores_by_length(found: Sequence[ByLength], trained: int, score: Score, subject: str) -> Figure:
-    """The score against the length of the evaluated sequences: means thick, dashed where something is changed; seeds thin, or
-    where they are more than MOST_LINES the means' 95 % intervals shaded.
+    """Draw the score against the length of the evaluated sequences.
 
-    trained: the length of the training sequences. subject: what they were trained on.
+    Means are thick, and dashed where something is changed; seeds are thin, or if they are more than MOST_LINES the 95 %
+    intervals of the means are shaded.
+
+    Args:
+        found: scores of the variants.
+        trained: the length of the training sequences.
+        score: of the task.
+        subject: what the variants were trained on.
     """
     figure, ((axis,),) = style.new_figure(7.6, 4.2)
     looks, handles = style.looks_of(one.variant for one in found), {}
@@ -148,6 +173,11 @@ def _two_best(found: Sequence[ByLength], trained: int, score: Score) -> str:
 
 
 def lengths_table(run: Run, found: Sequence[ByLength]) -> Table:
+    """Tabulate the mean ± standard deviation over seeds at every length, a row for each variant.
+
+    Returns:
+        The table; its CSV has every seed.
+    """
     score, rows, long = run.task.score, [], []
     for one in found:
         row = {"variant": one.name, "seeds": str(len(one.seeds))}
@@ -166,15 +196,17 @@ def lengths_table(run: Run, found: Sequence[ByLength]) -> Table:
 
 
 class Lengths(Section):
-    """Of every seed, for the variants that can read more than they were trained on; λ with levels of their own also with those
-    that were not trained taking the λ of the highest that was."""
+    """The section `lengths`: every seed of the variants that can read more than they were trained on.
+
+    A λ with levels of its own is also shown with its untrained levels replaced (`with_highest_trained_level`).
+    """
 
     NAME = "lengths"
     TITLE = "Length generalisation"
     READS_CHECKPOINTS = True
 
     def find(self, run: Run, trained: TrainedVariant) -> list[ByLength] | None:
-        """Of the variant, and of one with its higher levels replaced."""
+        """Returns the scores of the variant, and of the one with its higher levels replaced."""
         longest = self.context.choices.longest or trained.model.settings.max_length
         if len(lengths_to_test(trained, longest)) < 2:
             return None

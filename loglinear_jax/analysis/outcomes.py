@@ -31,7 +31,7 @@ COUNTED = "Then how many seeds reached 90 %, with Wilson's 95 % interval of thei
 
 
 def outcome_columns(outcome: VariantOutcome) -> dict[str, str]:
-    """One variant's outcome as cells to be read, by column."""
+    """Formats one variant's outcome as the cells of a table, by column."""
     if outcome.score.thresholds:
         return {
             f"{outcome.shown_as} %, mean ± std": cells.mean_and_std(100 * outcome.accuracy),
@@ -87,7 +87,7 @@ def _tested(outcome: VariantOutcome) -> np.ndarray:
 
 
 def parts(run: Run) -> Table | None:
-    """Every variant's mean test accuracy on each part of the test; None where the test has one part alone."""
+    """Tabulates every variant's mean test accuracy on each part of the test; None where the test has one part alone."""
     rows = []
     for variant, outcome in run.outcomes.items():
         of_parts = outcome.test_accuracy_of_parts or {}
@@ -99,8 +99,15 @@ def parts(run: Run) -> Table | None:
 
 
 def differences(run: Run) -> Table | None:
-    """Every two variants of a run, paired by seed; None if there is only one. Where variants have several learning rates, those
-    of the same rate: differences at the best rates have a table of their own (`differences_at_best_rates`)."""
+    """Test the difference between every two variants of a run, paired by seed.
+
+    Variants with several learning rates are compared at the same rate; at the best rates by
+    `rates.differences_at_best_rates`.
+
+    Returns:
+        For each pair how many seeds only one of them brings to each threshold, with McNemar's p-value, and the mean
+        difference of the score with its interval; None if there is no pair.
+    """
     variants = on_one_set(run.outcomes)
     pairs, score, rows = pairs_of_like_rates(run, variants), run.task.score, []
     for name_a, name_b in pairs:
@@ -131,7 +138,7 @@ def differences(run: Run) -> Table | None:
 
 
 class Outcomes(Section):
-    """From the summary of each run."""
+    """The tables of each run, from its summary."""
 
     NAME = "tables"
     TITLE = "Results"
@@ -168,9 +175,11 @@ def _share(outcome: VariantOutcome, step: str = "") -> Cell:
 
 
 def as_the_paper(runs: Sequence[Run]) -> list[Table]:
-    """The paper's Tables 2 and 3 from several runs: λ against key-value pairs, or against length; its numbers below ours.
+    """Tabulate several runs as the paper's Tables 2 and 3: λ against key-value pairs or length, the paper's numbers below
+    ours.
 
-    Runs go together that differ in nothing else.
+    Returns:
+        A table for each set of runs that differ in nothing else, and have two columns at least.
     """
     runs = [run for run in runs if run.outcomes and run.task.AXIS is not None]
     groups: dict[tuple, list[tuple[Run, str]]] = {}
@@ -217,8 +226,12 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
 
 
 def by_setting(runs: Sequence[Run]) -> list[Table]:
-    """For each task whose score has thresholds that was run in several settings: for each of them a row of every variant's
-    accuracies, and one of how many seeds converged; settings with few changes first. All accuracies are on one set."""
+    """Tabulate each task that was run in several settings: for each setting the accuracies of every variant, and below them
+    how many seeds reach 90 % and 99 %.
+
+    Returns:
+        A table for each such task, settings with few changes first, all accuracies on one set (test or validation).
+    """
     groups: dict[str, list[Run]] = {}
     finished = [run for run in runs if run.outcomes and run.task.score.thresholds]
     for run in sorted(finished, key=lambda run: cells.natural(run.task.describe())):
@@ -251,11 +264,13 @@ def by_setting(runs: Sequence[Run]) -> list[Table]:
 
 
 def tables_by_size(runs: Sequence[Run]) -> list[Table]:
-    """For each task and setting the accuracies by what a layer keeps: a row for each variant, a column for each size of states.
+    """Tabulate accuracies by what a layer keeps: a row for each variant, a column for each size of its states.
 
-    Runs go together that differ in nothing but OF_STATES, and in rates that each of their variants names; a variant that has
-    one size is left out. Of a variant with several learning rates, at the rate that the other half of the seeds choose; none of
-    one seed.
+    Runs go together that differ in nothing but OF_STATES, and in rates that each of their variants names. Of several
+    learning rates the one counts that the other half of the seeds choose. Variants of one size are left out.
+
+    Returns:
+        A table for each task and setting.
     """
     runs = [run for run in runs if run.outcomes and run.task.score is ACCURACY]
     outcomes = on_one_set({(i, v): outcome for i, run in enumerate(runs) for v, outcome in run.outcomes.items()})
@@ -295,7 +310,7 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
 
 
 class Comparisons(Section):
-    """From the summaries of several runs."""
+    """The tables of several runs, from their summaries."""
 
     NAME = "tables"
     TITLE = "Results"

@@ -47,6 +47,7 @@ Runs = Callable[[str], list[Run]]
 
 
 def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """Looks up a name that a page or tables.toml gives. Raises ConfigError, naming those there are, for any other."""
     if name not in known:
         raise ConfigError(f"there is no {kind} {name!r}: there are {', '.join(known)}")
     return known[name]
@@ -71,10 +72,15 @@ def of_report(
     columns: list[str] | None = None,
     lines: str = "",
 ) -> Rows:
-    """A table of the report about these runs, which must make one.
+    """Make a table as the report does, from runs that make one.
 
-    name: in OF_REPORT. variants: their rows alone, in this order. columns: those alone, behind the first. lines: only the rows
-    of this kind, such as those that count seeds.
+    Args:
+        find: gives the runs of a text that names some.
+        runs: which they are.
+        name: in OF_REPORT.
+        variants: their rows alone, in this order.
+        columns: those alone, behind the first.
+        lines: only the rows of this kind, such as those that count seeds.
     """
     found = [made for made in choose("table", name, OF_REPORT)(find(runs)) if made is not None]
     if len(found) != 1:
@@ -112,7 +118,13 @@ CELLS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
 
 
 def of_variants(find: Runs, runs: str, columns: list[str], variants: list[str] | None = None) -> Rows:
-    """A row for each variant of each run. columns: names in CELLS, behind the variant if that is not among them."""
+    """Make a table with a row for each variant of each run.
+
+    Args:
+        find, runs: as in `of_report`.
+        columns: names in CELLS; the variant comes first if it is not among them.
+        variants: those alone.
+    """
     names = columns if "variant" in columns else ["variant", *columns]
     found = [choose("column", name, CELLS) for name in names]
     every = [(run, variant, outcome) for run in find(runs) for variant, outcome in run.outcomes.items()]
@@ -127,12 +139,17 @@ def grid(
     head: str = "variant",
     at_best_rates: bool = False,
 ) -> Rows:
-    """A cell for each variant in the first run of each column that has it. Of two variants: how much more accurate the first
-    is, in points, paired by seed, with the interval of the mean.
+    """Make a table with a cell for each variant in the first run of each column that has it; or for each two variants, with
+    how much more accurate the first is, in points, paired by seed, with the interval of the mean.
 
-    rows: variants, or one or two of them by the row's label. columns: runs by label; in a list, settings behind them are added
-    to the variants' names. cell: its name in CELLS. at_best_rates: variants are named without rates, and are at their best
-    learning rate, which one half of the seeds choose for the other.
+    Args:
+        find: as in `of_report`.
+        rows: variants, or one or two of them by the row's label.
+        columns: runs by label; in a list, settings behind them are added to the variants' names.
+        cell: its name in CELLS.
+        head: of the first column.
+        at_best_rates: variants are named without rates, and are at their best learning rate, which one half of the seeds
+            choose for the other.
     """
     found = []
     for label, variants in rows.items() if isinstance(rows, dict) else zip(rows, rows, strict=True):
@@ -185,8 +202,10 @@ def _gain(ours: list[rates.AtRate], others: list[rates.AtRate], at_best_rates: b
 
 
 def lengths(find: Runs, runs: str) -> Rows:
-    """Accuracy in % (seeds at ≥ 90 %) at the trained length and beyond, mean ± std; from the report's table of lengths, which
-    is kept beside a run's record."""
+    """Make a table of accuracies in % (seeds at ≥ 90 %) at the trained length and beyond, mean ± standard deviation.
+
+    It is made from the report's table of lengths, RUN-lengths.csv beside the run's record.
+    """
     rows: dict[str, dict[str, str]] = {}
     of = find(runs)
     one_task = all(run.config.task == of[0].config.task for run in of)

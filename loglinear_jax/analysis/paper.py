@@ -69,20 +69,29 @@ PRESETS = {RELEASED: released_config, "robust": robust_config}  # by what they a
 
 
 def describe_run(run: Run) -> str:
-    """The task, the setting if it is released, and the label if there is one."""
+    """Names a run by its task, its setting if that is the released one, and its label if there is one."""
     shown = f", {RELEASED}" if setting_of(run.config) == "released" else ""
     return run.task.describe() + shown + (f" ({run.label})" if run.label else "")
 
 
 def setting_of(config: ConfigDict) -> str:
-    """ "text" or "released" if the model is exactly that of the paper's text or of its released code, else ""."""
+    """Name the paper's setting that a config has exactly.
+
+    Returns:
+        "text" for the model of the paper's text, "released" for that of its released code, else "".
+    """
     given = flat_settings(config).items()
     return next((name for name, setting in _settings(config.model.kind).items() if setting.items() <= given), "")
 
 
 def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
-    """Whether model and training are those that the paper publishes of this kind of model, in either setting; for how many
-    positions λ has levels does not count. train: in what training is not as the paper usually does it."""
+    """Tell whether model and training are those of a number that the paper publishes, in either setting.
+
+    Args:
+        config: of a run; for how many positions λ has levels does not count.
+        kind: of the model, "recall" or "language".
+        train: settings of training that this experiment of the paper does not have as usual.
+    """
     if config.model.kind != kind:
         return False
     given = flat_settings(config)
@@ -96,8 +105,11 @@ def is_published(config: ConfigDict, kind: str, **train: Any) -> bool:
 
 
 def result(config: ConfigDict, variant: str) -> str | None:
-    """What the paper reports for this variant of an experiment, as it prints it; None if it has no such experiment, or its
-    model or training was another one. Either of the settings text and released may be the one it ran."""
+    """Look up what the paper prints for a variant of an experiment.
+
+    Returns:
+        The number as printed; None if the paper has no such experiment, or ran it with another model or training.
+    """
     task, model = config.task, config.model
     if task.name == "mqar" and (task.seq_len, task.vocab_size) == (128, 128) and is_published(config, "recall"):
         if variant in HIDDEN and model.lam == "mlp_softplus":
@@ -129,15 +141,19 @@ def _settings(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def experiment_of(run: Run) -> dict[str, Any]:
-    """The settings that make a run another experiment, by their dotted names."""
+    """Lists the settings that make a run another experiment, by their dotted names."""
     return {name: value for name, value in flat_settings(run.config).items() if name not in NOT_OF_AN_EXPERIMENT}
 
 
 def changed_settings(runs: Sequence[Run], unnamed: Collection[str] = ()) -> list[str]:
-    """For each run the settings of model and training in which the runs differ, where they are not the default:
-    "norm=pre, conv_width=4"; a preset of `PRESETS` is one of them.
+    """List the settings of model and training in which runs differ, where they are not the default.
 
-    unnamed: settings that are left out, by their dotted names.
+    Args:
+        runs: of one task.
+        unnamed: settings that are left out, by their dotted names.
+
+    Returns:
+        For each run a text such as "norm=pre, conv_width=4", in which a preset of `PRESETS` is one word.
     """
     settings, default = [experiment_of(run) for run in runs], flat_settings(default_config())
     differing = [name for name in differing_names(settings) if not name.startswith("task.") and name not in unnamed]

@@ -49,7 +49,7 @@ CROSS_FITTED = (
 
 @dataclasses.dataclass(frozen=True)
 class AtRate:
-    """A variant's outcome at one learning rate and weight decay. variant: its name with them."""
+    """A variant's outcome at one learning rate and weight decay; `variant` is its name with them."""
 
     variant: str
     learning_rate: float
@@ -58,13 +58,17 @@ class AtRate:
 
 
 def named_rates(variant: str) -> dict[str, str]:
-    """Those of RATES that a variant's name sets, with their values."""
+    """Lists those of RATES that a variant's name sets, with their values."""
     settings = (split_outside(part, "=") for part in split_outside(variant, "+"))
     return {name: "=".join(value) for name, *value in settings if name in RATES}
 
 
 def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict[str, tuple[float, float]]]:
-    """By variant without its rates, those that have one: by their names, learning rate and weight decay."""
+    """Group variants that differ in their rates only.
+
+    Returns:
+        By the name without rates, and then by variant, (learning rate, weight decay).
+    """
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for variant in variants:
         given = named_rates(variant)
@@ -75,9 +79,14 @@ def without_rates(config: ConfigDict, variants: Iterable[str]) -> dict[str, dict
 
 
 def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -> dict[str, list[AtRate]]:
-    """By variant without its rates, its outcomes at each of them, from the lowest rate on.
+    """Group a run's outcomes by variant without its rates.
 
-    outcomes: those of the run with accuracies on the set that is to be shown; on one set if None.
+    Args:
+        run: with finished variants.
+        outcomes: those of the run with accuracies on the set that is to be shown; None: on one set.
+
+    Returns:
+        For each variant its outcomes, from the lowest rate on.
     """
     outcomes = on_one_set(run.outcomes) if outcomes is None else outcomes
     found = {}
@@ -88,23 +97,24 @@ def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -
 
 
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
-    """Group a run's outcomes by variant and learning rate, for variants with several rates."""
+    """Groups a run's outcomes by variant and learning rate, for variants with several rates."""
     return {variant: group for variant, group in by_variant(run).items() if len(group) > 1}
 
 
 def several_decays(groups: Iterable[Sequence[AtRate]]) -> bool:
+    """Tells whether there is more than one weight decay among groups of outcomes."""
     return len({at.weight_decay for group in groups for at in group}) > 1
 
 
 def name_of(at: AtRate | Sequence[AtRate], decays: bool) -> str:
-    """ "0.001", or "0.001 (decay 0.1)"; of several "0.001 and 0.004"."""
+    """Formats a rate: "0.001", or "0.001 (decay 0.1)"; several as "0.001 and 0.004"."""
     if not isinstance(at, AtRate):
         return " and ".join(name_of(each, decays) for each in at)
     return f"{at.learning_rate:g}" + (f" (decay {at.weight_decay:g})" if decays else "")
 
 
 def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> list[tuple[str, str]]:
-    """Every two variants, without those that differ in rate and of which one was trained at several."""
+    """Lists every two variants, except those that differ in rate and of which one was trained at several."""
     groups = without_rates(run.config, outcomes).values()
     rate_of = {variant: (rate, len(group) > 1) for group in groups for variant, rate in group.items()}
 
@@ -119,36 +129,48 @@ def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> lis
 
 
 class Chosen(NamedTuple):
-    """rates: those that halves of the seeds choose, the most frequent first, one if they agree. shown: what each seed has on
-    average at the rates that halves without it chose, in the order of the seeds; empty for one seed."""
+    """The rates that halves of the seeds choose, and what the other halves have at them.
+
+    rates: the most frequent first, one if the halves agree. shown: what each seed has on average at the rates that
+    halves without it chose, in the order of the seeds; empty for one seed.
+    """
 
     rates: tuple[AtRate, ...]
     shown: Float[np.ndarray, " seeds"]
 
 
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
-    """The best of a variant's rates, chosen on one half of the seeds and reported on the other, and the reverse.
+    """Choose the best of a variant's rates on one half of the seeds, report it on the other, and the reverse.
 
     Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): nothing is
-    selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate: halves may choose
-    different ones, and then `rates` has them all. For the mean with an interval that holds the choice's uncertainty take
-    `chosen_interval`, as `mean_interval(shown)` takes the choice as given.
+    selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate.
+    `mean_interval(shown)` would take the choice as given; `chosen_interval` has its uncertainty, too.
+
+    Args:
+        score: of the task.
+        group: the variant's outcomes, as `by_rate` has them.
     """
     chosen, shown = cross_fit(_shown(group), score.higher_is_better)
     return Chosen(tuple(group[row] for row in chosen), shown)
 
 
 def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
-    """(mean of `chosen_rate` over all seeds, low, high) with a bootstrap interval of 95 %, in which the rate is chosen again in
-    each resample; nan where there are too few seeds."""
+    """Compute the mean of `chosen_rate` over all seeds, with a bootstrap interval of 95 % in which the rate is chosen again.
+
+    Returns:
+        (mean, low, high); an interval of nan where there are too few seeds.
+    """
     return cross_fit_interval(_shown(group), score.higher_is_better)
 
 
 def difference_at_best_rates(
     score: Score, a: Sequence[AtRate], b: Sequence[AtRate]
 ) -> tuple[float, float, float, float]:
-    """(mean over seeds of a - b, low, high, p) of two variants of one run, each of which may have one rate alone:
-    `cross_fit_difference`."""
+    """Compare two variants of one run at the rates that other halves of the seeds chose; each may have one rate alone.
+
+    Returns:
+        (mean over seeds of a - b, low, high, p), as `cross_fit_difference`.
+    """
     return cross_fit_difference(_shown(a), _shown(b), score.higher_is_better)
 
 
@@ -157,7 +179,7 @@ def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
 
 
 class AtBest(NamedTuple):
-    """shown: what each seed has. mean, low, high: of these, with an interval of 95 %; nan where there are too few seeds."""
+    """What each seed has at the best rate; their mean, and its 95 % interval, nan where there are too few seeds."""
 
     shown: Float[np.ndarray, " seeds"]
     mean: float
@@ -166,7 +188,7 @@ class AtBest(NamedTuple):
 
 
 def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
-    """What a variant has at the rates that other halves of the seeds chose; at its only rate if there is one."""
+    """Computes what a variant has at the rates that other halves of the seeds chose; at its only rate if there is one."""
     if len(group) > 1:
         return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
     shown = group[0].outcome.shown
@@ -177,7 +199,7 @@ def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
 
 
 def every_rate(run: Run) -> Table | None:
-    """Every variant at every rate."""
+    """Tabulates every variant at every rate; None for a run without several rates."""
     variants, rows = by_rate(run), []
     every = [at for group in variants.values() for at in group]
     for variant, at in ((variant, at) for variant, group in variants.items() for at in group):
@@ -196,7 +218,7 @@ def every_rate(run: Run) -> Table | None:
 
 
 def best_rates_table(run: Run) -> Table | None:
-    """The best rate of every variant."""
+    """Tabulates the best rate of every variant; None for a run without several rates."""
     variants, score, rows = by_rate(run), run.task.score, []
     for variant, group in variants.items():
         rates, shown = chosen_rate(score, group)
@@ -222,8 +244,11 @@ def best_rates_table(run: Run) -> Table | None:
 
 
 def differences_at_best_rates(run: Run) -> Table | None:
-    """Every two variants of a run, rates aside, paired by seed at the rates that the other half of the seeds chose; None also
-    for one variant."""
+    """Tabulate the differences between every two variants, rates aside, paired by seed at the best rates.
+
+    Returns:
+        The table; None for one variant, or a run without several rates.
+    """
     variants, score = by_variant(run), run.task.score
     if len(variants) < 2 or not by_rate(run):
         return None
@@ -246,8 +271,12 @@ def differences_at_best_rates(run: Run) -> Table | None:
 
 
 def draw_rates(run: Run) -> Figure | None:
-    """The mean over seeds against the learning rate, with its interval of 95 %, a line for each variant and weight decay, and
-    beside it the share of seeds that converge, where that counts; None also without a finite score."""
+    """Draw the mean over seeds against the learning rate, and beside it the share of seeds that reach 90 %.
+
+    Returns:
+        A figure with a line for each variant and weight decay, 95 % intervals of the means shaded; None for a run
+        without several rates, or without a finite score.
+    """
     variants = by_rate(run)
     every = [at for group in variants.values() for at in group]
     if not any(len(cells.finite(at.outcome.shown)) for at in every):
@@ -296,7 +325,7 @@ def draw_rates(run: Run) -> Figure | None:
 
 
 class Rates(Section):
-    """From the summaries of runs with several learning rates or weight decays."""
+    """The section `rates`, from the summaries of runs with several learning rates or weight decays."""
 
     NAME = "rates"
     TITLE = "Learning rates"

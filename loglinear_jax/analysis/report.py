@@ -34,7 +34,7 @@ SECTIONS: tuple[type[Section], ...] = (
 
 
 def find_sections() -> dict[str, list[type[Section]]]:
-    """By name, the sections in the report's order."""
+    """Lists the classes of sections by their names, in the report's order."""
     found: dict[str, list[type[Section]]] = {}
     for section in SECTIONS:
         found.setdefault(section.NAME, []).append(section)
@@ -42,7 +42,11 @@ def find_sections() -> dict[str, list[type[Section]]]:
 
 
 def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
-    """The sections of these names or import paths, in the report's order. Raises ConfigError for one that is unknown."""
+    """Find the sections of these names or import paths, in the report's order; None stands for all.
+
+    Raises:
+        ConfigError: for a section that is unknown.
+    """
     known = find_sections()
     if names is None:
         return list(SECTIONS)
@@ -60,9 +64,18 @@ def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
 def make_report(
     workdirs: Sequence[str | os.PathLike], out: str | os.PathLike, choices: Choices | None = None
 ) -> tuple[Path, list[str]]:
-    """Writes figures, tables and report.html into `out`; returns the report's path and what had to be left out, and why.
+    """Write figures, tables and report.html about runs.
 
-    Raises ConfigError if none of the workdirs can be read, and for an unknown section.
+    Args:
+        workdirs: folders or records of runs; one that can't be read is named, and left out.
+        out: folder to write to.
+        choices: what to show.
+
+    Returns:
+        The report's path, and a line for each thing that had to be left out.
+
+    Raises:
+        ConfigError: if none of the workdirs can be read, and for an unknown section.
     """
     choices = choices or Choices()
     chosen = chosen_sections(choices.sections)

@@ -84,7 +84,7 @@ class Part:
 
 
 class Report:
-    """Parts in order, written into one folder. problems: what had to be left out, and why."""
+    """A report of parts in order, written into one folder. problems: what had to be left out, and why."""
 
     def __init__(self, out: Path):
         self.out = out
@@ -94,12 +94,19 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
 
     def part(self, title: str, intro: str = "") -> Part:
-        """The part of that title, begun if there is none yet. One without items is not shown."""
+        """Returns the part of that title, begun if there is none yet. One without items is not shown."""
         return self.parts.setdefault(title, Part(title, intro))
 
     def add(self, part: Part, shown: Figure | Table, stem: str, title: str = "", note: str = "") -> None:
-        """Writes a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex, folded if it has more than
-        MANY_ROWS. title: in the report; a table has one of its own."""
+        """Write a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex, and show it.
+
+        Args:
+            part: where it is shown; a table with more than MANY_ROWS rows is folded.
+            shown: the figure or table.
+            stem: of its files, which no other may have.
+            title: in the report; a table has one of its own.
+            note: below it; a table has one of its own.
+        """
         if stem in self._stems:
             raise ValueError(f"two figures or tables are called {stem}")
         self._stems.add(stem)
@@ -151,7 +158,7 @@ class Section:
         return self.NAME or type(self).__name__
 
     def find(self, run: Run, trained: TrainedVariant) -> Any:
-        """What is found of each variant with a checkpoint, None for nothing; `trained` should not be kept in it."""
+        """Returns what is found of a variant with a checkpoint, None for nothing; it should not keep `trained`."""
 
     def show_run(self, run: Run, found: dict[str, Any]) -> None:
         """Shows a run, after its last variant. found: by variant, what was found; not called where that is nothing."""
@@ -160,8 +167,7 @@ class Section:
         """After the last run."""
 
     def add(self, shown: Figure | Table | None, name: str, run: Run | None = None, title: str = "", **how: Any) -> None:
-        """Adds a figure or a table to the report, of one run or of all; nothing for None. name: of its files. how: see
-        `Report.add`."""
+        """Adds a figure or a table, of one run or of all, to the report; nothing for None. name: of its files."""
         if shown is None:
             return
         if run is not None:
@@ -173,7 +179,7 @@ class Section:
 
 @dataclasses.dataclass
 class Context:
-    """What every section is made from: the runs, what to show of them, and where to write it."""
+    """What every section is made from: the runs, what to show of them, and the report."""
 
     runs: list[Run]
     report: Report
@@ -189,8 +195,11 @@ class Context:
 
     @contextlib.contextmanager
     def attempt(self, where: Any, what: str) -> Iterator[None]:
-        """Records what goes wrong inside as a line of the report, and goes on: nothing already computed is lost. The line of an
-        error that is not about the run or the choices begins with the error's type, and its traceback is logged."""
+        """Records what goes wrong inside as a line of the report, and goes on: nothing already computed is lost.
+
+        The line of an error that is not about the run or the choices begins with the error's type, and its traceback is
+        logged.
+        """
         try:
             yield
         except Exception as error:
@@ -201,7 +210,7 @@ class Context:
             self.report.problems.append(f"{where}: {what}: {text}"[:500])
 
     def drawn_seeds(self, trained: TrainedVariant) -> list[int]:
-        """Seeds to draw. Raises ValueError if the run has none of those that were asked for."""
+        """Returns the seeds to draw. Raises ValueError if the run has none of those that were asked for."""
         if self.choices.seeds is None:
             return trained.seeds[:FEW_SEEDS]
         chosen = [seed for seed in self.choices.seeds if seed in trained.seeds]
@@ -210,8 +219,11 @@ class Context:
         return chosen
 
     def averaged_seeds(self, trained: TrainedVariant) -> list[int]:
-        """Seeds for what is averaged over seeds: those with a finite evaluation, where its parameters are shown, as the others'
-        were never trained. Raises ValueError if there is none."""
+        """Returns the seeds for what is averaged: those with a finite evaluation, as the others' best parameters were never
+        trained.
+
+        Raises ValueError if there is none.
+        """
         shown = self.shown(trained)
         any_will_do = self.choices.which == "last"
         seeds = [seed for seed in trained.seeds[: self.choices.max_seeds] if any_will_do or np.isfinite(shown[seed])]
@@ -220,12 +232,12 @@ class Context:
         return seeds
 
     def best_seed(self, trained: TrainedVariant) -> int:
-        """The best of the seeds to draw, in validation."""
+        """Returns the best of the seeds to draw, in validation."""
         shown, sign = self.shown(trained), 1 if trained.task.score.higher_is_better else -1
         return max(self.drawn_seeds(trained), key=lambda seed: np.nan_to_num(sign * shown[seed], nan=-np.inf))
 
     def describe_seed(self, trained: TrainedVariant, seed: int) -> str:
-        """ "seed 3, validation accuracy 97.1 %"; without a finite one "seed 3, no validation perplexity"."""
+        """Describes a seed: "seed 3, validation accuracy 97.1 %"."""
         step, score = trained.diverged_step[trained.seeds.index(seed)], trained.task.score
         value = float(self.shown(trained)[seed])
         shown = f"validation {score.name} {score.text(value)}" if np.isfinite(value) else f"no validation {score.name}"
@@ -233,14 +245,15 @@ class Context:
         return f"seed {seed}, {shown}{last}" + (f", diverged at step {step}" if step >= 0 else "")
 
     def shown(self, trained: TrainedVariant) -> dict[int, float]:
-        """By seed, the score in validation with the parameters that are shown; not finite where there is none."""
+        """Returns the score in validation, by seed, with the parameters that are shown; not finite where there is none."""
         accuracy, loss = trained.scores(self.choices.which)
         with np.errstate(over="ignore"):
             return dict(zip(trained.seeds, trained.task.score.of(loss, accuracy), strict=True))
 
     def accuracy(self, run: Run, trained: TrainedVariant) -> tuple[dict[int, float], str]:
-        """Each seed's accuracy, as a share of 1, of the parameters that are shown; and what it is: "test accuracy" if every
-        variant of the run has one, as in the run's tables."""
+        """Returns each seed's accuracy, as a share of 1, with the parameters that are shown, and what it is: "test
+        accuracy" if every variant of the run has one, as in the run's tables.
+        """
         if self.choices.which == "best" and set(run.variants) <= set(run.outcomes):
             outcome = on_one_set(run.outcomes)[trained.variant]
             if outcome.test_accuracy is not None:
@@ -249,8 +262,10 @@ class Context:
         return dict(zip(trained.seeds, accuracy, strict=True)), f"{self.choices.which} validation accuracy"
 
     def layer_and_head(self, trained: TrainedVariant, layers: list[int]) -> tuple[int, int]:
-        """The layer and head that were asked for, from 0; a negative layer counts from the end of `layers`, which have what is
-        shown. Raises ValueError if there is no such layer or head."""
+        """Returns the layer and head that were asked for, from 0; a negative layer counts from the end of `layers`.
+
+        Raises ValueError if there is no such layer or head.
+        """
         layer, head, heads = self.choices.layer, self.choices.head, trained.model.settings.heads
         if layer not in (*layers, *range(-len(layers), 0)):
             raise ValueError(f"layer={layer}: expected one of {layers}, or -{len(layers)} to -1")
@@ -259,15 +274,16 @@ class Context:
         return layer if layer >= 0 else layers[layer], head % heads
 
     def sequences(self, trained: TrainedVariant) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, targets) [sequences, T] of the task. Raises ValueError if the example to draw is not among them."""
+        """Returns (tokens, targets) [sequences, T]. Raises ValueError if the example to draw is not among them."""
         tokens, targets = trained.inspection_sequences(self.choices.sequences)
         if self.choices.example >= len(tokens):
             raise ValueError(f"example={self.choices.example}: there are {len(tokens)} sequences")
         return tokens, targets
 
     def mixer_values(self, trained: TrainedVariant, seed: int) -> dict[int, dict[str, np.ndarray]]:
-        """`mixer_values` of all sequences; kept for as many seeds of the current variant as fit in MOST_KEPT bytes, as several
-        sections look at them."""
+        """Returns `mixer_values` of all sequences, kept for as many seeds of the current variant as fit in MOST_KEPT bytes,
+        as several sections use them.
+        """
         key = (trained.workdir, trained.variant, seed)
         if key not in self._kept:
             values = mixer_values(trained, seed, self.sequences(trained)[0], self.choices.which)
@@ -281,7 +297,7 @@ class Context:
     def over_seeds(
         self, trained: TrainedVariant, what: str, seeds: list[int], compute: Callable[[int], dict[str, np.ndarray]]
     ) -> dict[int, dict[str, np.ndarray]]:
-        """compute(seed) for these seeds."""
+        """Returns compute(seed) for these seeds, under a progress bar."""
         with progress_bar(f"{trained.workdir.name} {trained.variant}: {what}", len(seeds), unit="seed") as bar:
             found = {}
             for seed in seeds:

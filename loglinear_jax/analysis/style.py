@@ -59,7 +59,7 @@ CHARACTER = 0.54  # mean width of a character as a share of the font's size
 
 
 def describe_variant(variant: str) -> str:
-    """The display name of a variant, for titles and legends."""
+    """Returns the display name of a variant, for titles and legends."""
     mixer, settings = _mixer_and_settings(variant)
     if mixer is None:
         return variant if len(split_outside(variant, "=")) > 1 else f"λ: {variant}"
@@ -68,8 +68,10 @@ def describe_variant(variant: str) -> str:
 
 
 def looks_of(variants: Iterable[str]) -> dict[str, Look]:
-    """The look of each variant: that of its mixer and λ, the same in every figure; of a variant that differs in other settings
-    the next that no mixer and no λ has."""
+    """Choose the look of each variant: that of its mixer and λ, the same in every figure.
+
+    A variant that differs in other settings gets the next look that no mixer and no λ has.
+    """
     looks, others = {}, iter(OTHER_LOOKS * 9)
     for variant in dict.fromkeys(variants):
         mixer, settings = _mixer_and_settings(variant)
@@ -95,29 +97,32 @@ def _mixer_and_settings(variant: str) -> tuple[str | None, list[str]]:
 
 
 def is_dark(color: Sequence[float]) -> bool:
-    """Whether white text can be read on a colour (red, green, blue, ...)."""
+    """Tells whether white text can be read on a colour (red, green, blue, ...)."""
     return bool(np.dot(color[:3], (0.3, 0.59, 0.11)) < 0.5)
 
 
 def sentence(text: str) -> str:
-    """text with a capital first letter; λ stays λ, as Λ is another quantity."""
+    """Capitalises the first letter; λ stays λ, as Λ is another quantity."""
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **kwargs: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure in inches, no wider than FULL_WIDTH, and its axes [rows, columns]."""
+    """Makes a figure, in inches and no wider than FULL_WIDTH, and its axes [rows, columns]."""
     figure = Figure(figsize=(min(width, FULL_WIDTH), height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
 def panel_grid(number: int, widths: Sequence[float], around: float, row: float) -> tuple[Figure, np.ndarray]:
-    """A figure of so many panels on the same scales, and its axes [rows, columns], the rows as full as can be; places that no
-    panel stands in are hidden.
+    """Make a figure of panels on the same scales, and its axes [rows, columns]; places without a panel are hidden.
 
-    widths: of the figure with one column, two and so on, in inches; the last is for the most columns that there may be. around:
-    the height of what is above and below the panels; row: of a row of them.
+    Args:
+        number: of panels.
+        widths: of the figure with one column, two and so on, in inches; the last is for the most columns that there may
+            be.
+        around: the height of what is above and below the panels.
+        row: the height of a row of panels.
     """
     rows = -(-number // len(widths))
     columns = -(-number // rows)
@@ -127,16 +132,18 @@ def panel_grid(number: int, widths: Sequence[float], around: float, row: float) 
 
 
 def open_frame(axis: Axes) -> None:
+    """Removes the upper and right edge of a panel."""
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def hide(axes: Iterable[Axes]) -> None:
+    """Hides panels that are not used."""
     for axis in axes:
         axis.set_axis_off()
 
 
 def label_panel(axis: Axes, title: str, x: str, size: int = 9) -> None:
-    """The title of a panel and what is on its x axis, broken so that they fit, with numbers at every panel's ticks."""
+    """Sets the title and x label of a panel, broken so that they fit, with numbers at every panel's ticks."""
     grid = axis.get_subplotspec().get_gridspec()
     width = axis.figure.get_figwidth() / grid.ncols
     axis.set_title(wrap(title, width - 0.9 if size < 10 else width - 0.4, size), fontsize=size)
@@ -147,7 +154,7 @@ def label_panel(axis: Axes, title: str, x: str, size: int = 9) -> None:
 def draw_line(
     axis: Axes, x: Any, values: Any, low: Any = None, high: Any = None, bars: bool = False, **how: Any
 ) -> Line2D:
-    """Values against x, with their intervals shaded, or as bars."""
+    """Draws values against x, with their intervals shaded, or as bars."""
     (line,) = axis.plot(x, values, **({"linewidth": 1.8, "markersize": 5} | how))
     if low is not None and bars:
         axis.vlines(x, low, high, color=line.get_color(), linewidth=1.6)
@@ -157,7 +164,7 @@ def draw_line(
 
 
 def finish(figure: Figure, message: str, handles: Mapping[str, Any] | None = None) -> None:
-    """The last of a figure of curves or bars: open frames, a title over it, and a legend below it, with handles by label."""
+    """Ends a figure of curves or bars: open frames, a title over it, and a legend below it, with handles by label."""
     for axis in figure.axes:
         open_frame(axis)
     if handles:
@@ -166,7 +173,7 @@ def finish(figure: Figure, message: str, handles: Mapping[str, Any] | None = Non
 
 
 def wrap(text: str, width: float, size: int) -> str:
-    """Each line of a text broken so that it fits into `width` inches in a font of that size, in points."""
+    """Breaks each line of a text so that it fits into `width` inches in a font of `size` points."""
     characters = max(int(width * 72 / (CHARACTER * size)), 12)
     text = text.replace(" %", "\N{NO-BREAK SPACE}%").replace("λ: ", "λ:\N{NO-BREAK SPACE}")
     text = text.replace("$", r"\$")  # between two, Matplotlib would read mathematics
@@ -174,11 +181,12 @@ def wrap(text: str, width: float, size: int) -> str:
 
 
 def title(figure: Figure, text: str) -> None:
+    """Sets the title of a figure, broken so that it fits."""
     figure.suptitle(wrap(text, figure.get_figwidth() - 0.3, 11), fontsize=11)
 
 
 def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Under the whole figure, which grows by it, in as many columns as fit; handles: by label."""
+    """Adds a legend under the whole figure, which grows by it, in as many columns as fit; handles: by label."""
     width, size = figure.get_figwidth() - 0.4, 9
     labels = [wrap(label, width - 0.6, size) for label in handles]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
@@ -190,7 +198,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
 
 
 def log_ticks(axis: Axis) -> None:
-    """A logarithmic axis with round numbers, also where it covers a part of a decade. Call it when everything is drawn."""
+    """Ticks a logarithmic axis at round numbers, also within a decade. Call it when everything is drawn."""
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
     axis.set_minor_locator(NullLocator())
@@ -198,6 +206,7 @@ def log_ticks(axis: Axis) -> None:
 
 
 def length_axis(axis: Axes, lengths: Iterable[int]) -> None:
+    """Makes an axis of lengths: logarithmic, with a tick at each."""
     lengths = sorted(set(lengths))
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n) for n in lengths])
@@ -205,7 +214,7 @@ def length_axis(axis: Axes, lengths: Iterable[int]) -> None:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes stem.png and stem.svg."""
+    """Writes stem.png and stem.svg; returns their paths."""
     png, svg = (stem.with_suffix(suffix) for suffix in (".png", ".svg"))
     # Not by Figure.savefig, which draws twice for each file: half of a report's time is drawing.
     figure.set_dpi(DOTS_PER_INCH)

@@ -41,25 +41,33 @@ OF_GRID = {"name": str, "config": str, "settings": dict}
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run. arguments: of `loglinear_jax train`, but for --workdir. source: file and grid, for messages."""
+    """One run of a grid. arguments: of `loglinear_jax train`, except --workdir. source: file and grid, for messages."""
 
     name: str
     arguments: tuple[str, ...]
     source: str
 
     def error(self, message: object) -> ConfigError:
+        """Returns a ConfigError that names the cell."""
         return ConfigError(f"{self.source}, cell {self.name}: {message}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What a file stands for. keep_in: the folder in which finished cells leave their config and outcomes as NAME.json."""
+    """The cells that a grid file stands for.
+
+    keep_in: the folder in which finished cells leave their config and outcomes as NAME.json.
+    """
 
     cells: list[Cell]
     keep_in: Path | None = None
 
     def only(self, patterns: Sequence[str]) -> list[Cell]:
-        """The cells whose name matches one of the patterns, such as "mqar-*". Raises ConfigError for one that none matches."""
+        """Select the cells whose name matches one of the patterns, such as "mqar-*"; all cells without a pattern.
+
+        Raises:
+            ConfigError: for a pattern that matches none.
+        """
         for pattern in patterns:
             if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in self.cells):
                 raise ConfigError(
@@ -69,7 +77,11 @@ class Grid:
 
 
 def read_grid(path: Path) -> Grid:
-    """Raises ConfigError, naming the file and the grid in it, for whatever can't be."""
+    """Read a grid file.
+
+    Raises:
+        ConfigError: naming the file and the grid in it, for whatever is wrong.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
     except OSError as error:

@@ -34,7 +34,7 @@ Train = Callable[[list[str]], int]  # the command `train`: its exit code, by run
 
 
 def gpus_here() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES names each GPU of this machine; JAX is not asked, as it would take their memory."""
+    """Lists what CUDA_VISIBLE_DEVICES calls each GPU of this machine; JAX is not asked, as it would take their memory."""
     if os.environ.get("JAX_PLATFORMS", "cuda") not in ("cuda", "gpu", "cuda,cpu"):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -49,8 +49,13 @@ def gpus_here() -> list[str]:
 
 
 class Jobs(abc.ABC):
-    """Variants that are to run, `waiting`, and the jobs of those that do, `running`. out: folder of the workdirs, with logs in
-    .sweep/."""
+    """Variants that are to run, `waiting`, and the jobs of those that do, `running`.
+
+    Args:
+        cells: the variants.
+        out: folder of the workdirs, with logs in .sweep/.
+        train: the command `train`.
+    """
 
     def __init__(self, cells: Sequence[Tracked], out: Path, train: Train):
         self.train = train
@@ -130,8 +135,12 @@ MEMORY_SHARE = 0.9
 
 
 class LocalJobs(Jobs):
-    """On this machine: one process for each place. places: the GPU of each, or several with commas between them, or None; a
-    place may be named several times."""
+    """Jobs on this machine, one process for each place.
+
+    Args:
+        cells, out, train: as in `Jobs`.
+        places: the GPU of each, or several with commas between them, or None; a place may be named several times.
+    """
 
     def __init__(self, cells: Sequence[Tracked], out: Path, train: Train, places: Sequence[str | None]):
         super().__init__(cells, out, train)
@@ -178,10 +187,15 @@ class LocalJobs(Jobs):
 
 
 class SlurmJobs(Jobs):
-    """As one array, and another of those that are started again. parameters: of submitit's AutoExecutor, such as
-    slurm_partition. at_once: how many cells run at a time; None: all.
+    """Jobs under SLURM, as one array, and another of those that are started again.
 
-    Raises ConfigError for parameters that submitit does not know, or without SLURM.
+    Args:
+        cells, out, train: as in `Jobs`.
+        parameters: of submitit's AutoExecutor, such as slurm_partition.
+        at_once: how many variants run at a time; None: all.
+
+    Raises:
+        ConfigError: for parameters that submitit does not know, or without SLURM.
     """
 
     def __init__(
@@ -234,7 +248,7 @@ def _last_line(log: Path) -> str:
 
 
 def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
-    """Runs jobs until none is left; True if it was stopped before, by Ctrl-C or SIGTERM."""
+    """Runs jobs until none is left; returns whether it was stopped before, by Ctrl-C or SIGTERM."""
     began: dict[str, float] = {}
     counted = time.monotonic()
     with StopOnSignal() as stop:
@@ -262,18 +276,18 @@ def supervise(variants: list[Tracked], jobs: Jobs) -> bool:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Prints a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counts(variants: Sequence[Tracked]) -> str:
-    """ "112 variant(s): 3 finished, 4 running, 105 not started"."""
+    """Counts variants by their state: "112 variant(s): 3 finished, 4 running, 105 not started"."""
     found = Counter(tracked.state for tracked in variants)
     return f"{len(variants)} variant(s): " + ", ".join(f"{found[state]} {state}" for state in State if found[state])
 
 
 def end_report(variants: Sequence[Tracked]) -> str:
-    """The variants by their state, and of each that failed why, and where its log is."""
+    """Lists what is left to do: of each variant that failed why, and where its log is; the others by their state."""
     failed = [tracked for tracked in variants if tracked.state is State.FAILED]
     left = [t for t in variants if t.state not in (State.FAILED, State.FINISHED)]
     lines = [f"{t.name}: {t.why}" + (f"\n    log: {t.log}" if t.log is not None else "") for t in failed]

@@ -27,6 +27,8 @@ from loglinear_jax.sweep.grid import Cell, Grid
 
 
 class State(enum.StrEnum):
+    """What has become of a variant."""
+
     FINISHED = "finished"
     RUNNING = "running"
     QUEUED = "queued"
@@ -38,8 +40,10 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TrackedCell:
-    """A cell with its config. workdir: where it is trained. kept: the file where its config and outcomes are left once all of
-    it is finished."""
+    """A cell with its config.
+
+    workdir: where it is trained. kept: the file where its config and outcomes are left once all of it is finished.
+    """
 
     cell: Cell
     config: ConfigDict
@@ -48,11 +52,14 @@ class TrackedCell:
 
     @property
     def folders(self) -> list[RunFolder]:
+        """The run in its workdir, and the kept one."""
         return [RunFolder(folder, writes=False) for folder in (self.workdir, self.kept) if folder is not None]
 
     def read_summary(self) -> RunSummary | None:
-        """The outcomes of its finished variants, from the workdir and where they are kept; None if none is. Those of a run with
-        another config, or that can't be read, do not count."""
+        """Read the outcomes of its finished variants, from the workdir and where they are kept; None if none is.
+
+        Those of a run with another config, or that can't be read, do not count.
+        """
         found = []
         for folder in reversed(self.folders):
             with contextlib.suppress(ConfigError):  # the run itself says what is wrong
@@ -75,8 +82,7 @@ class TrackedCell:
         return written[0] if written else self.workdir
 
     def keep(self) -> str:
-        """Leaves config and outcomes where they are kept, if all variants are finished; returns what kept it from that, or
-        ''."""
+        """Leaves config and outcomes where they are kept, if all variants are finished; returns what prevented it, or ''."""
         summary = self.read_summary()
         if self.kept is None or summary is None or summary.variants.keys() != set(variant_names(self.config)):
             return ""
@@ -125,12 +131,12 @@ class Tracked:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `loglinear_jax train`, or run.py."""
+        """The arguments of `loglinear_jax train`."""
         only = [f"--only={self.variant}"] if len(named_variants(self.of.config)) > 1 else []
         return [*self.of.cell.arguments, f"--workdir={self.of.workdir}", *only]
 
     def look(self, summary: RunSummary | None) -> None:
-        """Sets the state by what is on disk; summary: `TrackedCell.read_summary`."""
+        """Sets the state by what is on disk. summary: `TrackedCell.read_summary`."""
         run = RunFolder(self.of.workdir, writes=False)
         if summary is not None and summary.variants.keys() >= set(self.at_rates):
             self.state = State.FINISHED
@@ -143,9 +149,17 @@ class Tracked:
 
 
 def track(grid: Grid, cells: Sequence[Cell], out: Path, changes: Sequence[str] = ()) -> list[Tracked]:
-    """The variants of the cells with their states. changes: more arguments, --config.field=value, of each cell.
+    """Find the variants of cells, with their states.
 
-    Raises ConfigError naming the first cell whose config can't be, or another one than that of its workdir or kept outcome.
+    Args:
+        grid: whose cells they are.
+        cells: some of them.
+        out: folder of the workdirs.
+        changes: more arguments, --config.section.setting=value, for each cell.
+
+    Raises:
+        ConfigError: naming the first cell with an impossible config, or with another one than that of its workdir or kept
+            outcome.
     """
     return [one for cell in cells for one in _track(grid.keep_in, cell, out, changes)]
 
@@ -189,7 +203,7 @@ def _check_kept(kept: RunFolder, config: ConfigDict) -> None:
 
 
 def differing_settings(cells: Sequence[Tracked]) -> list[str]:
-    """What the cell of each variant is given that not all of them are, such as "config=mqar:kv=4 train.num_steps=10"."""
+    """Lists what each variant's cell is given that not all of them are: "config=mqar:kv=4 train.num_steps=10"."""
     given = [one.of.cell.arguments for one in cells]
     shared = set.intersection(*map(set, given)) if given else set()
     shown = [[argument for argument in arguments if argument not in shared] for arguments in given]

@@ -23,10 +23,10 @@ LONGEST_GRACE_SECONDS = 600
 
 @dataclasses.dataclass
 class Worker:
-    """Trains a variant and returns the exit code of the command.
+    """Trains a variant in a process of its own and returns the exit code of the command.
 
-    train: the command, a function of run.py's arguments. environment: variables to set, such as the GPU's. stopped: a file that
-    is there once the sweep is stopped, for a variant that was too young then to hear a signal.
+    train: the command, a function of its arguments. environment: variables to set, such as the GPU's. stopped: a file
+    that is there once the sweep is stopped, for a variant that was too young then to hear a signal.
     """
 
     train: Callable[[list[str]], int]
@@ -58,5 +58,5 @@ class Worker:
         return code
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
-        """What is put back in the queue: the same call, as the run goes on by itself."""
+        """Returns what is put back in the queue: the same call, as the run goes on by itself."""
         return DelayedSubmission(self, *args, **kwargs)
