@@ -127,10 +127,10 @@ def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
         found = {n: Cell(percent(padded[n], 1) if padded[n] else "–", share=float(padded[n])) for n in held}
         rows.append({"task": Cell(task, task=task)} | {f"level {n}": cell for n, cell in found.items()})
     note = (
-        "Share of the answers at each Fenwick level, as their queries see them; other levels hold none. Level ℓ ≥ 1 is a "
+        "Share of the answers at each Fenwick level, seen from their queries; other levels have none. Level ℓ ≥ 1 is a "
         "bucket of 2^(ℓ−1) tokens."
     )
-    return Table("Levels that hold the answers", rows, note)
+    return Table("Levels of the answers", rows, note)
 
 
 class Answers(Section):
@@ -139,8 +139,8 @@ class Answers(Section):
     NAME = "answers"
     TITLE = "Where the answers are"
     INTRO = (
-        "From sequences of the tasks alone, whatever was trained. Where one Fenwick level holds every answer, a λ that is "
-        "the same for every query can single them out; where several do, which one it is may differ from query to query."
+        "Computed from sequences of each task, without a model. If all answers are at one Fenwick level, a λ that is the "
+        "same for every query can select it. If they are at several, the right level may differ from query to query."
     )
 
     def show_all(self) -> None:
@@ -255,10 +255,10 @@ def looks_table(
                 place = {"layer": int(found["layers"][index]), "head": head}
                 long.append(of_seed | place | numbers | {"by_position": by_position})
     note = (
-        "At the queries: the share of them at which λ of the bucket with the answer is larger than λ of every other occupied "
-        "level; and the mean share of that λ in the sum over the occupied levels. Of each layer the head with the largest "
-        "first number, mean ± std over seeds. The best rule that sees the position alone, and picks the level that most often "
-        f"holds the answer there, finds {100 * by_position:.1f} %."
+        "First number: the share of queries at which λ is larger at the answer's bucket than at every other occupied level. "
+        "Second: λ at that bucket as a share of the sum over the occupied levels, averaged over queries. Shown is the head of "
+        "each layer with the largest first number, mean ± std over seeds. A rule that knows only the position, and picks the "
+        f"level where the answer is most often, finds {100 * by_position:.1f} %."
     )
     return Table(title, rows, note, long=long)
 
@@ -269,8 +269,8 @@ class Looks(Section):
     NAME = "looks"
     TITLE = "Does λ find the answers?"
     INTRO = (
-        "At each query one bucket holds the token that is to be output. Here is how often λ is largest at that bucket, and how "
-        "often a rule would be right that sees the query's position alone."
+        "At each query one bucket contains the token to output. This section shows how often λ is largest at that bucket, and "
+        "how often a rule that knows only the query's position would be right."
     )
     READS_CHECKPOINTS = True
 

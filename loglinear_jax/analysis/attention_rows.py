@@ -168,9 +168,8 @@ class AttentionRows(Section):
     TITLE = "What a head draws on"
     INTRO = (
         "One row of the attention matrix: the weight λ · decay · (q · k) that a position gives to the value of each earlier "
-        "token, by the Fenwick bucket that holds the token; with the delta rule, λ · β · (q · what later tokens have left of "
-        "k). Diamonds: where the right answer is; in a task that does not say, every earlier place of its token. Triangle: the "
-        "position."
+        "token, by that token's Fenwick bucket; with the delta rule λ · β · (q · what later tokens have left of k). Diamonds: "
+        "the place of the right answer or, in a task without sources, all earlier places of its token. Triangle: the position."
     )
     READS_CHECKPOINTS = True
 

@@ -331,7 +331,7 @@ def dependence_table(
     low, high = paper.BASELINE_LAM_RANGE
     note = (
         "Over the tokens at which a level's bucket is not empty. Σ std / Σ mean: sums over layers, heads and levels, mean ± "
-        "std over seeds; beside it the median of std / mean, in which levels of small λ count as much. The paper calls its "
+        "std over seeds. The median of std / mean gives levels with a small λ the same weight. The paper calls its "
         f"baseline (linear) input-independent, with λ from {low} to {high}."
     )
     if any(row["seeds"].startswith("converged") for row in rows):

@@ -78,7 +78,7 @@ def outcomes(run: Run) -> Table:
     first = next(iter(variants.values()))
     note = cells.accuracy_note(first, counts_solved=True)
     note += " Intervals: Wilson, 95 %." if run.task.score.thresholds else ""
-    note += " The last column is the paper's, of 3 to 11 seeds." if any(published.values()) else ""
+    note += " Last column: the paper's, from 3 to 11 seeds." if any(published.values()) else ""
     return Table(f"outcomes, {first.shown_as}", rows, note, describe_run(run))
 
 
@@ -94,7 +94,7 @@ def parts(run: Run) -> Table | None:
         found = {part: cells.with_interval(*mean_interval(100 * cells.finite(x))) for part, x in of_parts.items()}
         if found:
             rows.append({"variant": Cell(variant, variant=variant), "seeds": cells.num_seeds(outcome)} | found)
-    note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], of the parameters that validation chose."
+    note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], with the parameters chosen in validation."
     return Table("test accuracy on each part of the test", rows, note, describe_run(run)) if rows else None
 
 
@@ -130,7 +130,7 @@ def differences(run: Run) -> Table | None:
     first = next(iter(variants.values()))
     note = (
         f"{cells.accuracy_note(first)} Paired by seed. The p-values are exact and not corrected for the number of "
-        "comparisons; intervals are bootstrapped, from 10 seeds on."
+        "comparisons; intervals are bootstrapped, if there are at least 10 seeds."
     )
     if len(pairs) < len(variants) * (len(variants) - 1) // 2:
         note += " Pairs of different learning rates or weight decays are left out."
@@ -287,9 +287,9 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
                 if states not in sizes or len(best.shown) > len(sizes[states][2].shown):
                     sizes[states] = model.numbers_kept(run.task.max_seq_len), states, best
     note = (
-        "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with how many "
-        "numbers a layer keeps of the longest sequence when it decodes: one state, or a state for each level (and sums of "
-        "keys, if λ looks at them), or all keys and values."
+        "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with the recurrent "
+        "state size, how many numbers a layer keeps at the longest sequence: one state, or a state for each level (and sums "
+        "of keys for a content-aware λ), or all keys and values."
     )
     tables = []
     for task, variants in tasks.items():

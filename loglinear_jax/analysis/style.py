@@ -50,7 +50,7 @@ DELTA, DELTA_NAME = "log_linear_delta", "log-linear Gated DeltaNet"
 OTHER_LOOKS = [
     Look(color, marker)
     for marker in "dp"
-    for color in ("#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888")
+    for color in ("#44AA99", "#DDCC77", "#CC6677", "#AA4499", "#661100", "#6699CC", "#888888", "#88CCEE")
 ]
 MARK = "#D4002A"
 DOTS_PER_INCH = 150

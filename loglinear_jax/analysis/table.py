@@ -209,7 +209,7 @@ def accuracy_note(outcome: VariantOutcome, counts_solved: bool = False) -> str:
     """Says which accuracies, or perplexities, a table shows. counts_solved: whether it also counts seeds at 99 %."""
     if outcome.score is not ACCURACY or outcome.test_accuracy is None:
         return f"{outcome.score.name.capitalize()}: each seed's best in validation."
-    note = "Accuracy: on each seed's test set, with the parameters that validation chose."
+    note = "Accuracy: on each seed's test set, with the parameters chosen in validation."
     return note + f" Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation." * counts_solved
 
 
