@@ -186,7 +186,7 @@ class AttentionRows(Section):
         positions = choices.positions or [int(scored[i]) for i in (0, len(scored) // 2, len(scored) - 1)]
         rows = []
         for position in dict.fromkeys(positions):
-            if position >= len(tokens):
+            if not 0 <= position < len(tokens):
                 raise ValueError(f"position={position}: expected 0 to {len(tokens) - 1}")
             row = row_of_values(values, trained.model.settings, head, position, choices.example)
             if not np.isfinite(row.weight).all():

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
 from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file
+from loglinear_jax.settings import SettingError, check_fields, setting
 
 log = logging.getLogger(__name__)
 MANY_ROWS = 12  # of a table: above them it is shown only when opened
@@ -32,37 +33,29 @@ MOST_KEPT = 1 << 30  # bytes of layers' values
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What to show; the fields are the command line's flags.
+    """What to show; the fields are the flags of `loglinear_jax analyze`. Raises SettingError for a number that can't be."""
 
-    sections: their names, or import paths such as my_module:MySection; None: all that are shown by default. seeds: those
-    whose λ is drawn, the first few of a run if None. max_seeds: of each variant, for what is averaged over seeds; None: all.
-    layer, head: whose λ and attention rows are drawn. example: which of the drawn sequences. positions: tokens whose attention
-    rows are drawn, three scored ones if None. sequences: over which λ is averaged. longest: length in length generalisation, a
-    run's model.max_length if None. evaluated: sequences of each length there. which: parameters at each seed's best evaluation,
-    or at the end.
-
-    Raises ValueError for a number that can't be.
-    """
-
-    sections: tuple[str, ...] | None = None
-    seeds: list[int] | None = None
-    max_seeds: int | None = None
-    layer: int = -1
-    head: int = 0
-    example: int = 0
-    positions: list[int] | None = None
-    sequences: int = 64
-    longest: int | None = None
-    evaluated: int = 256
-    which: Literal["best", "last"] = "best"
+    sections: Sequence[str] | None = setting(None, "sections of the report, or import paths of your own (default: all)")
+    seeds: Sequence[int] | None = setting(None, "seeds whose λ is drawn (default: the first three)")
+    max_seeds: int | None = setting(None, "most seeds of each variant to average over (default: all)", least=1)
+    layer: int = setting(-1, "layer whose λ and attention rows are drawn; -1 is the last")
+    head: int = setting(0, "head whose λ and attention rows are drawn")
+    example: int = setting(0, "number of the sequence that is drawn, from 0", least=0)
+    positions: Sequence[int] | None = setting(None, "positions of attention rows (default: three scored ones)")
+    sequences: int = setting(64, "number of sequences over which λ is averaged", least=1)
+    longest: int | None = setting(
+        None, "longest sequence in length generalisation (default: the run's model.max_length)", least=1
+    )
+    evaluated: int = setting(256, "number of sequences of each length in length generalisation", least=1)
+    which: Literal["best", "last"] = setting(
+        "best", "parameters of each seed: at its best evaluation, or at the end", choices=("best", "last")
+    )
 
     def __post_init__(self):
-        for name in ("sequences", "evaluated", "max_seeds", "longest"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.example < self.sequences:
+        check_fields(self, "analyze")
+        if self.example >= self.sequences:
             most = self.sequences
-            raise ValueError(f"example={self.example}: expected 0 to {most - 1}, as there are {most}")
+            raise SettingError(f"example={self.example}: expected 0 to {most - 1}, as there are {most}")
 
 
 def slug(text: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loglinear_jax.command_line import FAILED, BadInput, path
+from loglinear_jax.command_line import FAILED, path
 
 HELP = "check the tables of the pages against the records of runs, or write them again"
 
@@ -29,13 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if pages and runs agree (or now do), 1 if something does not, one line each."""
     from loglinear_jax.analysis.pages import Pages
-    from loglinear_jax.config import ConfigError
 
-    try:
-        pages = Pages(args.folder)
-        changed, problems = ([], pages.check()) if args.check else pages.write()
-    except ConfigError as error:
-        raise BadInput(error) from error
+    pages = Pages(args.folder)
+    changed, problems = ([], pages.check()) if args.check else pages.write()
     for page in changed:
         print(f"Written: {page}")
     for problem in problems:

@@ -14,7 +14,6 @@ import argparse
 import functools
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -31,10 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
     add("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
     add("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
-    help_of_list = (
-        "print each variant's state, name, and the settings in which jobs differ, and start nothing; or its command"
-    )
-    add("--list", nargs="?", const="settings", choices=["settings", "commands"], help=help_of_list)
+    help_of_list = "print each variant's state and name, or its command, and start nothing"
+    add("--list", nargs="?", const="names", choices=["names", "commands"], help=help_of_list)
     help_of_report = "folder for tables and figures of the finished jobs (see analyze), made at the end"
     add("--report", type=path, help=help_of_report)
     add("--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)")
@@ -63,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     grid = read_grid(args.file)
     variants = track(grid, grid.only(args.only), args.out, changes)
     if args.list:
-        _print_list(variants, commands=args.list == "commands")
+        width = max(len(one.state) for one in variants)
+        for one in variants:
+            shown = one.name if args.list == "names" else shlex.join(["python", "run.py", *one.arguments])
+            print(f"{one.state:<{width}}  {shown}")
         print(counts(variants))
         return 0
     missing = [one for one in variants if one.state is not State.FINISHED]
@@ -83,20 +83,6 @@ def run(args: argparse.Namespace) -> int:
     if len(finished) == len(variants):
         return 0
     return INTERRUPTED if stopped else FAILED
-
-
-def _print_list(variants: list, commands: bool) -> None:
-    """A line for each variant, cut at a terminal's width unless it is a command, to be copied."""
-    from loglinear_jax.sweep.states import differing_settings
-
-    state, name = (max(map(len, texts)) for texts in zip(*((v.state, v.name) for v in variants), strict=True))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for one, settings in zip(variants, differing_settings(variants), strict=True):
-        shown = f"{one.name:<{name}}  {settings}".rstrip()
-        if commands:
-            shown = shlex.join(["python", "run.py", *one.arguments])
-        line = f"{one.state:<{state}}  {shown}"
-        print(line if commands or width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
 def _jobs(args: argparse.Namespace, variants: list):

@@ -116,10 +116,7 @@ def more_help(arguments: list[str]) -> str:
     chosen = chosen_file(arguments)
     if not chosen:
         return f"\nconfigs by name: {', '.join(config_names())}\n"
-    try:
-        file = load_config_file(chosen.partition(":")[0])
-    except ConfigError as error:
-        raise BadInput(error) from error
+    file = load_config_file(chosen.partition(":")[0])
     try:
         settings = describe_settings(read_config_arguments(arguments).config)
     except ConfigError as error:  # a preset that there is not, or one that is needed

@@ -16,6 +16,7 @@ from loglinear_jax.config.defaults import (
     describe_settings,
     has_several,
     language_config,
+    naming,
     some_of,
     with_none,
 )

@@ -15,12 +15,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, build, read_config, some_of, task_of, variant_names
+from loglinear_jax.config import ConfigError, build, naming, read_config, some_of, task_of, variant_names
 from loglinear_jax.models import LanguageModel, RecallModel
 from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
 from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
-from loglinear_jax.settings import SettingError
 from loglinear_jax.tasks import BaseTask
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.train import SeedState, SeedTrainer, TrainSettings
@@ -71,10 +70,8 @@ def read_run(workdir: str | os.PathLike) -> Run:
     config = _read_config(folder)
     variant_names(config)
     summary = folder.read_summary()
-    try:
+    with naming(f"{folder.path} can't be read: "):
         task = task_of(config)
-    except SettingError as error:
-        raise ConfigError(f"{folder.path} can't be read: {error}") from error
     config.task = ConfigDict({"name": config.task.name} | dataclasses.asdict(task))
     return Run(folder.path, config, task, summary)
 

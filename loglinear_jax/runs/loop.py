@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.config import ConfigError, Experiment
+from loglinear_jax.config import ConfigError, Experiment, naming
 from loglinear_jax.distributed import any_process, is_main, to_host
 from loglinear_jax.runs.checkpoints import Checkpoints
 from loglinear_jax.runs.folders import VariantFolder
@@ -24,7 +24,6 @@ from loglinear_jax.runs.live import Live, open_wandb
 from loglinear_jax.runs.outcome import VariantOutcome, outcome_of
 from loglinear_jax.runs.utilisation import utilisation
 from loglinear_jax.runs.writing import NoReadableCheckpoint
-from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from loglinear_jax.train import ManySeeds, SeedState, SeedTrainer, TrainSettings, device_mesh, measure_test, open_data
 
@@ -341,10 +340,8 @@ def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sha
     train, seeds = experiment.train, len(experiment.seeds) * replicas
     # A seed's batches are drawn on one device; those that come from the host are shared out over several.
     shared = train.batch_size // train.grad_accumulation if experiment.task.STREAMED else 1
-    try:
+    with naming(f"{variant}: "):
         mesh = device_mesh(seeds, shared, fsdp=train.fsdp_devices, sequence=train.sequence_devices)
-    except SettingError as error:
-        raise ConfigError(f"{variant}: {error}") from error
     working = {device.process_index for device in mesh.devices.flat}
     if len(working) < jax.process_count():
         raise ConfigError(

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from loglinear_jax.config import ConfigError, Experiment, build_all, named_variants, some_of, variants_at_rates
+from loglinear_jax.config import ConfigError, Experiment, build_all, named_variants, naming, some_of, variants_at_rates
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.provenance import device, provenance, versions
@@ -25,7 +25,6 @@ from loglinear_jax.runs.live import check_wandb
 from loglinear_jax.runs.loop import Member, Program, mesh_for
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.writing import OutOfMemory, only_process
-from loglinear_jax.settings import SettingError
 from loglinear_jax.signals import StopOnSignal
 from pallas_kernels import UnsupportedError
 
@@ -176,10 +175,8 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
     """
     experiments = build_all(config)
     task = next(iter(experiments.values())).task
-    try:
+    with naming(f"task {config.task.name}: "):
         task.check_sequences()
-    except SettingError as error:
-        raise ConfigError(f"task {config.task.name}: {error}") from error
     for variant, experiment in experiments.items():
         mesh_for(variant, experiment)
     first_of_model = {experiment.model: variant for variant, experiment in reversed(experiments.items())}

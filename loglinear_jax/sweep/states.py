@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -200,11 +199,3 @@ def _check_kept(kept: RunFolder, config: ConfigDict) -> None:
         raise ConfigError(
             f"{kept.path} keeps the outcome of another config ({'; '.join(found)}): give the same settings, or another name"
         )
-
-
-def differing_settings(cells: Sequence[Tracked]) -> list[str]:
-    """Lists what each variant's cell is given that not all of them are: "config=mqar:kv=4 train.num_steps=10"."""
-    given = [one.of.cell.arguments for one in cells]
-    shared = set.intersection(*map(set, given)) if given else set()
-    shown = [[argument for argument in arguments if argument not in shared] for arguments in given]
-    return [" ".join(re.sub("^--(config[.])?", "", argument) for argument in arguments) for arguments in shown]

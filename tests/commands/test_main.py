@@ -41,7 +41,7 @@ def test_help_does_not_wait_for_jax():
         (f"train --config={'x' * 300}", "the config xxx"),
         ("train --config=mqar --config.train.stream=maybe", "train.stream: expected true or false, got 'maybe'"),
         ("train --config=mqar --workdir=", "argument --workdir: expected a path, got ''"),
-        ("analyze --workdir=x --out=y --sequences=x", "argument --sequences: expected a whole number from 1 on, got 'x'"),
+        ("analyze --workdir=x --out=y --sequences=x", "argument --sequences: expected a whole number from 0 on, got 'x'"),
         ("analyze --workdir=x --out=y --example=64", "example=64: expected 0 to 63"),
         (f"results --check --folder={'x' * 300}", "argument --folder: a name of 300 bytes: expected at most 255"),
         ("generate --workdir=x --prompt=y", ""),
