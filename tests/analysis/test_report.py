@@ -15,7 +15,7 @@ import pytest
 from loglinear_jax import tasks
 from loglinear_jax.analysis.report import make_report
 from loglinear_jax.analysis.section import Choices, Context, Report, Section
-from loglinear_jax.analysis.style import new_figure, save, wrap
+from loglinear_jax.analysis.style import new_figure, wrap
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError
@@ -36,9 +36,8 @@ def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
     monkeypatch.setattr("loglinear_jax.analysis.report.read_run", made.get)
     _, problems = make_report(list(made), tmp_path / "out", Choices(sections=("tables", "rates")))
     assert problems == []
-    assert (
-        len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 2
-    )  # texts and documents have no thresholds
+    # Texts and documents have no thresholds.
+    assert len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 2
 
 
 def test_everything_is_drawn_and_shown(report):
@@ -61,10 +60,8 @@ def test_everything_is_drawn_and_shown(report):
 
 def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
     best, test = {"linear": [0.99, 0.5], "rope": [0.9, 0.8]}, {"linear": [0.98, 0.4], "rope": [0.7, 0.6]}
-    tested, half = (
-        made_run(tmp_path, accuracies=best, test=t, num_seeds=2) for t in (test, {"linear": test["linear"]})
-    )
-    unfinished = made_run(tmp_path, accuracies=best, test=test, num_seeds=2)
+    tests = (test, {"linear": test["linear"]}, test)
+    tested, half, unfinished = (made_run(tmp_path, accuracies=best, test=t, num_seeds=2) for t in tests)
     del unfinished.outcomes["rope"]
 
     def accuracy(run, which="best"):
@@ -95,9 +92,8 @@ def test_layers_without_lam_are_left_out(tmp_path, blank_figures):
     config.variants = "mixer=(softmax,log_linear)"
     run(config, tmp_path / "hybrid", ["python", "run.py"])
     sections = ("lam", "dependence", "looks", "rows", "lengths")
-    _, problems = make_report(
-        [tmp_path / "hybrid"], tmp_path / "out", Choices(sections=sections, sequences=4, evaluated=8)
-    )
+    choices = Choices(sections=sections, sequences=4, evaluated=8)
+    _, problems = make_report([tmp_path / "hybrid"], tmp_path / "out", choices)
     assert problems == []
     for name in ("lam-dependence-hybrid", "looks-table-hybrid"):
         with (tmp_path / "out" / f"{name}.csv").open(encoding="utf-8") as file:
@@ -177,8 +173,6 @@ def test_nothing_to_report(tmp_path):
             make_report([tmp_path], tmp_path / "out", Choices(sections=sections))
 
 
-# --- What a run says of itself is text in the report, and nothing else ---------------------------------------------
-
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'">&lt;|`${x}"""
 
 
@@ -197,18 +191,8 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-def check(page, times):
-    """No tag comes from a run, and the text is shown as it is."""
-    found = Tags(page)
-    assert "script" not in {tag for tag, _ in found.tags}
-    assert not [attrs for _, attrs in found.tags if {"onerror", "onload", "onclick"} & set(attrs)]
-    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
-    assert all(re.fullmatch("#.*|[A-Za-z0-9._/%-]+", attrs["href"]) for tag, attrs in found.tags if tag == "a")
-    assert found.text.count(HOSTILE) >= times
-
-
 def test_every_text_of_a_report_is_escaped(tmp_path):
-    """Titles, notes, headings, cells, commands, problems, names of files."""
+    """Titles, notes, headings, cells, commands, problems, names of files: no tag comes from a run."""
     table = Table(HOSTILE, [{HOSTILE: HOSTILE, "b": HOSTILE}], note=HOSTILE)
     report = Report(tmp_path)
     report.problems.append(HOSTILE)
@@ -216,26 +200,15 @@ def test_every_text_of_a_report_is_escaped(tmp_path):
     report.add(part, table, "a")
     report.add(part, table, "b", title=HOSTILE)
     figure, ((axis,),) = new_figure(2, 1)
-    axis.plot([0, 1])
+    axis.set_title(wrap("costs $5 and $6^", 9, 10))  # Matplotlib reads TeX between two dollar signs
     report.add(part, figure, "c", HOSTILE, HOSTILE)
     part.items.append({"title": HOSTILE, "note": HOSTILE, "files": [HOSTILE]})
-    page = report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8")
-    check(page, 30)
-
-
-def test_a_name_is_not_mathematics_in_a_figure(tmp_path):
-    """Matplotlib reads TeX between two dollar signs, and ends at what is none."""
-    figure, ((axis,),) = new_figure(3, 1)
-    axis.set_title(wrap("costs $5 and $6^", 9, 10))
-    _, svg = save(figure, tmp_path / "figure")
-    assert "costs $5 and $6^" in svg.read_text(encoding="utf-8")  # the comment beside the shapes of its letters
-
-
-@pytest.mark.parametrize("style", ["html", "github"])
-def test_a_cell_is_one_cell_whatever_it_holds(style):
-    text = Table("t", [{"a": HOSTILE, "b|c": "one\ntwo"}, {"a": "x | y", "b|c": "z"}]).text(style)
-    assert "<script" not in text and "<img" not in text
-    if style == "github":
-        lines = text.splitlines()
-        assert len(lines) == 4 and all(line.count("|") == 3 for line in lines)
-        assert "&lt;script>" in lines[2] and "b&#124;c" in lines[0] and "one two" in lines[2]
+    found = Tags(report.write(HOSTILE, table, [table], [HOSTILE]).read_text(encoding="utf-8"))
+    assert "script" not in {tag for tag, _ in found.tags} and found.text.count(HOSTILE) >= 30
+    assert not [attrs for _, attrs in found.tags if {"onerror", "onload", "onclick"} & set(attrs)]
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
+    assert all(re.fullmatch("#.*|[A-Za-z0-9._/%-]+", attrs["href"]) for tag, attrs in found.tags if tag == "a")
+    assert "costs $5 and $6^" in (tmp_path / "c.svg").read_text(encoding="utf-8")  # beside the shapes of its letters
+    lines = Table("t", [{"a": HOSTILE, "b|c": "one\ntwo"}]).text("github").splitlines()
+    assert len(lines) == 3 and all(line.count("|") == 3 for line in lines)
+    assert "&lt;script>" in lines[2] and "b&#124;c" in lines[0] and "one two" in lines[2]

@@ -15,23 +15,21 @@ SMALL += ["--config.train.steps_per_dispatch=3", "--config.train.eval_every=50"]
 
 
 def test_a_step_and_an_evaluation_are_timed_apart(monkeypatch):
-    steps = []
+    steps, replicas = [], []
     train_steps = training.ManySeeds.train_steps
-    monkeypatch.setattr(training.ManySeeds, "train_steps", lambda *args: steps.append(args[-1]) or train_steps(*args))
-    measured = training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=4)
+
+    def counted(many, state, data, num_steps):
+        replicas.append(many.numbers)
+        steps.append(num_steps)
+        return train_steps(many, state, data, num_steps)
+
+    monkeypatch.setattr(training.ManySeeds, "train_steps", counted)
+    experiment = build(read_config_arguments(SMALL).config, "linear")
+    measured = training.time_training(experiment, steps=4, rates=2)
+    assert replicas[0] == [0, 1, 0, 1]  # as many as the seeds
     assert steps == [3] * 3  # to compile, and four steps in two
     both = (measured["step_ms"] + measured["evaluation_ms"] / 50) / 4  # four seeds
     assert measured["ms_per_seed_and_step"] == pytest.approx(both) and both > 0
-
-
-def test_replicas_at_several_rates_are_as_many_as_the_seeds(monkeypatch):
-    made = []
-    many_seeds = training.ManySeeds
-    monkeypatch.setattr(
-        training, "ManySeeds", lambda *args, **kwargs: made.append(many_seeds(*args, **kwargs)) or made[0]
-    )
-    training.time_training(build(read_config_arguments(SMALL).config, "linear"), steps=1, rates=2)
-    assert made[0].numbers == [0, 1, 0, 1]
 
 
 def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatch, capsys):

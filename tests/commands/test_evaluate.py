@@ -1,16 +1,16 @@
-"""Perplexity of a text under a model that others trained, by the command line."""
+"""Perplexity of a text, and losses on documents, under models by the command line."""
 
 import json
 import re
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from loglinear_jax.commands.main import main
 from loglinear_jax.evaluate import window_losses
 from loglinear_jax.hub import load_model
 from loglinear_jax.models import LanguageModel
+from loglinear_jax.runs.loading import load_run
 from tests.hub.checkpoints import write, write_tokenizer
 
 
@@ -19,9 +19,8 @@ def files(tmp_path):
     write(tmp_path / "model", "HGatedDeltaNetForCausalLM")
     write_tokenizer(tmp_path / "model", 19)
     ids = np.random.default_rng(0).integers(0, 19, 300)
-    (tmp_path / "text.txt").write_text(
-        "\ufeff" + " ".join(f"w{i}" for i in ids), encoding="utf-8"
-    )  # with a byte order mark
+    text = "\ufeff" + " ".join(f"w{i}" for i in ids)  # with a byte order mark
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     return tmp_path / "model", tmp_path / "text.txt", ids
 
 
@@ -41,19 +40,6 @@ def test_a_text_in_windows(files, tmp_path, capsys):
     assert lines[-1] == "250 of the text's 299 tokens after the first were predicted"
 
 
-def scale_head(folder, factor):
-    path = folder / "model.safetensors"
-    arrays = load_file(path)
-    save_file(arrays | {"lm_head.weight": arrays["lm_head.weight"] * np.float32(factor)}, path)
-
-
-def test_losses_that_are_not_finite_are_one_line(files, tmp_path, capsys):
-    folder, text, _ = files
-    scale_head(folder, 1e38)
-    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=50"]) == 2
-    assert "params give losses that are not finite, first at position 1 of window 1" in capsys.readouterr().err
-
-
 def test_beyond_the_levels_of_lam(files, capsys):
     folder, text, ids = files
     assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=200", "--extend_lam"]) == 0
@@ -67,25 +53,114 @@ def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
     text.write_text("w3 w5 hello w7", encoding="utf-8")
     assert main(["evaluate", f"--model={folder}", f"--text={text}"]) == 2
     error = capsys.readouterr().err
-    assert (
-        error.count("\n") == 1
-        and f"{folder} loses a part of the text: 'w3 w5 hello w7' in {text} comes back as" in error
-    )
+    assert error.count("\n") == 1 and f"loses a part of the text: 'w3 w5 hello w7' in {text} comes back as" in error
+
+
+# --- Models beside each other on documents ------------------------------------------------------------------------------
+
+RUN = [
+    "train", "--config=books:smoke", "--config.variants=linear,mixer=softmax", "--config.task.seq_len=32",
+    *(f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8", "max_length=512")),
+    *(f"--config.train.{name}=2" for name in ("num_steps", "batch_size", "eval_every", "checkpoint_every")),
+    "--config.train.warmup_steps=1",
+]  # fmt: skip
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Documents of words w0 to w17, twelve of them to test; w18 stands between documents."""
+    for split, number in (("train", 3), ("valid", 1), ("test", 12)):
+        (tmp_path / "books" / split).mkdir(parents=True)
+        for index in range(number):
+            words = " ".join(f"w{i}" for i in RNG.integers(0, 18, 30 + index))
+            (tmp_path / "books" / split / f"{index:02}.txt").write_text(words, encoding="utf-8")
+    return tmp_path / "books"
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two external checkpoints, with a tokenizer of w0 to w18 and of an end token."""
+    names = {"a": "HGatedDeltaNetForCausalLM", "b": "GatedDeltaNetForCausalLM"}
+    for name, architecture in names.items():
+        write(tmp_path / name, architecture)
+        write_tokenizer(tmp_path / name, 19)
+    return [str(tmp_path / name) for name in names]
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_document_by_document(models, books, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out, options = tmp_path / "out", [f"--corpus={books}", "--end_token=w18"]
+    assert main(["evaluate", *models, *options, "--length=33", f"--out={out}"]) == 0
+    record = json.loads((out / "documents.json").read_text(encoding="utf-8"))
+    whole, position, *_ = record["measures"]
+    assert [one["document"] for one in whole["documents"]] == list(range(12)) and whole["groups"][0] == "all"
+    text = (tmp_path / "books/test/07.txt").read_text(encoding="utf-8").split()
+    tokens = np.array([18, *(int(word[1:]) for word in text)])[:34]
+    for model in models:
+        settings, params = load_model(model)
+        losses = window_losses(LanguageModel(settings), params, tokens[None])[0]
+        np.testing.assert_allclose(whole["documents"][7]["sums"][model][0], losses.sum(), rtol=1e-4)
+        np.testing.assert_allclose(position["documents"][7]["sums"][model][1], losses[1:3].sum(), rtol=1e-4)
+    differences = [np.subtract(*(one["sums"][model][0] for model in models[::-1])) for one in whole["documents"]]
+    expected = sum(differences) / sum(one["tokens"][0] for one in whole["documents"])
+    printed = capsys.readouterr().out
+    found = re.search(r"^all .*([+-]\d\.\d{3}) \[([+-]\d\.\d{3}), ([+-]\d\.\d{3})\]$", printed, re.MULTILINE)
+    mean, low, high = map(float, found.groups())
+    assert mean == pytest.approx(expected, abs=1e-3) and low < mean < high
+    assert {file.suffix for file in out.iterdir()} == {".json", ".png", ".svg", ".md", ".csv", ".tex"}
+    write_tokenizer(tmp_path / "b", 18)
+    assert main(["evaluate", *models, *options]) == 2
+    assert "b has another tokenizer than" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main([*RUN, f"--workdir={tmp_path / 'run'}"]) == 0
+    arguments = ["evaluate", str(tmp_path / "run"), f"--out={tmp_path / 'out'}", "--documents=1"]
+    assert main(arguments) == 0
+    record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
+    (document,) = record["measures"][0]["documents"]
+    run = load_run(tmp_path / "run", "linear")
+    corpus = run.task.data
+    first, end = corpus.starts["test"][:2]
+    losses = window_losses(run.model, run.params(0), corpus.test[first : end + 1].astype(np.int32)[None])
+    assert document["sums"].keys() == {"linear", "mixer=softmax"}
+    assert document["sums"]["linear"][0] == pytest.approx(losses.sum(), rel=1e-3)
+    assert document["tokens"][0] == end - first
+    assert main([*arguments, "--needle", "--lengths=128,200", "--depths=0,75"]) == 0
+    record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
+    loss, by_depth, accuracy, _ = record["measures"]
+    assert loss["groups"] == ["128", "200"] and by_depth["groups"] == ["128, 0 %", "128, 75 %", "200, 0 %", "200, 75 %"]
+    assert loss["documents"][0]["tokens"] == [14, 14] and accuracy["documents"][0]["tokens"] == [2, 2]
+    assert (tmp_path / "out/needle-accuracy-by-length-and-depth.png").stat().st_size > 1000
+    assert main([*arguments, "--variant=linear", "--length=600"]) == 2
+    assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
+
+
+CORPUS = ["--corpus={books}", "--end_token=w18"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--length=50", "--windows=6"], "has 300 tokens: expected at least 301, for 6 window"),
-        (
-            ["--length=65"],
-            "65 tokens of a document, for .*: the model's λ, linear, has levels for 64; .*a smaller --length",
-        ),
-        (["--text=none.txt"], "--text: none.txt can't be read: No such file"),
+        ([], "expected a model: a run's folder, or an external checkpoint"),
+        (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
+        (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
+        (["{a}", "--needle", "--length=9"], "--length has no meaning with --needle"),
+        (["{a}", "--depths=101"], "--depths: expected a number from 0 to 100, got '101'"),
+        (["{a}", "--needle", *CORPUS, "--lengths=50"], "--lengths: no document .* has 50 tokens: the longest has 42"),
+        (["{a}", "--needle", *CORPUS, "--lengths=40"], "the tokenizer makes .* of the needle's ' The secret number of [A-Z]"),
+        (["{a}", "--text=x", "--needle"], "--needle is of documents, and has no meaning with --text"),
+        (["{a}", "--text=none.txt"], "--text: none.txt can't be read: No such file"),
+        (["{a}", "--text={books}/test/00.txt", "--length=30"], "has 30 tokens: expected at least 31, for 1 window"),
+        (["{a}", *CORPUS, "--length=99"], "99 tokens of a document, for .*has levels for 64"),
     ],
-)
-def test_what_does_not_fit_is_one_line(files, arguments, message, capsys):
-    folder, text, _ = files
-    code = main(["evaluate", f"--model={folder}", f"--text={text}", *arguments])
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(models, books, arguments, message, capsys):
+    places = dict(zip("ab", models, strict=True), books=books)
+    code = main(["evaluate", *(argument.format(**places) for argument in arguments)])
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error and re.search(message, error.splitlines()[-1]), error

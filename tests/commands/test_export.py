@@ -28,14 +28,9 @@ def test_a_lam_with_other_levels_than_theirs_is_refused_before_anything_is_writt
         return main(["export", "--workdir=run", f"--out={tmp_path / 'out'}"])
 
     assert exported(levels=10) == 2
-    assert capsys.readouterr().err == (
-        "loglinear_jax export: run: λ has 10 levels, for model.max_length=512, and that of flash-linear-attention 15: train "
-        "with model.max_length=16384, which task.seq_len may be below\n"
-    )
+    error = capsys.readouterr().err
+    assert "λ has 10 levels, for model.max_length=512, and that of flash-linear-attention 15: train with" in error
     assert not (tmp_path / "out").exists()
     assert exported(levels=15, max_length=9_000) == 0  # as many levels
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    files = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files

@@ -21,14 +21,38 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def test_text_from_a_folder(folder, capsys):
-    assert main(["generate", f"--model={folder}", "--prompt=w3 w5 w2", "--num_tokens=7", "--temperature=0"]) == 0
-    words = re.findall(r"w\d+", capsys.readouterr().out)
-    assert words[:3] == ["w3", "w5", "w2"] and len(words) == 10
+@pytest.mark.slow
+def test_several_prompts_of_any_lengths_and_where_their_texts_end(folder, capsys):
+    prompts = ["w3 w5 w2", "w4", "w1 w7 w9"]
+    together = [*(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6"]
+    alone = [words_after(capsys, folder, f"--prompt={prompt}", "--num_tokens=6")[0] for prompt in prompts]
+    assert [len(words) for words in alone] == [9, 7, 9] and alone[0][:3] == ["w3", "w5", "w2"]
+    assert words_after(capsys, folder, *together) == alone
+    end = alone[0][5]
+    ended = alone[0][: alone[0].index(end, 3) + 1]
+    assert words_after(capsys, folder, *together, f"--stop={end}")[0] == ended
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for eos in (
+        int(end[1:]),
+        [int(end[1:])],
+        19,
+    ):  # the last is of another tokenizer: only where it is used is it in the way
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}), encoding="utf-8")
+        assert words_after(capsys, folder, *together, "--go_on") == alone
+        if eos != 19:
+            assert words_after(capsys, folder, *together)[0] == ended
+    assert main(["generate", f"--model={folder}", "--prompt=w3"]) == 2
+    assert "eos_token_id=19: expected a token id from 0 to 18" in capsys.readouterr().err
+
+
+def test_beyond_the_levels_of_lam_with_a_tokenizer_in_the_root_of_a_repository(folder, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **patterns: str(folder.parent))
     (folder / "tokenizer.json").rename(folder.parent / "tokenizer.json")
-    arguments = [f"--tokenizer={folder.parent}", "--prompt=w3 w5 w2", "--num_tokens=7", "--temperature=0"]
-    assert main(["generate", f"--model={folder}", *arguments]) == 0
-    assert re.findall(r"w\d+", capsys.readouterr().out) == words
+    monkeypatch.chdir(folder)
+    arguments = "--prompt=w3 w5 w2", "--num_tokens=90", "--extend_lam"
+    (words,) = words_after(capsys, "somebody/models/model", *arguments)
+    assert len(words) == 93
+    assert words_after(capsys, folder, *arguments, f"--tokenizer={folder.parent}") == [words]
 
 
 def words_after(capsys, folder, *arguments):
@@ -36,23 +60,11 @@ def words_after(capsys, folder, *arguments):
     return [re.findall(r"w\d+", text) for text in capsys.readouterr().out.split("\n\n")]
 
 
-@pytest.mark.slow
-def test_several_prompts_of_any_lengths(folder, capsys):
-    prompts = ["w3 w5 w2", "w4", "w1 w7 w9", "w3 w5"]
-    alone = [words_after(capsys, folder, f"--prompt={prompt}", "--num_tokens=6")[0] for prompt in prompts]
-    assert words_after(capsys, folder, *(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6") == alone
-    stop = f"--stop={alone[0][5]}"
-    stopped = words_after(capsys, folder, *(f"--prompt={prompt}" for prompt in prompts), "--num_tokens=6", stop)
-    assert stopped[0] == alone[0][: alone[0].index(alone[0][5], 3) + 1]
-
-
 @pytest.mark.parametrize("scheme", ["always", "first"])
 def test_a_word_begins_with_a_space_after_another(scheme):
     """Also by a tokenizer that takes the space before a text's first word for none."""
-    words = ["\u2581The", "\u2581city", "\u2581of", "\u2581the", "s"]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="s")
-    )
+    words = {word: i for i, word in enumerate(["\u2581The", "\u2581city", "\u2581of", "\u2581the", "s"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="s"))
     tokenizer.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme)
     assert "".join(text_after(tokenizer, [0, 1], [2, 3, 4])) == " of thes"
 
@@ -62,10 +74,8 @@ def with_bytes():
     words = ["\u2581", "\u2581a", "b", "\u2581of"]
     vocab = {word: i for i, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], byte_fallback=True))
-    steps = tokenizers.decoders
-    tokenizer.decoder = steps.Sequence(
-        [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
-    )
+    of = tokenizers.decoders
+    tokenizer.decoder = of.Sequence([of.Replace("\u2581", " "), of.ByteFallback(), of.Fuse(), of.Strip(" ", 1, 0)])
     return tokenizer
 
 
@@ -76,8 +86,6 @@ def bytes_of(text):
 @pytest.mark.parametrize(
     ("prompt", "ids", "after"),
     [
-        ([1], [3, 2], " ofb"),
-        ([1], [*bytes_of("字"), 3], "字 of"),
         ([1], [*bytes_of("\n"), *bytes_of(b"\xc3"), 2], "\n\ufffdb"),  # a byte that is no UTF-8
         ([1], [*bytes_of("漢字" * 40), 3], "漢字" * 40 + " of"),
         ([1, *bytes_of("漢字" * 12)], [3], " of"),
@@ -86,10 +94,6 @@ def bytes_of(text):
 )
 def test_characters_of_several_tokens(prompt, ids, after):
     assert "".join(text_after(with_bytes(), prompt, ids)) == after
-
-
-def test_a_prompt_is_read_where_the_locale_has_ascii_alone():
-    assert _unicode("prompt", "a\udcc3\udca9\udce6\udcbc\udca2") == "aé漢"
 
 
 def test_text_is_shown_as_soon_as_its_characters_are_complete():
@@ -105,6 +109,7 @@ def test_text_shown_token_by_token_is_that_of_all_tokens(parts):
 
 
 def test_prompts_from_files(folder, capsys):
+    assert _unicode("prompt", "a\udcc3\udca9\udce6\udcbc\udca2") == "aé漢"  # where the locale has ASCII alone
     (alone,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=6")
     files = [folder / "first", folder / "second"]
     files[0].write_text("\ufeffw3 w5 w2", encoding="utf-8")  # with a byte order mark
@@ -113,25 +118,6 @@ def test_prompts_from_files(folder, capsys):
     for file, problem in ((files[1], "is not UTF-8, at byte 3"), (folder / "none", "can't be read: No such file")):
         assert main(["generate", f"--model={folder}", f"--prompt_file={file}"]) == 2
         assert f"--prompt_file: {file} {problem}" in capsys.readouterr().err
-
-
-def set_field(folder, **fields):
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | fields), encoding="utf-8")
-
-
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_text_ends_where_the_config_says(folder, capsys, as_list):
-    (free,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9")
-    end = int(free[6][1:])
-    set_field(folder, eos_token_id=[end] if as_list else end)
-    (stopped,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9")
-    assert stopped == free[: free.index(f"w{end}", 3) + 1] and len(stopped) < len(free)
-    assert words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9", "--go_on") == [free]
-    set_field(folder, eos_token_id=19)  # of another tokenizer: only where it is used is it in the way
-    assert words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=9", "--go_on") == [free]
-    assert main(["generate", f"--model={folder}", "--prompt=w3"]) == 2
-    assert "eos_token_id=19: expected a token id from 0 to 18" in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folder, capsys, caplog):
@@ -144,25 +130,11 @@ def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folde
     assert "has only 6 ids of the 19 in the model's vocabulary" in caplog.text
 
 
-def test_beyond_the_levels_of_lam(folder, capsys):
-    (words,) = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=90", "--extend_lam")
-    assert len(words) == 93
-
-
-def test_the_tokenizer_of_a_repository_may_be_in_its_root(folder, capsys, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **patterns: str(folder.parent))
-    expected = words_after(capsys, folder, "--prompt=w3 w5 w2", "--num_tokens=5")
-    (folder / "tokenizer.json").rename(folder.parent / "tokenizer.json")
-    monkeypatch.chdir(folder)
-    assert words_after(capsys, "somebody/models/model", "--prompt=w3 w5 w2", "--num_tokens=5") == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model={folder}", "--variant=x"], "--variant is of a run, and has no meaning with --model"),
         (["--workdir={folder}", "--go_on"], "--go_on is of a --model: a run's text has no end"),
-        (["--workdir={folder}", "--tokenizer=x"], "--tokenizer is of a --model: a run has its own"),
         (["--model={folder}/config.json"], "--model: .*config.json is not a folder: expected one with config.json, or"),
         (
             ["--model={folder}", "--tokenizer={folder}/../large"],
@@ -176,8 +148,7 @@ def test_the_tokenizer_of_a_repository_may_be_in_its_root(folder, capsys, monkey
 )
 def test_what_does_not_fit_is_one_line(folder, arguments, message, capsys):
     write_tokenizer(folder.parent / "large", 20)
-    command = ["generate", *(a.format(folder=folder) for a in arguments), "--prompt=w3"]
-    code = main(command)
+    code = main(["generate", *(a.format(folder=folder) for a in arguments), "--prompt=w3"])
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error
     assert re.search(message, error.splitlines()[-1]), error

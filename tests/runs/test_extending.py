@@ -83,11 +83,7 @@ def test_one_variant_is_trained_by_itself(tmp_path):
     ("before", "after", "message"),
     [
         (["num_steps=20"], ["num_steps=15"], "train.num_steps: 20 → 15"),
-        (
-            ["schedule=cosine"],
-            ["schedule=cosine", "num_steps=40"],
-            "train.num_steps: 20 → 40; more .*schedule=constant",
-        ),
+        (["schedule=cosine"], ["schedule=cosine", "num_steps=40"], "num_steps: 20 → 40; more .*schedule=constant"),
         (["num_steps=18"], ["num_steps=40"], "train.num_steps: 18 → 40; more .*a multiple of train.eval_every"),
         (["num_seeds=2"], ["num_seeds=1"], "train.num_seeds: 2 → 1"),
         (["first_seed=1"], ["first_seed=0", "num_seeds=3"], "train.first_seed: 1 → 0"),

@@ -39,14 +39,6 @@ def test_the_checkpoint_before_an_unreadable_one_is_used_and_named(undisturbed, 
     assert_same_run(copied, undisturbed[0])
 
 
-def test_an_outcome_is_made_again_from_the_last_checkpoint(undisturbed, copied, train, monkeypatch):
-    (copied / "linear" / "outcome.json").unlink()
-    (copied / "summary.json").unlink()
-    monkeypatch.setattr(ManySeeds, "train_steps", None)
-    assert train(copied)[0] == 0
-    assert read_run(copied).outcomes == read_run(undisturbed[0]).outcomes
-
-
 def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied, train):
     for path in (copied / "linear" / "checkpoints").iterdir():
         truncate(path)
@@ -60,10 +52,14 @@ def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(copied, train):
     assert load_run(copied, "mlp_softplus").seeds == [0, 1]
 
 
-def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train):
+def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train, monkeypatch):
+    """And an outcome is made again from the last checkpoint."""
     shutil.rmtree(copied / "linear" / "checkpoints")
+    (copied / "mlp_softplus" / "outcome.json").unlink()
+    (copied / "summary.json").unlink()
+    monkeypatch.setattr(ManySeeds, "train_steps", None)
     code, _, err = train(copied)
-    assert code == 0 and "going on from" not in err
+    assert code == 0 and "linear: going on from" not in err
     assert read_run(copied).outcomes == read_run(undisturbed[0]).outcomes
     with pytest.raises(ConfigError, match="'linear' has no checkpoint in the folder linear/checkpoints"):
         load_run(copied, "linear")
@@ -71,15 +67,9 @@ def test_finished_stays_finished_without_checkpoints(undisturbed, copied, train)
     assert code == 2 and "linear is finished, but has no checkpoint to go on from" in err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "outcome.json can't be read: "),
-        ('{"variants": {"linear": {"seeds": []}}}', "of another version: linear: there"),
-    ],
-)
-def test_an_outcome_that_cannot_be_read_is_one_line(copied, train, content, message):
-    (copied / "linear" / "outcome.json").write_text(content, encoding="utf-8")
+def test_an_outcome_that_cannot_be_read_is_one_line(copied, train):
+    message = "outcome.json can't be read: "
+    (copied / "linear" / "outcome.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_run(copied)
     code, _, err = train(copied)
@@ -102,10 +92,10 @@ def test_a_run_that_has_ended_is_shown_where_nothing_can_be_written(copied, trai
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_was(undisturbed, tmp_path):
     rng, workdir, kills = random.Random(0), tmp_path / "run", 0
-    while kills < 8:
+    while kills < 4:
         process = start(workdir)
-        wait_for_lines(workdir / "linear" / "metrics.jsonl", 1 + kills // 2, process)
-        time.sleep(rng.uniform(0, 1))
+        wait_for_lines(workdir / "linear" / "metrics.jsonl", 1 + 3 * kills, process)
+        time.sleep(rng.uniform(0, 0.5))
         process.kill()
         kills += process.wait() == -signal.SIGKILL
         process.communicate()
@@ -117,7 +107,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_was(undisturbe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", [4, 24, 64])
+@pytest.mark.parametrize("blocks", [4, 64])
 def test_a_run_on_a_full_disk_goes_on_with_room(undisturbed, tmp_path, blocks):
     """Files of more than so many blocks of 512 bytes are refused."""
     workdir = tmp_path / "run"
@@ -162,6 +152,6 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path, train)
     again = start(workdir, long)
     again.stderr.readline()
     with pytest.raises(subprocess.TimeoutExpired):
-        again.wait(3)
+        again.wait(2)
     again.send_signal(signal.SIGTERM)
     assert finish(again)[0] == 130

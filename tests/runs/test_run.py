@@ -82,6 +82,8 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             load_run(*arguments)
+    with pytest.raises(ConfigError, match="run holds no variant 'fixed': there are linear, mlp_softplus"):
+        read_run(workdir).metrics("fixed")
     for seed in (7, "0"):
         with pytest.raises(KeyError, match=f"seed {seed!r} is not in this run"):
             load_run(workdir, "linear").params(seed)
@@ -140,9 +142,6 @@ from loglinear_jax.tasks import Task
 class Echo(Task):
     delay: int = 1
 
-    def check(self):
-        if self.delay >= self.seq_len: raise ValueError("task.delay must be below seq_len")
-
     def sample(self, key, num):
         tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)
         return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])
@@ -164,24 +163,17 @@ def test_a_task_of_ones_own_is_one_file(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "name a config: --config="),
         ("--config=configs/nothing.py", "there is no config file configs/nothing.py"),
         ("--config=mqra", ": did you mean mqar?"),
         ("--config=README.md", "the config README.md can't be read"),
-        ("--config=configs/task.py:nothing", "task.name: no task 'nothing'"),
         ("--config=mqar:kv=32,seq=100", "task.seq_len=100 is too short for num_pairs=32"),
-        ("--config=mqar --config.task.name=..", "task.name: no task '..'"),
         ("--config=mqar --config.variants=linear --config.model.lam=rope", "model.lam=rope has no effect"),
-        (
-            "--config=mqar --config.model.key_dim=8 --config.model.implementation=pallas",
-            "model.implementation=pallas: K, the key dim, is 8: the Pallas kernels take 16 to 256",
-        ),
-        ("--config=mqar --flagfile=flags", "unrecognized argument --flagfile=flags"),
+        ("--config=mqar --config.model.key_dim=8 --config.model.implementation=pallas", "=pallas: K, the key dim, is 8: "),
         ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x (did you mean --workdir?)"),
         ("--config=mqar --process_id=1", "--num_processes and --process_id go together"),
         ("--config=mqar extra", "unexpected argument 'extra'"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     arguments = [*arguments.split(), f"--workdir={tmp_path / 'run'}"]
@@ -224,9 +216,8 @@ def test_seeds_that_stopped_are_left_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["w[lab]", "a\\b"])
-def test_a_path_whose_checkpoints_could_not_be_read_is_refused_before_training(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_a_path_whose_checkpoints_could_not_be_read_is_refused_before_training(name, train, tmp_path):
     workdir = tmp_path / name / "run"
-    assert main(["train", *TINY, f"--workdir={workdir}"]) == 2
-    assert f"workdir {workdir}: checkpoints that are saved there can't be read again" in capsys.readouterr().err
+    code, _, err = train(workdir)
+    assert code == 2 and f"workdir {workdir}: checkpoints that are saved there can't be read again" in err
     assert not workdir.exists()

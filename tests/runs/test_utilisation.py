@@ -18,10 +18,7 @@ def test_flops_are_six_for_each_weight_of_a_product():
 
 
 def test_the_peak_is_that_of_the_device_or_unknown():
-    for kind, peak in (
-        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12), ("TPU v5", 459e12), ("TPU v5 lite", 197e12), ("cpu", None),
-    ):  # fmt: skip
+    for kind, peak in (("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("cpu", None)):
         assert peak_flops(kind) == peak
 
 

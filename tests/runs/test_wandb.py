@@ -6,11 +6,12 @@ import types
 import numpy as np
 import pytest
 
-from configs.mqar import get_config
+from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import run
 from loglinear_jax.runs.folders import VariantFolder, read_lines
 from loglinear_jax.runs.live import open_wandb
 from loglinear_jax.runs.writing import RunFailed
+from tests.runs.tiny import TINY
 
 
 class Refused(Exception):
@@ -53,31 +54,19 @@ def test_a_variant_goes_on_in_its_own_run_and_a_refusal_is_one_line(begun, tmp_p
         open_wandb("herons", folder, {"a": 1})
     assert [run.given["id"] for run in begun] == [None, "id-linear"]
     given = begun[0].given
-    assert (given["project"], given["name"], given["group"], given["config"]) == (
-        "herons",
-        "mqar/linear",
-        "mqar",
-        {"a": 1},
-    )
+    assert [given[name] for name in ("project", "name", "group")] == ["herons", "mqar/linear", "mqar"]
     with pytest.raises(RunFailed, match="^--wandb=closed: no key$"):
         open_wandb("closed", folder, {})
 
 
 @pytest.mark.slow
 def test_every_evaluation_is_shown_once(begun, tmp_path):
-    config = get_config()
-    config.variants = "linear,fixed"
-    config.task.update(seq_len=16, vocab_size=16, num_pairs=2)
-    config.model.update(hidden=16, head_dim=8, key_dim=8, layers=1)
-    config.train.update(
-        num_seeds=2, num_steps=4, eval_every=2, checkpoint_every=2, num_train=20, num_validation=10, num_test=10
-    )
-    run(config, tmp_path / "run", wandb="herons")
-    assert [one.given["name"] for one in begun] == ["run/linear", "run/fixed"]
-    for one in begun:
-        assert one.ended == (None,) and one.given["config"]["train"]["num_steps"] == 4
-        records = read_lines(tmp_path / one.given["name"] / "metrics.jsonl")
-        assert [step for step, _ in one.logged] == [record["step"] for record in records] == [2, 4]
-        for (_, scalars), record in zip(one.logged, records, strict=True):
-            np.testing.assert_allclose(scalars["val_loss/mean"], np.mean(record["val_loss"]))
-            assert scalars["tokens_per_second"] == record["tokens_per_second"]
+    short = "--config.variants=linear", "--config.train.num_steps=10"
+    run(read_config_arguments([*TINY, *short]).config, tmp_path / "run", wandb="herons")
+    (one,) = begun
+    assert (one.given["name"], one.ended) == ("run/linear", (None,)) and one.given["config"]["train"]["num_steps"] == 10
+    records = read_lines(tmp_path / "run" / "linear" / "metrics.jsonl")
+    assert [step for step, _ in one.logged] == [record["step"] for record in records] == [5, 10]
+    for (_, scalars), record in zip(one.logged, records, strict=True):
+        np.testing.assert_allclose(scalars["val_loss/mean"], np.mean(record["val_loss"]))
+        assert scalars["tokens_per_second"] == record["tokens_per_second"]

@@ -38,6 +38,8 @@ def written(tmp_path):
 
 
 def test_a_grid_is_the_product_of_its_axes(written, tmp_path):
+    several = GRID.replace("learning_rate = 1e-3", "learning_rate = [0.001, 1e-2]")
+    assert "--config.train.learning_rate=0.001,0.01" in read_grid(written(several)).cells[0].arguments
     grid = read_grid(written(GRID))
     assert [cell.name for cell in grid.cells] == ["kv4-seq128", "kv4-seq256", "kv8-seq128", "kv8-seq256", "alone"]
     assert grid.cells[1].arguments == (
@@ -49,11 +51,6 @@ def test_a_grid_is_the_product_of_its_axes(written, tmp_path):
     )
     assert grid.cells[4].arguments == ("--config=mqar", "--config.train.precision=highest")
     assert grid.keep_in == tmp_path / "kept"
-
-
-def test_a_list_of_settings_is_several_values(written):
-    grid = read_grid(written(GRID.replace("learning_rate = 1e-3", "learning_rate = [0.001, 1e-2]")))
-    assert "--config.train.learning_rate=0.001,0.01" in grid.cells[0].arguments
 
 
 def test_patterns_choose_cells(written):
@@ -72,30 +69,13 @@ def test_patterns_choose_cells(written):
         ('"kept"', "3", "grid.toml: keep_in is 3: expected a text"),
         ('name = "alone"\n', "", "grid.toml, grid 2 has no name: expected a text"),
         ('"alone"', '"a/b"', "grid.toml, grid 2 (a/b): the name 'a/b': expected up to 200 letters, digits"),
-        (
-            "kv = [4, 8]",
-            "kb = [4, 8]",
-            "nothing uses {kb}: expected it in the name and the config or settings",
-        ),
-        (
-            "kv = [4, 8]",
-            "kv = 4",
-            "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, settings, ",
-        ),
+        ("kv = [4, 8]", "kv = 4", "grid 1 (kv{kv}-seq{seq}): there is no key kv (= 4): expected name, config, "),
         ("kv = [4, 8]", "kv = []", "grid 1 (kv{kv}-seq{seq}): kv is an empty list: expected at least one value"),
         ("kv = [4, 8]", "kv = [4, 8]\npaper = ['a']", "paper is an axis here and one of [values]: expected another"),
         ("kv = [4, 8]", "kv = [4, 8]\nrate = [1]", "nothing uses {rate}: expected it in the name and the config or"),
-        (
-            "kv{kv}-seq",
-            "kv{kv}{ks}-seq",
-            "a name in braces has no values, or is no name ('ks'): expected an axis, such as",
-        ),
+        ("kv{kv}-seq", "kv{kv}{ks}-seq", "a name in braces has no values, or is no name ('ks'): expected an axis"),
         ("seq = [128, 256]", "seq = [128, 128]", "grid 1 (kv{kv}-seq{seq}): 2 cells have the name kv4-seq128: "),
-        (
-            "learning_rate = 1e-3",
-            "learning_rate = []",
-            "settings.train.learning_rate is an empty list: expected at least one",
-        ),
+        ("rate = 1e-3", "rate = []", "settings.train.learning_rate is an empty list: expected at least one"),
         ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),
     ],
 )
@@ -117,11 +97,7 @@ def test_a_file_without_grids_or_that_is_not_there_is_named(written, tmp_path):
     ("before", "after", "message"),
     [
         ('{seq}"\nkv', '{seq},robst"\nkv', "cell kv4-seq128: no preset 'robst'"),
-        (
-            "stream = true",
-            "strem = true",
-            "cell kv4-seq128: there is no setting train.strem: did you mean train.stream?",
-        ),
+        ("stream = true", "strem = true", "cell kv4-seq128: there is no setting train.strem: did you mean"),
         ('paper = "fixed', 'paper = "fixd', "cell kv4-seq128: variants: 'fixd' is not a λ"),
     ],
 )
@@ -139,10 +115,5 @@ def test_changes_of_the_command_line_come_last(written, tmp_path):
     assert all(one.of.config.train.num_seeds == 3 and one.of.config.train.precision == "tf32" for one in cells)
     assert all(cell.state is State.NOT_STARTED for cell in cells)
     alone = next(one for one in cells if one.of.cell.name == "alone")
-    assert alone.arguments[:5] == [
-        "--config=mqar",
-        "--config.train.precision=highest",
-        "--config.train.num_seeds=3",
-        "--config.train.precision=tf32",
-        f"--workdir={tmp_path}/runs/alone",
-    ]
+    settings = [f"--config.train.{name}" for name in ("precision=highest", "num_seeds=3", "precision=tf32")]
+    assert alone.arguments[:5] == ["--config=mqar", *settings, f"--workdir={tmp_path}/runs/alone"]

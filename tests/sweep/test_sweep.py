@@ -37,7 +37,8 @@ OWN = {"variants", "train.num_steps", *(f"train.{name}" for name in EVERY)}
 def grid_file(folder, *names):
     """A grid with a cell for each name, whose beginning says how long it takes."""
     lines = ['keep_in = "kept"', "[settings]", 'variants = "linear"']
-    lines += [f"{name} = {json.dumps(value)}" for name, value in map(setting, TINY[2:]) if name not in OWN]
+    settings = dict(argument.removeprefix("--config.").split("=", 1) for argument in TINY[2:])
+    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if name not in OWN]
     lines += [f"train.{name} = {every}" for name, every in EVERY.items()]
     for name in names:
         steps = STEPS[name.partition("-")[0]]
@@ -45,11 +46,6 @@ def grid_file(folder, *names):
         lines += ["settings.train.stop_at = 0"]
     (folder / "grid.toml").write_text("\n".join(lines), encoding="utf-8")
     return folder / "grid.toml"
-
-
-def setting(argument):
-    name, _, value = argument.removeprefix("--config.").partition("=")
-    return name, value
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +66,8 @@ def meanwhile(workdir, number, signal_it, processes=1):
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if max(saved(workdir), default=-1) >= number and len(starts(workdir)) == processes:
-                return signal_it(
-                    int(re.search(r"process (\d+)", (workdir / "linear" / "lock").read_text(encoding="utf-8"))[1])
-                )
+                lock = (workdir / "linear" / "lock").read_text(encoding="utf-8")
+                return signal_it(int(re.search(r"process (\d+)", lock)[1]))
             time.sleep(0.01)
 
     thread = threading.Thread(target=wait)
@@ -193,22 +188,19 @@ def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path
     assert list(summary["variants"]) == ["mlp_softplus", "fixed"] and "--only" not in summary["command"]
     assert read_json(kept, "short.json") == {"config": read_json(runs, "config.json")} | summary
     assert [path.name for path in kept.iterdir()] == ["short.json"]
-    assert (
-        read_run(kept / "short.json").outcomes == read_run(runs).outcomes
-        and read_run(kept / "short.json").name == "short"
-    )
+    again = read_run(kept / "short.json")
+    assert again.outcomes == read_run(runs).outcomes and again.name == "short"
 
     shutil.rmtree(kept)
     (runs / "fixed" / "outcome.json").unlink()
     (runs / "summary.json").unlink()
     assert sweep(grid, "--list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [
-        "finished",
-        "interrupted",
-        "2 variant(s): 1 finished, 1 interrupted",
-    ]
+    assert [line.split("  ")[0] for line in lines[:-1]] == ["finished", "interrupted"]
+    (_, tracked) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")  # as another sweep began
     assert sweep(grid) == 0
+    assert not supervise([tracked], LocalJobs([tracked], tmp_path / "runs", train, [None]))
+    assert tracked.state is State.FINISHED  # meanwhile
     processes = [len(read_lines(runs / name / "processes.jsonl")) for name in ("mlp_softplus", "fixed")]
     assert processes == [1, 1]  # its last checkpoint was there
     assert list(read_json(kept, "short.json")["variants"]) == ["mlp_softplus", "fixed"]
@@ -221,17 +213,6 @@ def test_variants_of_a_cell_are_trained_in_one_folder_and_kept_together(tmp_path
     assert list(read_json(kept, "short.json")["variants"]) == ["mlp_softplus", "fixed", "linear"]
 
 
-@pytest.mark.slow
-def test_what_another_sweep_finishes_meanwhile_is_kept(tmp_path):
-    grid = grid_file(tmp_path, "short")
-    assert sweep(grid) == 0
-    shutil.rmtree(tmp_path / "kept")
-    (tracked,) = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
-    tracked.state = State.INTERRUPTED  # as it was when the other began
-    assert not supervise([tracked], LocalJobs([tracked], tmp_path / "runs", train, [None]))
-    assert tracked.state is State.FINISHED and (tmp_path / "kept" / "short.json").exists()
-
-
 def test_the_list_has_names_or_commands(tmp_path, capsys):
     grid = grid_file(tmp_path, "short", "long-b")
     assert sweep(grid, "--list") == 0
@@ -240,19 +221,10 @@ def test_the_list_has_names_or_commands(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("not started  python run.py --config=mqar ")
 
 
-def keep(tracked, config, outcomes):
-    tracked.of.kept.parent.mkdir(exist_ok=True)
-    write_record(tracked.of.kept, config, RunSummary(outcomes))
-
-
-def tracked_in(grid, *changes):
-    return track(read_grid(grid), read_grid(grid).cells, grid.parent / "runs", changes)
-
-
 def test_folders_that_hold_something_else_are_named_before_anything_starts(tmp_path, capsys):
     """A workdir with a run of another config, or what is kept of another one."""
     grid, runs = grid_file(tmp_path, "short", "short-b"), tmp_path / "runs"
-    tracked, _ = tracked_in(grid)
+    tracked, _ = track(read_grid(grid), read_grid(grid).cells, runs)
     other = tracked.of.config
     other.train.num_steps = 30
 
@@ -261,36 +233,14 @@ def test_folders_that_hold_something_else_are_named_before_anything_starts(tmp_p
         out, err = capsys.readouterr()
         assert out == "" and f"cell short: {message}" in err and err.count("\n") == 1
 
-    keep(tracked, other, {})
+    tracked.of.kept.parent.mkdir()
+    write_record(tracked.of.kept, other, RunSummary({}))
     refused(f"{tracked.of.kept} keeps the outcome of another config (train.num_steps: 30 → 20): give the same settings")
     tracked.of.kept.unlink()
     (runs / "short").mkdir(parents=True)
     write_json(runs / "short" / "config.json", other.to_dict())
     refused(f"{runs}/short holds a run with another config (train.num_steps: 30 → 20): give the same", "--list")
     assert [path.name for path in runs.iterdir()] == ["short"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
-        (["--split"], "unrecognized argument --split"),
-        (
-            ["--partition=gpu"],
-            "--partition is for --cluster=slurm: here --workers says how many variants run at a time",
-        ),
-        (["--gpus=2"], "--gpus=2: this machine has 0 for all variants: expected no more than that"),
-        (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
-        (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
-        (["--config.train.num_steps=x"], "cell short: train.num_steps: expected a whole number"),
-        (["--only=x*"], "no cell's name matches 'x*': there are short"),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments, message, tmp_path, capsys, slurm):
-    assert sweep(grid_file(tmp_path, "short"), *arguments) == 2
-    assert not (tmp_path / "runs").exists()
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
 
 
 @pytest.fixture
@@ -300,9 +250,8 @@ def slurm(tmp_path, monkeypatch):
     commands.mkdir()
     answers = {"srun": "", "sbatch": "Submitted batch job 12", "sacct": "", "scancel": ""}
     for name, answer in answers.items():
-        (commands / name).write_text(
-            f'#!/bin/sh\necho "$@" >> {commands}/{name}.log\necho "{answer}"\n', encoding="utf-8"
-        )
+        script = f'#!/bin/sh\necho "$@" >> {commands}/{name}.log\necho "{answer}"\n'
+        (commands / name).write_text(script, encoding="utf-8")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
     return commands
@@ -318,22 +267,12 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     ((cells, jobs),) = made
     assert jobs.start() == cells and not jobs.waiting
     (script,) = jobs.logs.glob("*_submission.sh")
-    flags = re.findall(r"^#SBATCH --(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
-    expected = {
-        "partition=gpu",
-        "time=240",
-        "gpus-per-node=2",
-        "account=ours",
-        "array=0-2%2",
-        "job-name=grid",
-        "signal=USR2@90",
-    }
-    assert expected <= set(flags)
+    flags = set(re.findall(r"^#SBATCH --(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE))
+    assert flags >= {"partition=gpu", "time=240", "gpus-per-node=2", "account=ours", "array=0-2%2", "signal=USR2@90"}
     for index, (tracked, job) in enumerate(jobs.running.values()):
         worker = job.submission().function
-        assert (
-            worker.arguments == tracked.arguments and worker.arguments[-1] == f"--workdir={runs}/short-{'abc'[index]}"
-        )
+        assert worker.arguments == tracked.arguments
+        assert worker.arguments[-1] == f"--workdir={runs}/short-{'abc'[index]}"
         assert worker.checkpoint().function is worker
         assert (tracked.state, tracked.place, job.job_id) == (State.QUEUED, f"job 12_{index}", f"12_{index}")
     job = jobs.running["short-b linear"][1]
@@ -356,44 +295,6 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "listed", "gpus"),
-    [
-        ({}, "GPU 0: A\nGPU 1: A", ["0", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "2,GPU-ab"}, "GPU 0: A", ["2", "GPU-ab"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "GPU 0: A", []),
-        ({"JAX_PLATFORMS": "cpu"}, "GPU 0: A", []),
-        ({}, "No devices found.", []),
-    ],
-)
-def test_the_gpus_of_this_machine(environment, listed, gpus, tmp_path, monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n", encoding="utf-8")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert gpus_here() == gpus
-
-
-@pytest.mark.parametrize(
-    ("arguments", "places"),
-    [
-        ([], ["0", "1", "2", "3", "4"]),
-        (["--workers=2"], ["0", "1"]),
-        (["--gpus=2"], ["0,1", "2,3"]),
-        (["--gpus=2", "--workers=3"], ["0,1", "2,3", "0,1"]),
-    ],
-)
-def test_how_many_gpus_a_cell_has(arguments, places, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr("loglinear_jax.sweep.jobs.gpus_here", lambda: ["0", "1", "2", "3", "4"])
-    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append(jobs) or True)
-    assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
-    assert made[0].free == places
-
-
 def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
     """Of each process the GPU, and which part of its memory."""
     for name in MEMORY_VARIABLES:
@@ -408,9 +309,51 @@ def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeyp
     monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
     for places, part in (["0", "1"], None), (["0", "1", "0"], "0.450"):
         started.clear()
-        jobs = LocalJobs(
-            track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs"), tmp_path / "runs", train, places
-        )
+        cells = track(read_grid(grid), read_grid(grid).cells, tmp_path / "runs")
+        jobs = LocalJobs(cells, tmp_path / "runs", train, places)
         assert len(jobs.start()) == len(places) and len(jobs.waiting) == 4 - len(places)
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in started] == places
         assert [environment.get(MEMORY_VARIABLES[0]) for environment in started] == [part] * len(places)
+
+
+def test_wrong_usage_is_one_line(tmp_path, capsys, slurm):
+    for arguments, message in (
+        (["--config=mqar"], "--config is each cell's own: expected settings alone, --config.section.setting=value"),
+        (["--partition=gpu"], "--partition is for --cluster=slurm: here --workers says how many variants run"),
+        (["--gpus=2"], "--gpus=2: this machine has 0 for all variants: expected no more than that"),
+        (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
+        (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
+        (["--only=x*"], "no cell's name matches 'x*': there are short"),
+    ):
+        assert sweep(grid_file(tmp_path, "short"), *arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and message in err and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+def test_the_gpus_of_this_machine_and_how_many_a_cell_has(tmp_path, monkeypatch):
+    two = "GPU 0: A\nGPU 1: A"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for environment, listed, gpus in (
+        ({}, two, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,GPU-ab"}, two, ["2", "GPU-ab"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, two, []),
+        ({"JAX_PLATFORMS": "cpu"}, two, []),
+        ({}, "No devices found.", []),
+    ):
+        for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n", encoding="utf-8")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        assert gpus_here() == gpus
+    made = []
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.gpus_here", lambda: ["0", "1", "2", "3", "4"])
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append(jobs) or True)
+    for arguments, places in (
+        ([], ["0", "1", "2", "3", "4"]),
+        (["--workers=2"], ["0", "1"]),
+        (["--gpus=2", "--workers=3"], ["0,1", "2,3", "0,1"]),
+    ):
+        assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
+        assert made.pop().free == places

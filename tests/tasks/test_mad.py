@@ -10,9 +10,8 @@ from tests.tasks.drawing import sample
 
 def same_distribution(ours, theirs):
     """Whether two samples of small integers may come from one distribution; the rare ones count as one."""
-    counts = np.array(
-        [np.bincount(np.ravel(x), minlength=max(np.max(ours), np.max(theirs)) + 1) for x in (ours, theirs)]
-    )
+    end = max(np.max(ours), np.max(theirs)) + 1
+    counts = np.array([np.bincount(np.ravel(x), minlength=end) for x in (ours, theirs)])
     often = counts.sum(0) >= 20
     counts = np.column_stack([counts[:, often], counts[:, ~often].sum(1)])
     counts = counts[:, counts.any(0)]
@@ -46,7 +45,6 @@ def numpy_recall(rng, num, seq_len, vocab, noise_vocab, frac_noise):
 RECALL = [
     {},
     {"seq_len": 20, "vocab_size": 7},
-    {"vocab_size": 32, "noise_vocab_size": 16, "frac_noise": 0.2},
     {"seq_len": 12, "vocab_size": 9, "noise_vocab_size": 3, "frac_noise": 0.9},
 ]
 
@@ -77,9 +75,8 @@ def test_a_key_that_was_there_before_is_answered_with_its_value(settings):
 def test_recall_is_drawn_as_by_numpy(settings):
     task = load_task("mad_recall", **settings)
     ours = sample(task, 2000)
-    theirs = numpy_recall(
-        np.random.default_rng(0), 2000, task.seq_len, task.vocab_size, task.noise_vocab_size, task.frac_noise
-    )
+    sizes = task.seq_len, task.vocab_size, task.noise_vocab_size, task.frac_noise
+    theirs = numpy_recall(np.random.default_rng(0), 2000, *sizes)
     for place in {*range(4), task.seq_len // 2, *range(task.seq_len - 4, task.seq_len)}:
         assert same_distribution(ours[0][:, place], theirs[0][:, place]), place
         assert same_distribution(ours[1][:, place] + 1, theirs[1][:, place] + 1), place
@@ -87,13 +84,6 @@ def test_recall_is_drawn_as_by_numpy(settings):
         assert same_distribution(count(ours), count(theirs))
     # How often the last key was there before: it is any of those that were, however often.
     assert same_distribution(*((x[0][:, :-2:2] == x[0][:, [-2]]).sum(1) for x in (ours, theirs)))
-
-
-def test_values_of_different_keys_are_independent():
-    tokens, _ = sample(load_task("mad_recall", seq_len=8, vocab_size=6), 6000)
-    two = tokens[tokens[:, 0] != tokens[:, 2]]
-    counts = np.bincount((two[:, 1] - 3) * 3 + two[:, 3] - 3, minlength=9)
-    assert chisquare(counts).pvalue > 1e-4
 
 
 # --- Fuzzy recall ----------------------------------------------------------------------------------------------------------
@@ -145,14 +135,12 @@ def pairs_of(row, target, vocab):
 
 
 FUZZY = [
-    {},
     {"seq_len": 18, "vocab_size": 7},
-    {"seq_len": 20, "vocab_size": 6, "key_motif": 1, "value_motif": 2},
     {"seq_len": 40, "vocab_size": 9, "key_motif": 2, "value_motif": 1},
 ]
 
 
-@pytest.mark.parametrize("settings", FUZZY[:2])
+@pytest.mark.parametrize("settings", FUZZY)
 @pytest.mark.parametrize("method", ["sample", "sample_evaluation"])
 @pytest.mark.slow
 def test_motifs_that_were_there_before_are_answered(settings, method):
@@ -173,7 +161,7 @@ def test_motifs_that_were_there_before_are_answered(settings, method):
     assert lengths == {*range(shortest, task.key_motif + 1)}
 
 
-@pytest.mark.parametrize("settings", FUZZY[1:])
+@pytest.mark.parametrize("settings", FUZZY)
 @pytest.mark.parametrize("method", ["sample", "sample_evaluation"])
 @pytest.mark.slow
 def test_fuzzy_recall_is_drawn_as_by_numpy(settings, method):
@@ -184,10 +172,8 @@ def test_fuzzy_recall_is_drawn_as_by_numpy(settings, method):
     for place in range(0, task.seq_len, 3):
         assert same_distribution(ours[0][:, place], theirs[0][:, place]), place
         assert same_distribution(ours[1][:, place] + 1, theirs[1][:, place] + 1), place
-    read = [
-        [pairs_of(*pair, task.vocab_size) for pair in zip(*(y.tolist() for y in x), strict=True)]
-        for x in (ours, theirs)
-    ]
+    rows = (zip(*(y.tolist() for y in x), strict=True) for x in (ours, theirs))
+    read = [[pairs_of(*pair, task.vocab_size) for pair in x] for x in rows]
     for count in (
         len,
         lambda pairs: [pair[0] for pair in pairs].index(pairs[-1][0]),  # where the probe stands
@@ -224,7 +210,7 @@ def key_before(row, at):
 # --- Selective copying -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seq_len", "vocab", "count"), [(256, 16, 16), (512, 128, 96), (12, 4, 5), (20, 6, 4)])
+@pytest.mark.parametrize(("seq_len", "vocab", "count"), [(256, 16, 16), (12, 4, 5), (20, 6, 4)])
 def test_the_data_are_copied_in_order(seq_len, vocab, count):
     task = load_task("mad_copying", seq_len=seq_len, vocab_size=vocab, num_tokens=count)
     tokens, targets = sample(task)
@@ -257,7 +243,7 @@ def test_each_blank_goes_before_a_data_token_drawn_uniformly():
 # --- Memorisation ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("vocab", "seq_len"), [(256, 32), (8192, 32), (5, 2)])
+@pytest.mark.parametrize(("vocab", "seq_len"), [(256, 32), (5, 2)])
 def test_values_are_the_same_in_all_sequences(vocab, seq_len):
     task = load_task("mad_memorisation", vocab_size=vocab, seq_len=seq_len)
     tokens, targets = (np.concatenate(x) for x in zip(sample(task, seed=0), sample(task, seed=1), strict=True))

@@ -54,14 +54,11 @@ def test_lengths_of_a_mixture():
     ("name", "text", "message"),
     [
         ("mixture", "64", "task.mixture must be like 64/4"),
-        ("mixture", "64/4,", "task.mixture must be like 64/4"),
         ("mixture", "64/4*0", "task.mixture must have weights from 1 on"),
         ("tests", "64/4*2", "task.tests has no weights, as each test counts the same, got '64/4*2'"),
         ("mixture", "64/4*10001", "that add up to at most 10000"),
         ("mixture", "64/4,64/4*2", "the same sequences twice: 64/4, 64/4"),
         ("tests", "64/4,12/4", "task.tests: 12/4: task.seq_len=12 is too short for num_pairs=4"),
-        ("mixture", "2000/300", "task.mixture: 2000/300: task.vocab_size=64 is too small for num_pairs=300"),
-        ("tests", "0/0", "task.tests: 0/0: task.seq_len must be at least 1"),
     ],
 )
 def test_what_is_no_mixture_is_refused(name, text, message):

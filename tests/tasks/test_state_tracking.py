@@ -36,9 +36,8 @@ def test_parity_counts_ones():
 @pytest.mark.slow
 def test_longer_sequences_are_tests_alone():
     task = load_task("state_tracking", seq_len=8, tests="8, 20")
-    assert (
-        task.trained_on.longest == 8 and task.max_seq_len == 20 and task.evaluated_on.names == ("length 8", "length 20")
-    )
+    assert (task.trained_on.longest, task.max_seq_len) == (8, 20)
+    assert task.evaluated_on.names == ("length 8", "length 20")
     tokens, targets = task.evaluated_on.draw(jax.random.key(0), 10)[1]
     assert tokens.shape == (5, 20)
     np.testing.assert_array_equal(targets, np.cumsum(tokens, axis=1) % 2)

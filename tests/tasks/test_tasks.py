@@ -1,6 +1,7 @@
 """Every property that the tasks promise, on drawn sequences."""
 
 import collections
+import itertools
 import sys
 import types
 import warnings
@@ -17,7 +18,7 @@ from loglinear_jax.tasks.draws import distinct, distinct_of_many, increasing, we
 from tests.tasks.drawing import sample
 
 
-@pytest.mark.parametrize(("seq_len", "pairs", "vocab"), [(128, 4, 128), (128, 32, 128), (256, 8, 128), (20, 3, 10)])
+@pytest.mark.parametrize(("seq_len", "pairs", "vocab"), [(128, 4, 128), (256, 8, 128), (20, 3, 10), (12, 3, 8)])
 def test_mqar(seq_len, pairs, vocab):
     task = load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=vocab)
     tokens, targets = sample(task)
@@ -42,10 +43,9 @@ def test_mqar(seq_len, pairs, vocab):
 
 
 @pytest.mark.parametrize(
-    ("vocab", "data", "noise"), [(128, range(3, 66), range(67, 128)), (64, range(3, 34), range(35, 64))]
-)
-@pytest.mark.parametrize("seq_len", [40, 256])
-def test_selective_copy(vocab, data, noise, seq_len):
+    ("seq_len", "vocab", "data", "noise"), [(40, 128, range(3, 66), range(67, 128)), (256, 64, range(3, 34), range(35, 64))]
+)  # fmt: skip
+def test_selective_copy(seq_len, vocab, data, noise):
     task = load_task("selective_copy", seq_len=seq_len, vocab_size=vocab, num_tokens=16)
     tokens, targets = sample(task)
     context = seq_len - 17
@@ -91,9 +91,8 @@ def test_draws_are_uniform():
 def test_weighted_draws_take_each_in_proportion_to_what_is_left():
     weights = jnp.array([1.0, 2.0, 5.0])
     rows = np.asarray(weighted(jax.random.key(0), 6000, 2, weights))
-    expected = {
-        (a, b): wa / 8 * wb / (8 - wa) for a, wa in enumerate((1, 2, 5)) for b, wb in enumerate((1, 2, 5)) if a != b
-    }
+    pairs = itertools.permutations(enumerate((1, 2, 5)), 2)
+    expected = {(a, b): wa / 8 * wb / (8 - wa) for (a, wa), (b, wb) in pairs}
     found = collections.Counter(map(tuple, rows.tolist()))
     assert set(found) == set(expected)
     assert chisquare([found[pair] for pair in expected], [6000 * p for p in expected.values()]).pvalue > 1e-4
@@ -115,9 +114,8 @@ def test_one_seed_is_one_data_set_and_what_is_scored_is_where_the_task_says(name
     task.check_sequences()
     if "query" in task.ROLES:
         is_query = task.roles(a) == task.ROLES.index("query")
-        assert is_query[targets >= 0].all() and (
-            name in ("forgetting", "zoology_mqar") or not is_query[targets < 0].any()
-        )
+        assert is_query[targets >= 0].all()
+        assert name in ("forgetting", "zoology_mqar") or not is_query[targets < 0].any()
     with warnings.catch_warnings(), jax.enable_x64(True):  # by a user who calls `sample`
         warnings.simplefilter("error")
         tokens, targets = task.sample(jax.random.key(0), 4)
@@ -131,64 +129,30 @@ def test_one_seed_is_one_data_set_and_what_is_scored_is_where_the_task_says(name
         ("mqar", {"vocab_size": 32, "num_pairs": 16}, "vocab_size=32 is too small for num_pairs=16"),
         ("mqar", {"num_pairs": 0}, "num_pairs must be at least 1, got 0"),
         ("selective_copy", {"seq_len": 32}, "seq_len=32 is too short for num_tokens=16: it takes at least 33"),
-        ("selective_copy", {"vocab_size": 32}, "vocab_size=32 is too small for num_tokens=16"),
         ("selective_copy", {"pairs": 3}, "task.pairs: selective_copy has no such setting; it has num_tokens"),
-        ("interleaved", {"seq_len": 95}, "seq_len=95 is too short for num_pairs=24: it takes at least 96"),
         ("interleaved", {"vocab_size": 48}, "vocab_size=48 is too small for num_pairs=24 .*: it takes at least 50"),
         ("forgetting", {"num_updates": 9}, "num_updates must be at most num_pairs=8, got 9"),
         ("forgetting", {"seq_len": 39}, "seq_len=39 is too short .* num_updates=4: it takes at least 40"),
-        ("forgetting", {"vocab_size": 17}, "vocab_size=17 is too small for num_pairs=8 .*: it takes at least 18"),
-        ("forgetting", {"filler": "one"}, "task.filler must be one of random, zero, got 'one'"),
         ("state_tracking", {"group": "s3"}, "task.vocab_size must be 6, the elements of group=s3, got 2"),
         ("state_tracking", {"group": "z3"}, "task.group must be one of parity, s3, s4, s5, got 'z3'"),
+        ("state_tracking", {"tests": "8;9"}, "task.tests must be lengths with commas between them, .* got '8;9'"),
+        ("state_tracking", {"tests": "8,0"}, "task.tests: length 0: task.seq_len must be at least 1, got 0"),
         ("copying", {}, "no task 'copying'"),
         ("base", {}, "TASK of loglinear_jax.tasks.base is None"),
         ("mad_recall", {"seq_len": 127}, "task.seq_len must be even and at least 4, got 127"),
-        ("mad_recall", {"seq_len": 2}, "task.seq_len must be even and at least 4, got 2"),
         ("mad_recall", {"frac_noise": 0.2}, "task.frac_noise=0.2 needs a noise_vocab_size of at least 1, got 0"),
         ("mad_recall", {"frac_noise": 1.0, "noise_vocab_size": 4}, "task.frac_noise must be below 1, got 1.0"),
-        ("mad_recall", {"frac_noise": -0.1}, "task.frac_noise must be finite and not negative, got -0.1"),
         ("mad_recall", {"noise_vocab_size": 15}, "task.vocab_size=16 is too small .*: it takes at least 17"),
         ("mad_fuzzy", {"seq_len": 17}, "task.seq_len=17 is too short for key_motif=3 .*: it takes at least 18"),
-        ("mad_fuzzy", {"vocab_size": 6}, "task.vocab_size=6 is too small for motifs .*: it takes at least 7"),
         ("mad_fuzzy", {"value_motif": 9}, "task.vocab_size=16 is too small .* value_motif=9: it takes at least 18"),
-        ("mad_fuzzy", {"key_motif": 0}, "task.key_motif must be at least 1, got 0"),
         ("mad_copying", {"seq_len": 33}, "task.seq_len=33 is too short for num_tokens=16: it takes at least 34"),
-        ("mad_copying", {"vocab_size": 2}, "task.vocab_size must be at least 3, .* got 2"),
-        ("mad_copying", {"num_tokens": 0}, "task.num_tokens must be at least 1, got 0"),
-        ("mad_memorisation", {"seq_len": 31}, "task.seq_len must be even, got 31"),
-        ("mad_memorisation", {"vocab_size": 2}, "task.vocab_size must be at least 3, .* got 2"),
         ("mad_memorisation", {"map_seed": -1}, "task.map_seed must not be negative, got -1"),
-        ("zoology_mqar", {"seq_len": 63}, "seq_len=63 is too short for num_pairs=16: it takes at least 64"),
         ("zoology_mqar", {"vocab_size": 33}, "vocab_size=33 is too small for num_pairs=16 .*: it takes at least 34"),
-        ("zoology_mqar", {"num_pairs": 0}, "task.num_pairs must be at least 1, got 0"),
-        (
-            "state_tracking",
-            {"tests": "8;9"},
-            "task.tests must be lengths with commas between them, such as 40,80, got '8;9'",
-        ),
-        ("state_tracking", {"tests": "8,0"}, "task.tests: length 0: task.seq_len must be at least 1, got 0"),
-        ("state_tracking", {"tests": "8,8"}, "task.tests names the same sequences twice"),
     ],
 )
 def test_bad_settings_are_named(name, settings, message):
     with pytest.raises(SettingError, match=message):
         load_task(name, **settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "smallest"),
-    [
-        ("mqar", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}),
-        ("selective_copy", {"seq_len": 7, "vocab_size": 8, "num_tokens": 3}),
-        ("interleaved", {"seq_len": 12, "vocab_size": 8, "num_pairs": 3}),
-        ("forgetting", {"seq_len": 18, "vocab_size": 8, "num_pairs": 3, "num_updates": 3}),
-    ],
-)
-def test_the_smallest_instances_exist(name, smallest):
-    tokens, targets = sample(load_task(name, **smallest))
-    assert tokens.min() >= 0 and tokens.max() < smallest["vocab_size"]
-    assert ((targets >= 0).sum(1) == 3).all()
 
 
 def drawing(sample, **settings):
@@ -206,12 +170,7 @@ def ids(num, value=1, length=8, dtype=jnp.int32):
 @pytest.mark.parametrize(
     ("tokens", "targets", "more", "message"),
     [
-        (
-            ids,
-            lambda num: ids(num, length=9),
-            {},
-            r"targets of shape \(4, 9\) .*: expected integers \[4, task.seq_len=8\]",
-        ),
+        (ids, lambda num: ids(num, length=9), {}, r"shape \(4, 9\) .*: expected integers \[4, task.seq_len=8\]"),
         (lambda num: ids(num, dtype=jnp.float32), ids, {}, "tokens of shape .* and dtype float32"),
         (lambda num: ids(num, 10), ids, {}, "tokens from 10 to 10: expected 0 to task.vocab_size - 1 = 9"),
         (lambda num: [1, 2], ids, {}, "sample.* returns tokens of shape None and dtype list"),
@@ -229,58 +188,36 @@ def test_what_a_task_draws_is_checked(tokens, targets, more, message):
         check_sample(task)
 
 
-def test_what_is_no_pair_and_no_sample_is_named():
+def test_what_is_no_pair_and_no_sample_is_named_and_what_a_sample_raises_is_a_bug():
     with pytest.raises(SettingError, match="sample returns a .*: expected the pair"):
         check_sample(drawing(lambda self, key, num: ids(num)))
     with pytest.raises(SettingError, match="Task has no method sample"):
         check_sample(Task())
+    with pytest.raises(ZeroDivisionError):
+        check_sample(drawing(lambda self, key, num: 1 // 0))
 
 
-def test_what_is_drawn_for_evaluation_is_checked_too():
+def test_a_sample_that_does_not_use_its_key_and_what_is_drawn_for_evaluation_are_checked_too():
+    """As validation and test would have the sequences of the training."""
     task = drawing(lambda self, key, num: (jax.random.randint(key, (num, 8), 0, 10), ids(num)))
     task.check_sequences()
     type(task).sample_evaluation = lambda self, key, num: (ids(num, 10), ids(num))
     with pytest.raises(SettingError, match="sample_evaluation returns tokens from 10 to 10"):
         task.check_sequences()
-
-
-def test_a_sample_that_does_not_use_its_key_is_refused():
-    """As validation and test would have the sequences of the training."""
     task = drawing(lambda self, key, num: (jax.random.randint(jax.random.key(3), (num, 8), 0, 10), ids(num)))
     with pytest.raises(SettingError, match="expected another key to draw others"):
         task.check_sequences()
-
-
-def test_what_a_sample_raises_is_a_bug():
-    def sample(self, key, num):
-        raise ValueError("a bug")
-
-    with pytest.raises(ValueError, match="a bug") as caught:
-        check_sample(drawing(sample))
-    assert not isinstance(caught.value, SettingError)
 
 
 class Undecorated(Task):
     delay: int = setting(4, "tokens between")
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
+def test_what_is_no_class_of_tasks_is_named(monkeypatch):
+    for task, message in (
         (3, "TASK of own_task is 3: expected a dataclass that is a subclass of Task"),
-        (Task(), "TASK of own_task is Task(.*: expected a dataclass that is a subclass of Task"),
         (Undecorated, "Undecorated of own_task lacks @dataclasses.dataclass.* above it"),
-    ],
-)
-def test_what_is_no_class_of_tasks_is_named(task, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "own_task", types.SimpleNamespace(TASK=task))
-    with pytest.raises(SettingError, match=message.replace("(", r"\(")):
-        load_task("own_task")
-
-
-def test_a_module_that_a_task_s_package_lacks_is_named(tmp_path, monkeypatch):
-    (tmp_path / "own_package").mkdir()
-    (tmp_path / "own_package" / "__init__.py").write_text("import nothing_like_it\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="nothing_like_it"):
-        load_task("own_package.task")
+    ):
+        monkeypatch.setitem(sys.modules, "own_task", types.SimpleNamespace(TASK=task))
+        with pytest.raises(SettingError, match=message):
+            load_task("own_task")

@@ -99,36 +99,37 @@ def test_documents_without_splits_are_split_by_their_text(tmp_path):
         assert sorted(find_documents(str(tmp_path / "folder"), "body").texts(split)) == sorted(own)
 
 
-def test_unusable_corpora_are_refused_with_a_reason(tmp_path):
-    def refused(folder, message, **given):
-        with pytest.raises(CorpusError, match=message):
-            opened(folder, tmp_path, **given)
+@pytest.mark.parametrize(
+    ("content", "message", "given"),
+    [
+        (None, "there is no folder '.*': expected one with documents, a .jsonl file, or a data set on the hub, as", {}),
+        ('{"text": "a"}\n', "split of few is empty: expected a document", {}),
+        ('{"text": "a"}\n', "an object with a text as text_field='body', got the fields text", {"text_field": "body"}),
+        ('{"text": "a"}\n', "end_token: bytes has no token '</s>'.*its special tokens: <.endoftext.>", {"end_token": "</s>"}),
+        ('{"text": "a"}\n{"text": \n', "few.jsonl, line 2: not JSON", {}),
+        ('["a"]\n', "line 1: expected an object with a text as text_field='text'$", {}),
+        ('{"text": "é"}\n', "line 1 is not UTF-8 text: byte 0xe9 at position 10", {}),
+    ],
+)  # fmt: skip
+def test_unusable_documents_are_refused_with_a_reason(content, message, given, tmp_path):
+    if content:
+        (tmp_path / "few.jsonl").write_bytes(content.encode("latin-1"))
+    with pytest.raises(CorpusError, match=message):
+        opened(tmp_path / "few.jsonl", tmp_path, **given)
 
-    write_jsonl(tmp_path / "half" / "train.jsonl", ["a"])
-    refused(tmp_path / "half", "has train.jsonl, but no valid and no test")
-    for corpus in ("books", "./no/books", ""):
-        refused(
-            corpus, "there is no folder '.*': expected one with documents, a .jsonl file, or a data set on the hub, as"
-        )
-    (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "has no documents: expected .txt or .jsonl files")
-    (tmp_path / "one.txt").write_text("a")
-    refused(tmp_path / "one.txt", "is one file: expected a folder of documents, or a .jsonl file")
-    write_jsonl(tmp_path / "few.jsonl", ["a"])
-    refused(tmp_path / "few.jsonl", "split of few is empty: expected a document")
-    refused(tmp_path / "few.jsonl", "line 1: expected an object with a text as text_field='body', got the fields id, text",
-            text_field="body")  # fmt: skip
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    refused(tmp_path / "bad.jsonl", r"bad.jsonl, line 2: not JSON")
-    (tmp_path / "list.jsonl").write_text('["a"]\n')
-    refused(tmp_path / "list.jsonl", "line 1: expected an object with a text as text_field='text'$")
-    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}\n'.encode("latin-1"))
-    refused(tmp_path / "latin.jsonl", "line 1 is not UTF-8 text: byte 0xe9 at position 10")
-    refused(
-        tmp_path / "few.jsonl",
-        "end_token: bytes has no token '</s>'.*its special tokens: <.endoftext.>",
-        end_token="</s>",
-    )
+
+@pytest.mark.parametrize(
+    ("name", "corpus", "message"),
+    [
+        ("birds/train.jsonl", "birds", "has train.jsonl, but no valid and no test"),
+        ("birds/README.md", "birds", "has no documents: expected .txt or .jsonl files"),
+        ("one.txt", "one.txt", "is one file: expected a folder of documents, or a .jsonl file"),
+    ],
+)
+def test_folders_without_documents_are_refused(name, corpus, message, tmp_path):
+    write_jsonl(tmp_path / name, ["a"])
+    with pytest.raises(CorpusError, match=message):
+        opened(tmp_path / corpus, tmp_path)
 
 
 def test_bytes_are_a_tokenizer_without_a_file():

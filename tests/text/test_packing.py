@@ -100,12 +100,6 @@ def test_iterators_go_on_from_a_state_and_from_a_step(packing):
         assert all(map(same, read(batches, 5, 9, other), expected[9:]))
 
 
-def test_a_state_is_small_however_far_it_is():
-    batches = PackedBatches(documents_of(LENGTHS, 10), packing="concatenate", **SETTINGS)
-    iterator = batches.iterate(50)
-    assert len(json.dumps(iterator.get_state())) < 1_000
-
-
 @pytest.mark.parametrize("lengths", [[400], [405], [10] * 40, [3] * 40])
 def test_documents_may_all_be_long_or_short(lengths):
     """Also if there is no rest, or one in an epoch: a pack is there at once."""

@@ -1,5 +1,7 @@
 """Language-model runs as a user starts them: resumed, over devices and processes, read back, and made to speak."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -66,43 +68,37 @@ def curves(workdir):
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run") / "run"
-    out, err = finish(start(workdir, *corpus))
-    return workdir, out, err
+    """(Its folder, standard output, standard error), of a run on four devices: two over the seeds, two over each batch."""
+    workdir, out, err = tmp_path_factory.mktemp("run") / "run", io.StringIO(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["train", *SMALL, *corpus, f"--workdir={workdir}"]) == 0, err.getvalue()
+    return workdir, out.getvalue(), err.getvalue()
 
 
 @pytest.mark.slow
 def test_what_a_run_says_and_writes(run):
+    """Its perplexity is over every token once: from the checkpoint, window by window, without the code that trains."""
     workdir, out, err = run
-    assert "are λ's" in err and "perplexity" in err
+    assert "are λ's" in err and "2 seed(s) on 4 device(s)" in err
     loss = curves(workdir)
     assert loss.shape == (3, 2, 2) and (loss[-1] < loss[0]).all()
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))["variants"]["mlp_softplus"]
     np.testing.assert_allclose(summary["best_loss"], loss[:, 1].min(axis=0), rtol=1e-6)
-    assert len(summary["test_loss"]) == 2
     by_position = summary["test_loss_from_position"]
     assert list(by_position) == ["0", "1", "2", "4", "8"]
-    np.testing.assert_allclose(
-        np.average(list(by_position.values()), axis=0, weights=[1, 1, 2, 4, 8]), summary["test_loss"], rtol=1e-2
-    )
-    shown = np.exp(summary["best_loss"]).mean()
-    assert "validation perplexity" in out and f"{shown:.2f}" in out
-
-
-@pytest.mark.slow
-def test_perplexity_is_over_every_token_once(run):
-    """From the checkpoint, window by window, without the code that trains."""
-    workdir, *_ = run
+    mean = np.average(list(by_position.values()), axis=0, weights=[1, 1, 2, 4, 8])
+    np.testing.assert_allclose(mean, summary["test_loss"], rtol=1e-2)
+    assert "validation perplexity" in out and f"{np.exp(summary['best_loss']).mean():.2f}" in out
     loaded = load_run(workdir)
     tokens = np.asarray(loaded.task.data.validation, np.int32)
-    losses = []
+    losses, apply = [], jax.jit(loaded.model.apply)
     for first in range(0, len(tokens) - 1, 16):
         window = tokens[first : first + 17]
-        logits = jax.jit(loaded.model.apply)(loaded.params(1, "last"), window[None, :-1])
+        logits = apply(loaded.params(1, "last"), window[None, :-1])
         losses.append(np.asarray(token_losses(logits, window[None, 1:])[0][0]))
     losses = np.concatenate(losses)
     assert len(losses) == len(tokens) - 1
-    np.testing.assert_allclose(losses.mean(), curves(workdir)[-1, 1, 1], rtol=1e-4)
+    np.testing.assert_allclose(losses.mean(), loss[-1, 1, 1], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -110,22 +106,13 @@ def test_going_on_is_exact_to_the_batch(run, corpus, tmp_path):
     """Another process goes on where one was stopped early: it must read the batches that come next, and no other."""
     workdir, *_ = run
     again = tmp_path / "again"
-    process = start(again, *corpus)
+    process = start(again, *corpus, devices=4)
     next(line for line in process.stderr if "mlp_softplus:   0%" in line)  # the first steps are compiled then
     process.terminate()
     process.communicate(timeout=240)
     assert not (again / "summary.json").exists()
-    finish(start(again, *corpus))
+    finish(start(again, *corpus, devices=4))
     np.testing.assert_array_equal(curves(again), curves(workdir))
-
-
-@pytest.mark.slow
-def test_four_devices_give_the_curve_of_one(run, corpus, tmp_path):
-    """Two over the seeds, two over each batch."""
-    workdir, *_ = run
-    _, err = finish(start(tmp_path / "four", *corpus, devices=4))
-    assert "2 seed(s) on 4 device(s)" in err
-    np.testing.assert_allclose(curves(tmp_path / "four"), curves(workdir), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -167,22 +154,6 @@ def test_two_processes_give_the_curve_of_one(over, run, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_generating_from_a_run(run, tmp_path):
-    """On a machine that does not have the text."""
-    workdir = tmp_path / "moved"
-    shutil.copytree(run[0], workdir)
-    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
-    config["task"] |= {"corpus": "none.txt", "tokenizer": "none", "cache": str(tmp_path / "none")}
-    (workdir / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    command = [sys.executable, "-m", "loglinear_jax", "generate", f"--workdir={workdir}", "--prompt= the heron"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([*command, "--num_tokens=5"], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith(" the heron") and len(done.stdout) > 12, done.stderr
-    done = subprocess.run([*command, "--num_tokens=50"], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 2 and "has levels for 16;" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
 def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
     config = read_config(run[0] / "config.json")
     config.variants = "mixer=gated_delta+conv_bias=False,mlp_softplus"
@@ -190,6 +161,13 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
     workdir, out = tmp_path / "run", tmp_path / "out"
     training.run(config, workdir)
     first, second = variant_names(config)
+    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    config["task"] |= {
+        "corpus": "none.txt",
+        "tokenizer": "none",
+        "cache": str(tmp_path / "none"),
+    }  # as where no text is
+    (workdir / "config.json").write_text(json.dumps(config), encoding="utf-8")
     export = ["export", f"--workdir={workdir}", "--model_seed=1"]
     assert main([*export, f"--variant={first}", f"--out={out}"]) == 0
     trained = load_run(workdir, first)
@@ -202,7 +180,9 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
     for model in ([f"--model={out}"], [f"--workdir={workdir}", f"--variant={first}", "--model_seed=1"]):
         assert main(["generate", *model, "--prompt= the heron", "--num_tokens=5", "--temperature=0"]) == 0
         texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] and texts[0].startswith(" the heron") and len(texts[0]) > 12
+    assert main(["generate", f"--workdir={workdir}", f"--variant={second}", "--prompt=a", "--num_tokens=50"]) == 2
+    assert "has levels for 16;" in capsys.readouterr().err
     other = tmp_path / "other"
     for arguments, message in (
         ([f"--variant={second}", f"--out={other}"], "settings have mixer='log_linear', lam='mlp_softplus'"),
@@ -212,21 +192,6 @@ def test_a_run_becomes_a_folder_of_others(run, tmp_path, capsys):
         assert main([*export, *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1 and not other.exists()
-
-
-@pytest.mark.slow
-def test_another_text_behind_the_same_path_is_noticed(run, corpus, tmp_path):
-    workdir, *_ = run
-    shutil.copytree(workdir, tmp_path / "run")
-    config = read_config(workdir / "config.json")
-    path = tmp_path / "other.txt"
-    path.write_text(make_text(150, seed=1), encoding="utf-8")
-    known = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
-    known["task"]["corpus"] = str(path)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(known), encoding="utf-8")
-    config.task.corpus = str(path)
-    with pytest.raises(ConfigError, match=r"holds a run in which the text was another one"):
-        training.run(config, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -243,7 +208,8 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     (again / "mlp_softplus" / "outcome.json").unlink()
     moved = (f"--config.task.corpus={tmp_path / 'other.txt'}", f"--config.task.tokenizer={tmp_path / 'other'}")
     (again / "tokenizer.json").unlink()
-    out, _ = finish(start(again, *moved, f"--config.task.cache={tmp_path / 'cache'}", LC_ALL="C", PYTHONUTF8="0"))
+    moved += (f"--config.task.cache={tmp_path / 'cache'}",)
+    out, _ = finish(start(again, *moved, devices=4, LC_ALL="C", PYTHONUTF8="0"))
     assert "validation perplexity, mean ? std" in out
     assert (again / "tokenizer.json").read_bytes() == (workdir / "tokenizer.json").read_bytes()
     np.testing.assert_array_equal(curves(again), curves(workdir))
@@ -251,6 +217,10 @@ def test_a_run_goes_on_when_its_text_has_moved(run, corpus, tmp_path):
     with pytest.raises(ConfigError, match="task.seq_len: 16 → 8"):
         config = read_config(again / "config.json")
         config.task.seq_len = 8
+        training.run(config, again)
+    (tmp_path / "another.txt").write_text(make_text(150, seed=1), encoding="utf-8")
+    config.task.update(seq_len=16, corpus=str(tmp_path / "another.txt"))
+    with pytest.raises(ConfigError, match=r"holds a run in which the text was another one"):
         training.run(config, again)
 
 
@@ -260,22 +230,6 @@ def test_settings_are_checked_before_the_text_is_read(tmp_path):
     config.train.patience = -1
     with pytest.raises(ConfigError, match="train.patience must not be negative"):
         build(config, "linear")
-
-
-def test_a_missing_corpus_ends_in_one_line(tmp_path, bpe, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    flags = f"--config.task.corpus={tmp_path / 'none.txt'}", f"--config.task.tokenizer={bpe}"
-    assert main(["train", *SMALL, *flags, f"--workdir={tmp_path / 'run'}"]) == 2
-    err = capsys.readouterr().err
-    assert "none.txt" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()
-
-
-def test_too_few_devices_are_noticed_before_anything_is_written(corpus, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    many = f"--config.train.fsdp_devices={2 * jax.device_count()}"
-    assert main(["train", *SMALL, *corpus, many, f"--workdir={tmp_path / 'run'}"]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert "must be at most the number of devices" in line and not (tmp_path / "run").exists()
 
 
 def test_a_text_too_short_for_a_batch_is_named_before_training(bpe, tmp_path):

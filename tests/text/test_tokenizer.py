@@ -14,33 +14,26 @@ from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, token
 LINE = " The heron , é 東京\t = \n"
 
 
-def test_folder_with_vocab_and_merges_is_byte_level_and_lossless(bpe):
+def test_a_tokenizer_is_byte_level_lossless_and_uncut(bpe, tmp_path):
     tokenizer = load_tokenizer(bpe)
     ids = tokenizer.encode(LINE, add_special_tokens=False).ids
     assert tokenizer.decode(ids) == LINE
     assert max(ids) < tokenizer_size(tokenizer) == 300
     assert tokenizer.encode("the").ids != tokenizer.encode(" the").ids  # no space is added in front
-
-
-def test_tokenizer_json_gives_the_same_ids_uncut(bpe, tmp_path):
-    tokenizer = load_tokenizer(bpe)
-    expected = tokenizer.encode(LINE).ids
+    before = tokenizer_sha256(tokenizer)
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(str(tmp_path))
-    assert loaded.encode(LINE).ids == expected
-    assert tokenizer_sha256(loaded) == tokenizer_sha256(load_tokenizer(bpe))
+    assert loaded.encode(LINE).ids == ids and tokenizer_sha256(loaded) == before
+    with_a_hole = tokenizers.models.WordLevel({"a": 0, "b": 9}, unk_token="a")
+    assert tokenizer_size(tokenizers.Tokenizer(with_a_hole)) == 10
 
 
-def test_size_counts_holes_in_the_vocabulary():
-    assert tokenizer_size(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 9}, unk_token="a"))) == 10
-
-
-@pytest.mark.parametrize("name", ["", "./nowhere", "/nowhere", "two words!"])
-def test_no_tokenizer_of_that_name(name):
-    with pytest.raises(CorpusError, match=f"tokenizer: '{name}' is not .*vocab.json"):
-        load_tokenizer(name)
+def test_no_tokenizer_of_that_name():
+    for name in ("", "./nowhere", "two words!"):
+        with pytest.raises(CorpusError, match=f"tokenizer: '{name}' is not .*vocab.json"):
+            load_tokenizer(name)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +42,8 @@ def test_no_tokenizer_of_that_name(name):
         ({}, "holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"),
         ({"tokenizer.json": b"{}"}, "tokenizer.json can't be read as a tokenizer"),
         ({"tokenizer.json": b""}, "tokenizer.json is empty"),
-        ({"tokenizer.json": b"\x89PNG\r\n\x1a\n"}, "tokenizer.json is not UTF-8 text: byte 0x89 at position 0"),
         ({"tokenizer.json": None}, "tokenizer.json can't be read: Is a directory"),
         ({"vocab.json": b"[]", "merges.txt": b"a b"}, "merges.txt are not a byte-level BPE"),
-        ({"vocab.json": b"{}", "merges.txt": b"#version: 0.2\n"}, "the vocabulary is empty"),
         ({"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b""}, "merges.txt is empty"),
     ],
 )
@@ -71,7 +62,6 @@ def test_broken_files_are_named_in_one_line(tmp_path, files, message):
         ("Lowercase", "ByteLevel", "ByteLevel", "the Heron", "'the Heron' in the split y comes back as 'the heron'"),
         (None, "Whitespace", "ByteLevel", "the  heron", "'the  heron' in the split y comes back as 'theheron'"),
         (None, "ByteLevel", None, "the heron", "in the split y comes back as "),
-        ("NFKC", "ByteLevel", "ByteLevel", "x²", "'x²' in the split y comes back as 'x2'"),
     ],
 )
 def test_a_tokenizer_that_does_not_return_a_text_is_refused(bpe, normalizer, pre_tokenizer, decoder, text, shown):
@@ -147,20 +137,20 @@ def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
     assert load_tokenizer("gpt2").to_str() == expected.to_str()
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
-def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, silent, caplog, capfd):
-    """The hub's library tries seven times, and logs each."""
+def test_a_hub_that_can_not_be_reached_is_tried_once_and_told_in_one_line(tmp_path, monkeypatch, caplog, capfd):
+    """First it refuses, then it never answers. The hub's library tries seven times, and logs each."""
     monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        if silent:
-            bound.listen()
         use_hub(monkeypatch, tmp_path, f"http://127.0.0.1:{bound.getsockname()[1]}")
-        with pytest.raises(CorpusError, match="can't be had from the hub.*Without a network, give a folder") as caught:
-            load_tokenizer("gpt2")
-        if silent:
-            bound.setblocking(False)
-            bound.accept()[0].close()
-            with pytest.raises(BlockingIOError):
-                bound.accept()
+        for _ in range(2):
+            with pytest.raises(
+                CorpusError, match="can't be had from the hub.*Without a network, give a fold"
+            ) as caught:
+                load_tokenizer("gpt2")
+            bound.listen()
+        bound.setblocking(False)
+        bound.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            bound.accept()
     assert "\n" not in str(caught.value) and not caplog.records and capfd.readouterr() == ("", "")

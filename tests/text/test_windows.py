@@ -84,12 +84,6 @@ def test_iterators_go_on_from_a_state():
     other.close()
 
 
-def test_too_few_windows_for_a_batch():
-    message = "seq_len=300: 1003 tokens make 3 windows with targets 1 later, fewer than batch_size=4"
-    with pytest.raises(CorpusError, match=message):
-        SeedBatches(TOKENS, **SETTINGS | {"seq_len": 300})
-
-
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 12), st.one_of(st.none(), st.integers(1, 5)))
 def test_evaluation_predicts_every_token_once(num_tokens, seq_len, offset, limit):
     tokens = np.arange(num_tokens, dtype=np.uint16) + 5

@@ -10,6 +10,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.models import RecallModel, RecallSettings
@@ -61,7 +62,7 @@ def assert_equal_trees(a, b, **tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_seed_of_many_is_the_seed_alone(stream):
     settings = dataclasses.replace(SETTINGS, stream=True) if stream else SETTINGS
     state, losses, accuracies, data = train([3, 4, 5], settings)
@@ -70,12 +71,8 @@ def test_a_seed_of_many_is_the_seed_alone(stream):
         np.testing.assert_array_equal(data["validation"][0][0][index], alone_data["validation"][0][0][0])
         np.testing.assert_allclose(losses[:, index], loss[:, 0], rtol=1e-5)
         np.testing.assert_allclose(accuracies[:, index], accuracy[:, 0], atol=1e-6)
-        assert_equal_trees(
-            jax.tree.map(lambda x: x[index], state.params),
-            jax.tree.map(lambda x: x[0], alone.params),
-            rtol=1e-3,
-            atol=1e-5,
-        )
+        ours, theirs = (jax.tree.map(lambda x: x[row], of.params) for of, row in ((state, index), (alone, 0)))
+        assert_equal_trees(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -158,10 +155,7 @@ def test_four_devices_give_what_one_gives():
     np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
     np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
     assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
-
-
-def test_state_is_sharded_over_the_devices_that_divide_the_seeds():
-    many = ManySeeds(SeedTrainer(MODEL, TASK, SETTINGS), [0, 1, 2, 3], device_mesh(4, devices=CPUS))
+    many = many_seeds(4, SETTINGS, tuple(CPUS), None)
     leaf = jax.tree.leaves(many.init(many.seeds).params)[0]
     assert len(leaf.sharding.device_set) == 4 and leaf.addressable_shards[0].data.shape[0] == 1
     assert device_mesh(6, devices=CPUS).size == 3 and device_mesh(5, devices=CPUS).size == 1
@@ -247,9 +241,7 @@ def test_steps_of_active_seeds_alone_are_the_same():
 @given(st.integers(0, 2), st.data())
 def test_rows_to_train_hold_all_active_seeds(log_devices, data):
     devices = 1 << log_devices
-    active = np.array(
-        data.draw(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=devices, max_size=devices))
-    )
+    active = data.draw(arrays(bool, (devices, 9)))
     rows = many_seeds(9 * devices, SETTINGS, tuple(CPUS[:devices]), None).rows_to_train(active.reshape(-1))
     if rows is None:
         assert active.sum(1).max() > 5
@@ -271,16 +263,6 @@ def test_best_parameters_are_those_of_the_best_evaluation():
         assert accuracy == pytest.approx(accuracies[:, index].max(), abs=1e-6) == state.best_accuracy[index]
 
 
-def test_evaluation_counts_a_partial_batch_once():
-    trainer = SeedTrainer(MODEL, TASK, SETTINGS)
-    params = jax.jit(trainer.init)(jnp.int32(0)).params
-    tokens, targets = jax.jit(TASK.sample, static_argnums=1)(jax.random.key(0), 30)
-    loss, correct, scored = jax.jit(scored_sums, static_argnums=0)(MODEL, params, (tokens, targets))
-    assert scored == 60
-    got_loss, got_accuracy = jax.jit(trainer.evaluate)(params, ((tokens, targets),))
-    np.testing.assert_allclose([got_loss, got_accuracy], [loss / scored, correct / scored], rtol=1e-6)
-
-
 def test_gradient_clipping_is_by_global_norm():
     params = {"w": jnp.array([3.0, 4.0])}
     grads = {"w": jnp.array([30.0, 40.0])}
@@ -292,30 +274,24 @@ def test_gradient_clipping_is_by_global_norm():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_gradients_in_lower_precision_are_close(precision):
+def test_gradients_in_lower_precision_are_close():
     """Of a model whose weights are large enough for every part of it to matter."""
 
-    def gradient(precision, dtype):
-        model = RecallModel(dataclasses.replace(MODEL.settings, dtype=dtype, weight_std=0.3, embed_std=1.0))
+    def gradient(precision):
+        model = RecallModel(dataclasses.replace(MODEL.settings, dtype=precision, weight_std=0.3, embed_std=1.0))
         params = model.init(jax.random.key(0), jnp.zeros((1, TASK.seq_len), jnp.int32))
         with jax.default_matmul_precision(PRECISIONS[precision]):
             return jax.jit(jax.grad(lambda p: mean_loss(model, p, TASK.sample(jax.random.key(1), 8))))(params)
 
-    exact = gradient("float32", "float32")
-    lower = gradient(precision, "bfloat16" if precision == "bfloat16" else "float32")
-    difference = optax.tree.norm(jax.tree.map(jnp.subtract, lower, exact))
-    assert difference < 5e-2 * optax.tree.norm(exact)
-    assert precision == "tf32" or difference > 1e-4 * optax.tree.norm(exact)  # it is another arithmetic
+    exact, lower = gradient("float32"), gradient("bfloat16")
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, lower, exact)) / optax.tree.norm(exact)
+    assert 1e-4 < difference < 5e-2  # it is another arithmetic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_replica_is_the_seed_at_its_rates_alone(stream):
+def test_a_replica_is_the_seed_at_its_rates_alone():
     """With all that follows from a rate: its schedule, and the decay that AdamW multiplies by it."""
-    settings = dataclasses.replace(
-        SETTINGS, stream=stream, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True
-    )
+    settings = dataclasses.replace(SETTINGS, schedule="cosine", warmup_steps=1, weight_decay=0.1, decay_all=True)
     rates = [(0.01, settings.weight_decay), (0.001, 10 * settings.weight_decay)]
     mesh = device_mesh(4, devices=jax.devices()[:1])
     many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1] * 2, mesh, rates=[rate for rate in rates for _ in "01"])
@@ -408,9 +384,8 @@ def test_a_step_of_a_mixture_trains_on_one_part_of_it():
 
 @pytest.mark.slow
 def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
-    many = ManySeeds(
-        SeedTrainer(MODEL, MIXED, dataclasses.replace(SETTINGS, stream=True)), [0, 1], device_mesh(2, devices=CPUS[:1])
-    )
+    trainer = SeedTrainer(MODEL, MIXED, dataclasses.replace(SETTINGS, stream=True))
+    many = ManySeeds(trainer, [0, 1], device_mesh(2, devices=CPUS[:1]))
     data = many.data()
     whole = many.train_steps(many.init(many.seeds), data, 4)
     parts = many.train_steps(many.train_steps(many.init(many.seeds), data, 2), data, 2)
@@ -427,7 +402,7 @@ def test_a_mixture_goes_on_exactly_and_its_test_has_the_parts():
     assert (of_parts[0] != of_parts[1]).any() and len(found["test_loss"]) == 2
 
 
-@pytest.mark.parametrize("num_validation, num_test, traced", [(31, 47, 1), (30, 7, 1), (2, 80, 2)])
+@pytest.mark.parametrize("num_validation, num_test, traced", [(31, 47, 1), (2, 80, 2)])
 @pytest.mark.slow
 def test_what_validates_also_tests(num_validation, num_test, traced):
     """In as many pieces as it takes, the last of them not full; more than 32 are one instead. Replicas draw their seed's."""
@@ -449,13 +424,6 @@ def test_what_validates_also_tests(num_validation, num_test, traced):
     assert len(set(found[0][:, 0])) == 4
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch():
-    whole, losses, *_ = train([0, 1])
-    parts, of_parts, *_ = train([0, 1], dataclasses.replace(SETTINGS, grad_accumulation=4))
-    np.testing.assert_allclose(of_parts, losses, rtol=1e-5)
-    assert_equal_trees(parts.params, whole.params, rtol=1e-3, atol=1e-5)
-
-
 def uneven(batch=8):
     """(tokens, targets) [1, 1, batch, 16] in whose first half nothing is scored, and in each later sequence another number."""
     tokens = np.random.default_rng(0).integers(0, 16, (1, 1, batch, 16), np.int32)
@@ -463,7 +431,7 @@ def uneven(batch=8):
     return tokens, np.where(np.arange(16) < counts[:, None], np.roll(tokens, 1, axis=-1), -1)
 
 
-@pytest.mark.parametrize("devices, accumulation", [(1, 4), (2, 1), (2, 2)])
+@pytest.mark.parametrize("devices, accumulation", [(1, 4), (2, 2)])
 @pytest.mark.slow
 def test_parts_of_a_batch_weigh_as_much_as_is_scored_in_them(devices, accumulation):
     batches = uneven()
@@ -488,25 +456,23 @@ def test_a_batch_in_which_nothing_is_scored_leaves_the_seed_as_it_is():
     assert_equal_trees(after.params, before.params, rtol=0)
 
 
-@pytest.mark.parametrize("lam", ["fixed", "linear", "mlp_softplus", "rope", "content"])
+@pytest.mark.parametrize("lam", ["mlp_softplus", "content"])
 def test_weight_decay_reaches_matrices_but_not_lambda(lam):
     """Of a step whose gradients are 0, so that decay alone moves parameters."""
     model = RecallModel(dataclasses.replace(MODEL.settings, lam=lam, lam_head_slope=0.0 if lam == "content" else 1.0))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
     optimizer = make_optimizer(dataclasses.replace(SETTINGS, weight_decay=0.1, learning_rate=0.5))
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
-    for (path, update), value in zip(
-        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True
-    ):
+    paths = jax.tree_util.tree_leaves_with_path(updates)
+    for (path, update), value in zip(paths, jax.tree.leaves(params), strict=True):
         path = jax.tree_util.keystr(path)
         decays = value.ndim >= 2 and "mixer" not in path  # which has decays, λ, and λ's slope over the heads
         np.testing.assert_allclose(update, -0.05 * value if decays else 0 * value, rtol=1e-5, err_msg=path)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.slow
-def test_a_seed_is_the_same_whatever_settings_jax_has(stream):
-    settings = dataclasses.replace(SETTINGS, stream=stream)
+def test_a_seed_is_the_same_whatever_settings_jax_has():
+    settings = dataclasses.replace(SETTINGS, stream=True)
 
     def three_seeds():
         many = ManySeeds(SeedTrainer(MODEL, TASK, settings), [0, 1, 2], device_mesh(3, devices=CPUS[:1]))
@@ -521,27 +487,16 @@ def test_a_seed_is_the_same_whatever_settings_jax_has(stream):
     assert [x.dtype for x in jax.tree.leaves((found, also))] == [x.dtype for x in jax.tree.leaves((expected, abstract))]
 
 
-def _first_position_model(number, layers=1, **settings):
-    return RecallModel(
-        RecallSettings(
-            vocab_size=16,
-            max_length=64,
-            hidden=16,
-            head_dim=8,
-            key_dim=8,
-            layers=layers,
-            implementation="parallel",
-            random_first_position=number,
-            **settings,
-        )
-    )
+def first_position_model(number, **settings):
+    settings = {"max_length": 64, "random_first_position": number} | settings
+    return RecallModel(dataclasses.replace(MODEL.settings, **settings))
 
 
 @pytest.mark.parametrize(("mixer", "lam"), [("log_linear", "fixed"), ("log_linear_delta", "content_mlp")])
 def test_random_first_positions_train_the_levels_that_no_sequence_from_0_reaches(mixer, lam):
     """Of 16 tokens from 0, the queries, which stand at even positions, read levels 0 and 2 to 4. Evaluation reads no others."""
     batch = TASK.sample(jax.random.key(1), 32)
-    usual, moved = (_first_position_model(number, mixer=mixer, lam=lam) for number in (0, 48))
+    usual, moved = (first_position_model(number, mixer=mixer, lam=lam) for number in (0, 48))
     params = usual.init(jax.random.key(0), batch[0])
     jax.tree.map(np.testing.assert_array_equal, params, moved.init(jax.random.key(0), batch[0]))
     np.testing.assert_array_equal(scored_sums(usual, params, batch)[0], scored_sums(moved, params, batch)[0])
@@ -559,11 +514,10 @@ def test_random_first_positions_train_the_levels_that_no_sequence_from_0_reaches
 
 def test_all_layers_start_each_sequence_at_the_same_drawn_position():
     """Bucket scores are 0 where a token has no bucket, which tells its position."""
-    model, tokens, key = _first_position_model(40, lam="content", layers=2), jnp.ones((8, 16), int), jax.random.key(3)
+    model, tokens, key = first_position_model(40, lam="content", layers=2), jnp.ones((8, 16), int), jax.random.key(3)
     params = model.init(jax.random.key(0), tokens)
-    _, seen = jax.jit(functools.partial(model.apply, mutable="intermediates"))(
-        params, tokens, rngs={"first_position": key}
-    )
+    apply = jax.jit(functools.partial(model.apply, mutable="intermediates"))
+    _, seen = apply(params, tokens, rngs={"first_position": key})
     first = np.asarray(jax.random.randint(key, (8,), 0, 40))
     expected = occupied_levels(first[:, None] + np.arange(16), 7, first[:, None])
     for layer in seen["intermediates"].values():

@@ -23,7 +23,7 @@ from loglinear_jax.train.data import place_windows
 
 CPUS = jax.devices("cpu")  # four virtual ones
 VOCAB, LENGTH, BATCH = 72, 32, 8
-MODEL = LanguageSettings(VOCAB, LENGTH, hidden=64, layers=2, head_dim=16, key_dim=16, dtype="float32", lam_hidden=8)
+MODEL = LanguageSettings(VOCAB, LENGTH, hidden=64, layers=1, head_dim=16, key_dim=16, dtype="float32", lam_hidden=8)
 SETTINGS = TrainSettings(
     num_steps=50, batch_size=BATCH, learning_rate=1e-3, weight_decay=0.1, z_loss=1e-3, grad_clip=0.5, stream=True, stop_at=None,
     eval_batch_size=2,
@@ -65,42 +65,38 @@ def on_one_device(steps, dispatch, segmented=False, seeds=(0,), **model):
     return losses, jax.device_get(state)
 
 
-MESHES = [dict(sequence=4), dict(fsdp=4), dict(data=2, sequence=2)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [*MESHES, dict(fsdp=2, sequence=2)], ids=str)
-def test_fifty_steps_are_those_of_one_device(mesh):
-    expected, _ = on_one_device(50, 10)
-    losses, _ = trained(many_of(**mesh), 50, 10)
-    assert losses[-1] < losses[0] - 0.3
+@pytest.mark.parametrize("mesh", [dict(fsdp=4), dict(data=2, sequence=2)], ids=str)
+def test_many_steps_are_those_of_one_device(mesh):
+    expected, _ = on_one_device(30, 10)
+    losses, _ = trained(many_of(**mesh), 30, 10)
+    assert losses[-1] < losses[0] - 0.2
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_few_steps_over_every_axis():
     """Documents in a pack go on from device to device, each of which has another number of scored tokens."""
-    expected, _ = on_one_device(2, 2, segmented=True, layers=1)
-    losses, _ = trained(many_of(fsdp=2, sequence=2, layers=1, remat="block"), 2, 2, segmented=True)
+    expected, _ = on_one_device(2, 2, segmented=True, layers=2)
+    losses, _ = trained(many_of(fsdp=2, sequence=2, layers=2, remat="block"), 2, 2, segmented=True)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model",
+    ("model", "segmented"),
     [
-        dict(lam="content"),
-        dict(mixer="log_linear_delta", lam="content_mlp"),
-        dict(mixer="gated_linear"),
-        dict(mixer="gated_delta"),
-        dict(mixer="softmax(window=11),softmax(qk_norm=True)"),
+        (dict(lam="content"), True),
+        (dict(mixer="log_linear_delta", lam="content_mlp"), False),
+        (dict(mixer="gated_linear"), False),
+        (dict(mixer="gated_delta"), True),
+        (dict(mixer="softmax(window=11),softmax(qk_norm=True)", layers=2), True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
 def test_every_mixer(model, segmented):
-    expected, _ = on_one_device(10, 10, segmented, **model)
-    losses, _ = trained(many_of(fsdp=2, sequence=2, **model), 10, 10, segmented)
+    expected, _ = on_one_device(4, 4, segmented, **model)
+    losses, _ = trained(many_of(fsdp=2, sequence=2, **model), 4, 4, segmented)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
@@ -157,9 +153,8 @@ def test_large_parameters_and_their_moments_are_cut():
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (state, one_device.init(one_device.seeds))))
 
 
-COLLECTIVE = re.compile(
-    r"= \(?(.*?)\)? (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
+NAMES = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+COLLECTIVE = re.compile(rf"= \(?(.*?)\)? ({NAMES})(?:-start)?\(")
 
 
 def collectives(many):
@@ -167,21 +162,18 @@ def collectives(many):
     data = {"batches": many.place("batches", batches(1))}
     step = jax.jit(lambda state, data: many.train_steps(state, data, 1))
     text = step.lower(many.abstract_state(), data).compile().as_text()
-    found = [
-        (name, sorted(map(_size, re.findall(r"\w\d+\[([\d,]*)\]", shapes))))
-        for shapes, name in COLLECTIVE.findall(text)
-    ]
-    return {name: sorted(size for n, sizes in found if n == name for size in sizes) for name, _ in found}
-
-
-def _size(dimensions):
-    return int(np.prod([int(x) for x in dimensions.split(",") if x]))
+    found = {}
+    for shapes, name in COLLECTIVE.findall(text):
+        for dimensions in re.findall(r"\w\d+\[([\d,]*)\]", shapes):
+            size = int(np.prod([int(x) for x in dimensions.split(",") if x]))
+            found[name] = sorted([*found.get(name, []), size])
+    return found
 
 
 def test_what_is_sent_of_sequences():
     """For each layer one all-gather, of a state for each head and how much is left of it, and for the gradient one
     reduce-scatter; and what the convolution reads of the piece before. Of the rest sums alone: gradients and the loss."""
-    many = many_of(sequence=4, layers=1)
+    many = many_of(sequence=4)
     sent, heads = collectives(many), 4
     states = 4 * BATCH * heads * (16 * 16 + 1)
     assert sent.pop("all-gather") == [states] and sent.pop("reduce-scatter") == [states // 4]
@@ -195,7 +187,7 @@ def test_what_is_sent_of_sequences():
 @pytest.mark.slow
 def test_what_is_sent_of_parameters():
     """Each large one is put together forward, and once more backward where remat computes its layer again."""
-    many = many_of(fsdp=4, layers=1)
+    many = many_of(fsdp=4)
     sent, shapes = collectives(many), many.abstract_state().params["params"]
     sizes = [x.size for x in jax.tree.leaves(shapes)]
     large = sorted(size for size in sizes if size >= 4096)
@@ -205,12 +197,9 @@ def test_what_is_sent_of_parameters():
     assert list(sent) == ["all-reduce"]  # of small gradients, the loss, how many tokens are scored, and the norm
     assert sent["all-reduce"] == sorted([1] * 3 + [size for size in sizes if size < 4096])
 
-    again = many_of(fsdp=4, layers=1, remat="block")
-    text = (
-        jax.jit(lambda state, data: again.train_steps(state, data, 1))
-        .lower(again.abstract_state(), {"batches": again.place("batches", batches(1))})
-        .as_text()
-    )
+    again = many_of(fsdp=4, remat="block")
+    step = jax.jit(lambda state, data: again.train_steps(state, data, 1))
+    text = step.lower(again.abstract_state(), {"batches": again.place("batches", batches(1))}).as_text()
     assert text.count("stablehlo.all_gather") == 2 * 5 + 2
 
 
@@ -222,7 +211,6 @@ def test_what_is_sent_of_parameters():
         LogLinearAttention(12, heads=2, mixer="softmax", max_length=32),
         LogLinearMamba2Block(12, heads=2, key_groups=1, max_length=32),
         GatedDeltaNetBlock(12, heads=2, mixer="log_linear_delta", max_length=32),
-        GatedDeltaNetBlock(12, heads=2, max_length=32),
     ],
     ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}",
 )
@@ -265,39 +253,25 @@ class Mean(TokenMixer):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(train__sequence_devices=0), "train.sequence_devices must be at least 1"),
-        (
-            dict(train__sequence_devices=3),
-            "train.sequence_devices=3 must cut task.seq_len=64 into pieces of a power of two",
-        ),
-        (dict(train__sequence_devices=32), "at least model.conv_width=4 tokens"),
-        (
-            dict(train__sequence_devices=2, model__mixer=f"{__name__}:Mean"),
-            "train.sequence_devices=2 must be 1 with model.mixer=.*Mean, which takes no pieces",
-        ),
+        ({"sequence_devices": 0}, "train.sequence_devices must be at least 1"),
+        ({"sequence_devices": 3}, "sequence_devices=3 must cut task.seq_len=64 into pieces of a power of two"),
+        ({"sequence_devices": 32}, "at least model.conv_width=4 tokens"),
+        ({"sequence_devices": 2, "mixer": f"{__name__}:Mean"}, "must be 1 with model.mixer=.*Mean, which takes no pieces"),
+        ({"task": "mqar", "fsdp_devices": 2}, "train.fsdp_devices=2 is for texts: expected 1"),
     ],
-)
+)  # fmt: skip
 def test_impossible_settings(settings, message):
-    config = default_config("language", "text")
+    task = settings.pop("task", "text")
+    config = default_config("language" if task == "text" else "recall", task)
     config.task.seq_len = 64
-    for name, value in settings.items():
-        section, _, field = name.partition("__")
-        config[section][field] = value
+    config.model.mixer = settings.pop("mixer", "log_linear")
+    config.train.update(settings)
     with pytest.raises(ConfigError, match=message):
         check_config(config)
 
 
-def test_sequences_that_devices_draw_are_not_cut():
-    config = default_config("recall", "mqar")
-    config.train.fsdp_devices = 2
-    with pytest.raises(ConfigError, match="train.fsdp_devices=2 is for texts: expected 1"):
-        check_config(config)
-
-
 def test_too_few_devices_and_sequences():
-    with pytest.raises(
-        SettingError, match="fsdp_devices=3 times train.sequence_devices=2 must be at most .* devices, 4"
-    ):
+    with pytest.raises(SettingError, match="fsdp_devices=3 times .*sequence_devices=2 must be at most .* devices, 4"):
         device_mesh(1, 6, CPUS, fsdp=3, sequence=2)
     with pytest.raises(SettingError, match="train.fsdp_devices=4 must divide the sequences of a batch, 6"):
         device_mesh(1, 6, CPUS, fsdp=4)

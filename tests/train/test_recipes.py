@@ -33,12 +33,8 @@ def test_wsd_rises_stays_and_falls_to_0_at_the_last_step():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            dict(schedule="wsd", warmup_steps=12, decay_steps=9),
-            "train.warmup_steps=12 and train.decay_steps=9 together must be at most train.num_steps=20",
-        ),
+        (dict(schedule="wsd", warmup_steps=12, decay_steps=9), "decay_steps=9 together must be at most .*num_steps=20"),
         (dict(schedule="linear"), "train.schedule must be one of constant, cosine, wsd, got 'linear'"),
-        (dict(moment_dtype="float16"), "train.moment_dtype must be one of float32, bfloat16, got 'float16'"),
         (dict(z_loss=-1.0), "train.z_loss must be finite and not negative, got -1.0"),
     ],
 )
@@ -82,9 +78,8 @@ def test_training_adds_z_loss_whatever_the_model():
     ):
         tokens, targets = batch = task.sample(jax.random.key(0), 4)
         params = jax.jit(model.init)(jax.random.key(0), tokens)
-        plain, more = (
-            SeedTrainer(model, task, with_settings(z_loss=z)).losses[0](model, params, batch) for z in (0, 0.1)
-        )
+        trainers = (SeedTrainer(model, task, with_settings(z_loss=z)) for z in (0, 0.1))
+        plain, more = (trainer.losses[0](model, params, batch) for trainer in trainers)
         expected = [jnp.sum(token_losses(model.apply(params, tokens), targets, z)[0]) for z in (0, 0.1)]
         np.testing.assert_allclose((more - plain) * jnp.sum(targets >= 0), expected[1] - expected[0], rtol=1e-4)
         assert more > plain
