@@ -35,7 +35,7 @@ def get_config(preset=None):
 
 
 def updates(config, keys):
-    """So many keys that get a second value."""
+    """N keys get a second value."""
     config.task.num_updates = keys
 
 

@@ -102,26 +102,26 @@ def get_config(argument=None):
 
 
 def set_vocab(config, size):
-    """So many token ids, those of noise among them."""
+    """N token ids, including those of noise."""
     config.task.vocab_size = size
 
 
 def set_num_train(config, sequences):
-    """So many training sequences, and 200 epochs of them."""
+    """N training sequences, for 200 epochs."""
     if sequences < 1:
         raise ConfigError(f"preset 'train={sequences}': expected at least 1 sequence")
     config.train.update(num_train=sequences, num_steps=EPOCHS * math.ceil(sequences / config.train.batch_size))
 
 
 def set_noise(config, percent):
-    """Of the task noisy: so many percent of the pairs are noise."""
+    """Task noisy only: N percent of the pairs are noise."""
     if not 1 <= percent <= 99:
         raise ConfigError(f"preset 'noise={percent}': expected a percentage from 1 to 99")
     config.task.frac_noise = percent / 100
 
 
 def set_tokens(config, count):
-    """Of the task copying: so many tokens to copy."""
+    """Task copying only: N tokens to copy."""
     config.task.num_tokens = count
 
 

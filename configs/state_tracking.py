@@ -36,23 +36,25 @@ def set_group(name):
     def preset(config):
         config.task.update(group=name, vocab_size=math.factorial(OBJECTS[name]))
 
-    preset.__doc__ = "Bits." if name == "parity" else f"All permutations of {name[1:]} objects."
+    preset.__doc__ = (
+        "Sums of bits modulo 2." if name == "parity" else f"Products of permutations of {name[1:]} objects."
+    )
     return preset
 
 
 def set_length(config, length):
-    """Sequences of so many tokens."""
+    """Sequences of N tokens."""
     set_seq_len(config, length)
     config.model.max_length = max(length, LONGEST_TEST)
 
 
 def lengths(config):
-    """Validation and test on 40 tokens and on longer sequences, each length counting the same."""
+    """Validation and test on 40 tokens and on longer sequences, all lengths with the same weight."""
     config.task.tests = "40,64,128,256"
 
 
 def smoke(config):
-    """A small instance, under a minute on two CPU cores: parity is learned in it, s3 in part."""
+    """A small instance that takes two CPU cores under a minute and learns parity, and s3 in part."""
     smoke_config(config)
     config.model.max_length = 32
     config.task.seq_len = 16

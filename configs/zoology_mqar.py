@@ -101,7 +101,7 @@ def rates(config):
 
 
 def set_width(config, width):
-    """So wide a model; with table2, this width alone."""
+    """Model width N; with table2, only this width."""
     set_hidden(config, width)
     if config.variants:
         config.variants = ",".join(dict.fromkeys(name.partition("+hidden=")[0] for name in config.variants.split(",")))

@@ -74,20 +74,20 @@ def released_language_config(config: ConfigDict) -> None:
 
 
 def set_hidden(config: ConfigDict, width: int) -> None:
-    """So wide a model."""
+    """Model width N."""
     config.model.hidden = width
 
 
 def set_seq_len(config: ConfigDict, length: int) -> None:
-    """Sequences of so many tokens."""
+    """Sequences of N tokens."""
     config.task.seq_len = length
 
 
 def set_pairs(config: ConfigDict, pairs: int) -> None:
-    """So many key-value pairs."""
+    """N key-value pairs."""
     config.task.num_pairs = pairs
 
 
 def set_state(config: ConfigDict, width: int) -> None:
-    """One head, with keys and values so wide."""
+    """One head with K=V=N."""
     config.model.update(heads=1, key_dim=width, head_dim=width)

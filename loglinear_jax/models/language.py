@@ -53,8 +53,8 @@ class LanguageSettings(MixerSettings):
     norm_epsilon: float = setting(1e-5, "epsilon of the RMSNorms", above=0)
     remat: str = setting(
         "none",
-        "what is computed again in the backward pass, to save memory: `none`; `block`, all of each block; or all but what a "
-        "policy of jax.checkpoint_policies keeps, `dots_saveable` or `dots_with_no_batch_dims_saveable`",
+        "activations computed again in the backward pass, to save memory: `none`; `block`, all of each block; or all except "
+        "those that a policy of jax.checkpoint_policies keeps, `dots_saveable` or `dots_with_no_batch_dims_saveable`",
         choices=REMAT,
     )
 

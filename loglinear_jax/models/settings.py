@@ -52,9 +52,11 @@ class MixerSettings:
         MlpLam.init_scheme, "initial values of λ: `text`, as in the paper, or `released`, as in its released code"
     )
     beta_max: float = setting(
-        1.0, "of the delta rule: β is this times a sigmoid; 2 lets a state's eigenvalues be negative", above=0
+        1.0, "largest β of the delta rule, the factor of its sigmoid; 2 allows negative eigenvalues", above=0
     )
-    chunk_size: int | None = setting(None, "tokens a chunk of the chunkwise forms, a power of two; None: by the shapes")
+    chunk_size: int | None = setting(
+        None, "tokens per chunk of the chunkwise forms, a power of two; None: by the shapes"
+    )
     implementation: str | None = setting(
         None,
         "form of the attention, and of what λ looks at (`softmax` has one): "

@@ -36,7 +36,7 @@ class Forgetting(QueriesInSlots):
     vocab_size: int = other_default(Task, "vocab_size", 8192)
     num_pairs: int = setting(8, "key-value pairs", least=1)
     num_updates: int = setting(4, "keys that get a second value", least=0)
-    filler: str = setting("random", "what stands elsewhere: `random` tokens or `zero`", choices=("random", "zero"))
+    filler: str = setting("random", "tokens at all other positions: `random` or `zero`", choices=("random", "zero"))
 
     TITLE = "Forgetting MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")

@@ -37,7 +37,7 @@ class StateTracking(Task):
         "parity", "`parity`, or all permutations of 3, 4 or 5 objects: `s3`, `s4`, `s5`", choices=tuple(OBJECTS)
     )
     tests: str = setting(
-        "", "lengths of the validation and test sequences, such as 40,80,160; each counts the same; empty: seq_len"
+        "", "lengths of the validation and test sequences, such as 40,80,160, with equal weight; empty: seq_len"
     )
 
     TITLE = "State tracking"

@@ -40,9 +40,11 @@ class ZoologyMqar(QueriesInSlots):
     vocab_size: int = other_default(Task, "vocab_size", 8192)
     num_pairs: int = setting(16, "key-value pairs", least=1)
     mixture: str = setting(
-        "", "what training sequences have, length/pairs*weight,..: 64/4*5,128/8; empty: one kind alone"
+        "", "training sequences as `length/pairs*weight`, such as `64/4*5,128/8`; empty: one kind only"
     )
-    tests: str = setting("", "what validation and test sequences have, length/pairs,..; empty: one kind alone")
+    tests: str = setting(
+        "", "validation and test sequences as `length/pairs`, such as `64/4,128/8`; empty: one kind only"
+    )
 
     TITLE = "Zoology's MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")

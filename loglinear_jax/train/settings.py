@@ -20,7 +20,7 @@ class TrainSettings:
     first_seed: int = setting(0, "the first of them; the others follow")
     num_steps: int = setting(5_000, "optimiser steps", least=1)
     batch_size: int = setting(64, "sequences in a batch of one seed", least=1)
-    learning_rate: float = setting(1e-3, "of Adam, or of AdamW with a weight_decay", above=0)
+    learning_rate: float = setting(1e-3, "learning rate of Adam, or of AdamW if weight_decay is set", above=0)
     warmup_steps: int = setting(0, "steps in which the learning rate rises linearly, from 0 at the first one", least=0)
     schedule: str = setting(
         "constant",
@@ -28,11 +28,13 @@ class TrainSettings:
         "and then linear to 0 over the last decay_steps",
         choices=SCHEDULES,
     )
-    decay_steps: int | None = setting(None, "of the schedule `wsd`; None: a fifth of num_steps", least=1)
-    weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0.0)
+    decay_steps: int | None = setting(
+        None, "steps of the linear fall in the schedule `wsd`; None: a fifth of num_steps", least=1
+    )
+    weight_decay: float = setting(0.0, "weight decay of AdamW; 0: Adam", least=0.0)
     decay_all: bool = setting(False, "decay every parameter, not only matrices other than those of λ and of decays")
     moment_dtype: str = setting(
-        "float32", "of Adam's first moment; bfloat16 takes half the memory", choices=MOMENT_DTYPES
+        "float32", "dtype of Adam's first moment; bfloat16 takes half the memory", choices=MOMENT_DTYPES
     )
     z_loss: float = setting(
         0.0,
@@ -50,14 +52,14 @@ class TrainSettings:
     )
     fsdp_devices: int = setting(
         1,
-        "of a text: devices that share out each batch, and each large parameter and what Adam keeps of it (ZeRO, stage 3); the "
+        "language models: devices among which each batch, each large parameter and its moments are divided (ZeRO, stage 3); "
         "other devices, if any, have copies of these, or other seeds",
         least=1,
     )
     sequence_devices: int = setting(
-        1, "of a text: devices that share out each sequence, in pieces of a power of two tokens", least=1
+        1, "language models: devices among which each sequence is divided, in pieces of a power of two tokens", least=1
     )
-    stream: bool = setting(False, "draw fresh sequences for ever, instead of num_train fixed ones")
+    stream: bool = setting(False, "fresh sequences in every step, instead of num_train fixed ones")
     num_train: int = setting(10_000, "size of each seed's training set", least=1)
     num_validation: int = setting(1_000, "size of each seed's validation set", least=1)
     num_test: int = setting(1_000, "size of each seed's test set, drawn after training", least=1)
@@ -69,8 +71,8 @@ class TrainSettings:
     )
     rates_at_once: int | None = setting(
         None,
-        "how many of a variant's learning rates and weight decays are trained in one program: memory, and results by "
-        "rounding alone; None: all, or half of them at a time where memory runs out",
+        "number of a variant's learning rates and weight decays trained in one program, which affects memory, and results by "
+        "rounding only; None: all, or half of them at a time if memory runs out",
         least=1,
     )
     precision: str = setting(
