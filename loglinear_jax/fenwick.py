@@ -188,10 +188,11 @@ def right_siblings(num_chunks: int, height: int) -> tuple[int, int]:
 class FenwickState(flax.struct.PyTreeNode):
     """State of log-linear attention between tokens: one K × V matrix for each level, and the position.
 
-    levels:   [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's
-              partition, decayed up to that token; zero where the partition has no bucket.
-    position: int32, the number of tokens seen, which is also the next token's position: a scalar, or [B] where the rows of a
-      batch are at different ones. It stops at 2^31 - 1, where outputs are NaN.
+    Attributes:
+      levels: [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's partition,
+        decayed up to that token; zero where the partition has no bucket.
+      position: int32, the number of tokens seen, which is also the next token's position: a scalar, or [B] where the rows of
+        a batch are at different ones. It stops at 2^31 - 1, where outputs are NaN.
     """
 
     levels: Float[Array, "B H L K V"]
