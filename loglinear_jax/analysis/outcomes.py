@@ -15,7 +15,7 @@ from loglinear_jax.analysis.paper import RELEASED, changed_settings, describe_ru
 from loglinear_jax.analysis.rates import RATES, at_best, by_variant, named_rates, pairs_of_like_rates
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
-from loglinear_jax.config.building import checked_settings
+from loglinear_jax.config.building import checked_experiment
 from loglinear_jax.models import OwnSettings
 from loglinear_jax.runs.loading import Run
 from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
@@ -280,7 +280,7 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
     for index, (run, changes) in enumerate(zip(runs, changed, strict=True)):
         name = "; ".join(filter(None, (run.task.describe(), changes)))
         for variant, group in by_variant(run, {v: outcomes[index, v] for v in run.outcomes}).items():
-            model, best = checked_settings(run.config, group[0].variant).model, at_best(ACCURACY, group)
+            model, best = checked_experiment(run.config, group[0].variant).model.settings, at_best(ACCURACY, group)
             if not isinstance(model, OwnSettings) and len(best.shown):  # nothing says what that keeps
                 states = f"{model.heads} × {model.key_dim} × {model.head_dim}"
                 sizes = tasks.setdefault(name, {}).setdefault(variant, {})

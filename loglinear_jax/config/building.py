@@ -30,26 +30,14 @@ class Experiment:
     def seeds(self) -> list[int]:
         return self.train.seeds
 
-
-@dataclasses.dataclass(frozen=True)
-class CheckedSettings:
-    """The settings of one variant, of which nothing is opened yet: a text's vocabulary counts as one token.
-
-    config: with the variant's own settings applied."""
-
-    config: ConfigDict
-    task: BaseTask
-    model: MixerSettings | OwnSettings
-    train: TrainSettings
-
-    def build(self, vocab_size: int | None = None) -> Experiment:
-        """What the settings stand for. vocab_size: see `build`."""
+    def opened(self, vocab_size: int | None = None) -> Experiment:
+        """The same with the vocabulary of its text; None opens what the task reads from. Raises ConfigError."""
         if vocab_size is None:
             with naming():
                 self.task.open(self.train.batch_size, self.train.seeds)
                 vocab_size = self.task.vocab_size
-        model = find_kind(self.config.model.kind).model(dataclasses.replace(self.model, vocab_size=vocab_size))
-        return Experiment(self.config, self.task, model, self.train)
+        settings = dataclasses.replace(self.model.settings, vocab_size=vocab_size)
+        return dataclasses.replace(self, model=type(self.model)(settings))
 
 
 def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
@@ -59,23 +47,24 @@ def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Ex
     Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
     """
     check_sections(config)
-    return checked_settings(config, variant).build(vocab_size)
+    return checked_experiment(config, variant).opened(vocab_size)
 
 
 def build_all(config: ConfigDict) -> dict[str, Experiment]:
     """`build` of every variant; all settings are checked before anything is opened. Raises what `check_config` raises."""
-    return {name: settings.build() for name, settings in check_config(config).items()}
+    return {name: experiment.opened() for name, experiment in check_config(config).items()}
 
 
-def check_config(config: ConfigDict) -> dict[str, CheckedSettings]:
-    """Makes every check of a config that opens and allocates nothing; returns the settings of each variant.
+def check_config(config: ConfigDict) -> dict[str, Experiment]:
+    """Makes every check of a config that opens and allocates nothing; returns what each variant stands for, a text's vocabulary
+    counted as one token.
 
     Raises ConfigError for a section that was replaced as a whole, and for an impossible setting of any variant.
     """
     check_sections(config)
     with naming("model."):
         find_lam(config.model.get("lam", "fixed"))
-    return {name: checked_settings(config, name) for name in variant_names(config)}
+    return {name: checked_experiment(config, name) for name in variant_names(config)}
 
 
 def check_sections(config: ConfigDict) -> None:
@@ -100,8 +89,8 @@ def check_sections(config: ConfigDict) -> None:
             raise ConfigError(f"there is no setting {path}")
 
 
-def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
-    """The settings of one variant. Raises ConfigError naming an impossible setting."""
+def checked_experiment(config: ConfigDict, variant: str) -> Experiment:
+    """One variant, of which nothing is opened yet. Raises ConfigError naming an impossible setting."""
     config = variant_config(config, variant)
     with naming():
         train = TrainSettings(**with_none(config.train.to_dict(), TrainSettings))
@@ -128,7 +117,7 @@ def checked_settings(config: ConfigDict, variant: str) -> CheckedSettings:
                 f"task.cross_documents=False: model.kind={config.model.kind} takes no segment_ids, and can't keep the "
                 "documents of a window apart: expected task.cross_documents=True"
             )
-    return CheckedSettings(config, task, model, train)
+    return Experiment(config, task, find_kind(config.model.kind).model(model), train)
 
 
 def task_of(config: ConfigDict) -> BaseTask:

@@ -40,7 +40,7 @@ def check_effects(config: ConfigDict, given: Collection[str] | None = None) -> N
     _warn_of_former_names(config, own)
     unread = {}
     for name, one in variants.items():
-        sections = {"task": one.task, "model": one.model, "train": one.train}
+        sections = {"task": one.task, "model": one.model.settings, "train": one.train}
         unread[name] = {f"{section}.{field}" for section, read in sections.items() for field in read.unread}
         if one.train.warmup_steps > one.train.num_steps:
             steps = f"train.num_steps={one.train.num_steps}"

@@ -23,7 +23,7 @@ from loglinear_jax.text import (
 
 @dataclasses.dataclass(frozen=True)
 class Documents(CorpusTask):
-    """Packs of seq_len tokens of documents, with the end token before each document (loglinear_jax.text.packing).
+    """Packs of seq_len tokens of documents, with the end token before each document (loglinear_jax.text.batches).
 
     The first token of a document is predicted from the end token, and its last one predicts the end token.
     """

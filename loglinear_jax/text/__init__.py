@@ -4,11 +4,17 @@ own order."""
 from loglinear_jax.command_line import needs_extra
 
 with needs_extra("text"):
+    from loglinear_jax.text.batches import (
+        PACKINGS,
+        CutDocuments,
+        PackedBatches,
+        SeedBatches,
+        evaluation_packs,
+        evaluation_windows,
+    )
     from loglinear_jax.text.corpus import Corpus, open_corpus, open_documents
-    from loglinear_jax.text.packing import PACKINGS, CutDocuments, PackedBatches, evaluation_packs
     from loglinear_jax.text.sources import CorpusError
     from loglinear_jax.text.tokenizer import END_TOKEN, load_tokenizer
-    from loglinear_jax.text.windows import SeedBatches, evaluation_windows
 
 __all__ = [
     "END_TOKEN",

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loglinear_jax.text import PACKINGS, CutDocuments, PackedBatches, evaluation_packs
-from loglinear_jax.text.packing import PARTS
+from loglinear_jax.text.batches import PARTS
 
 LENGTHS = [7, 1, 30, 12, 3, 10, 25, 2, 41, 5]  # of documents, each with its end token
 SETTINGS = dict(batch_size=3, seeds=[0, 7])
